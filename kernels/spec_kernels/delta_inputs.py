@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from spec_kernels.operators import operator
-from spec_kernels.utils import assert_rows_of, launch_on
+from spec_kernels.utils import assert_whole, launch_on
 
 _ROW_TILE = 16
 """The same in every launch, so that the order of a norm's summation does not depend on the number of rows."""
@@ -212,19 +212,15 @@ def delta_inputs(
     """
     batch, num_rows, conv_size = mixed.shape
     num_value_heads, history = rate.shape[0], conv_weight.shape[1] - 1
-    value_size = conv_size - 2 * num_key_heads * key_head_dim
-    assert_rows_of(projected, batch, num_rows, conv_size + value_size + 2 * num_value_heads)
-    assert_rows_of(windows, windows.shape[0], windows.shape[1], conv_size)
-    assert_rows_of(log_decay, batch, num_rows, num_value_heads)
-    assert_rows_of(strength, batch, num_rows, num_value_heads)
-    contiguous = (mixed, log_decay, strength, windows, projected, conv_weight, rate, time_bias, slot_ids, committed)
-    assert all(tensor.is_contiguous() for tensor in contiguous)
+    value_head_dim = (conv_size - 2 * num_key_heads * key_head_dim) // num_value_heads
+    assert_whole((projected,), batch, num_rows, conv_size + num_value_heads * (value_head_dim + 2))
+    assert_whole((windows,), *windows.shape[:2], conv_size)
+    assert_whole((log_decay, strength), batch, num_rows, num_value_heads)
+    assert all(each.is_contiguous() for each in (mixed, conv_weight, rate, time_bias, slot_ids, committed))
     assert windows.dtype == projected.dtype and history <= _ROW_TILE
     assert is_prompt or windows.shape[1] >= history - 1 + num_rows
-    value_head_dim = value_size // num_value_heads
-    num_programs = 2 * num_key_heads + num_value_heads + 1
     with launch_on(projected):
-        _delta_inputs[(num_programs, triton.cdiv(num_rows, _ROW_TILE), batch)](
+        _delta_inputs[(2 * num_key_heads + num_value_heads + 1, triton.cdiv(num_rows, _ROW_TILE), batch)](
             mixed,
             log_decay,
             strength,

@@ -220,15 +220,12 @@ def routed_experts(
         activation: that of the gates, one of `gate.ACTIVATIONS`.
         residual: [rows, hidden_size] of any row stride.
     """
-    num_rows, hidden_size = rows.shape
-    num_experts, _, inner_size = down.shape
-    num_chosen = expert_ids.shape[1]
-    num_pairs = num_rows * num_chosen
+    (num_rows, hidden_size), (num_experts, _, inner_size) = rows.shape, down.shape
+    num_chosen, num_pairs = expert_ids.shape[1], expert_ids.numel()
     assert_experts(out, rows, gate_up, down, expert_ids, weights)
     if not num_rows:
         return
     tiles = choose_expert_tiles(num_rows, num_pairs / num_experts, rows.element_size())
-    order, starts = (torch.empty(size, dtype=torch.int32, device=out.device) for size in (num_pairs, num_experts + 1))
     inner = rows.new_empty((num_pairs, inner_size))
     is_exact = num_rows <= _ROWS_OF_EXACT_TERMS
     terms = rows.new_empty((num_pairs, hidden_size), dtype=torch.float32 if is_exact else rows.dtype)
@@ -237,14 +234,7 @@ def routed_experts(
     num_tiles = num_pairs // tiles.pairs + min(num_pairs, num_experts)
 
     with launch_on(out):
-        _sort_pairs[(num_experts + 1,)](
-            order,
-            starts,
-            expert_ids,
-            num_pairs,
-            PAIR_TILE=_PAIRS_AT_ONCE if is_exact else 4 * _PAIRS_AT_ONCE,
-            NO_EXPERT=_NO_EXPERT,
-        )
+        order, starts = _sorted_pairs(expert_ids, num_experts, _PAIRS_AT_ONCE if is_exact else 4 * _PAIRS_AT_ONCE)
         _gate_up[(triton.cdiv(inner_size, tiles.gate_up.columns), num_tiles)](
             inner,
             rows,
@@ -271,6 +261,14 @@ def routed_experts(
             CHANNEL_TILE=_CHANNELS_AT_ONCE,
             HAS_RESIDUAL=residual is not None,
         )
+
+
+def _sorted_pairs(expert_ids: torch.Tensor, num_experts: int, pair_tile: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the pairs in the order of their experts, and where each expert's begin."""
+    sizes, device = (expert_ids.numel(), num_experts + 1), expert_ids.device
+    order, starts = (torch.empty(size, dtype=torch.int32, device=device) for size in sizes)
+    _sort_pairs[sizes[1:]](order, starts, expert_ids, sizes[0], PAIR_TILE=pair_tile, NO_EXPERT=_NO_EXPERT)
+    return order, starts
 
 
 def assert_experts(

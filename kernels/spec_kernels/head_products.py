@@ -8,6 +8,8 @@ Source: the absorbed form of DeepSeek-V2 (arXiv 2405.04434).
 # mypy: allow-untyped-decorators
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -15,7 +17,7 @@ import triton.language as tl
 from spec_kernels.early import loads_ahead, placed, wait_behind_others
 from spec_kernels.latent_rows import turned_reference, write_row
 from spec_kernels.operators import operator
-from spec_kernels.utils import assert_rows_of, launch_on
+from spec_kernels.utils import assert_rows_of, assert_whole, launch_on
 
 MAX_HEAD_ROWS = 16
 """The number of rows in a tile; a row's bits do not depend on the others."""
@@ -291,17 +293,26 @@ def multiply_heads(
             heads.stride(0),
             heads.stride(1),
             0 if cos is None else cos.stride(0),
-            IN=in_width,
-            OUT=out_width,
-            HALF=rotated // 2,
-            HALF_TILE=triton.next_power_of_2(max(1, rotated // 2)),
-            ROW_TILE=MAX_HEAD_ROWS,
-            COLUMN_TILE=_COLUMNS,
-            CHANNEL_TILE=64 if in_width % 128 else 128,
             AHEAD=loads_ahead(),
             **placed(True),
-            num_stages=4,
+            **_sizes(in_width, out_width, rotated),
         )
+
+
+@cache
+def _sizes(in_width: int, out_width: int, rotated: int) -> dict[str, int]:
+    """Return compile-time constants of both launches, and their stages; they are kept, since every layer asks for
+    them."""
+    return {
+        "IN": in_width,
+        "OUT": out_width,
+        "HALF": rotated // 2,
+        "HALF_TILE": triton.next_power_of_2(max(1, rotated // 2)),
+        "ROW_TILE": MAX_HEAD_ROWS,
+        "COLUMN_TILE": _COLUMNS,
+        "CHANNEL_TILE": 64 if in_width % 128 else 128,
+        "num_stages": 4,
+    }
 
 
 @operator("absorb_and_write", mutates_args=("queries", "cache"))
@@ -330,10 +341,10 @@ def absorb_and_write(
     assert 0 < num_rows <= MAX_HEAD_ROWS and query_width == in_width + rotated and maps.is_contiguous()
     assert_rows_of(queries, num_rows, num_heads, rank + rotated)
     assert_rows_of(projected, num_rows, rank + rotated)
-    assert_rows_of(cache, cache.shape[0], rank + rotated)
+    assert_whole((cache,), cache.shape[0], rank + rotated)
     assert_rows_of(norm_weight, rank)
-    assert cache.is_contiguous() and cos.stride() == signed_sin.stride() and heads.stride(2) == 1
-    assert heads.dtype == maps.dtype == queries.dtype and slot_mapping.shape == (num_rows,)
+    assert cos.stride() == signed_sin.stride() and heads.stride(2) == 1 and slot_mapping.shape == (num_rows,)
+    assert heads.dtype == maps.dtype == queries.dtype
     with launch_on(heads):
         _absorb_and_write[(triton.cdiv(rank, _COLUMNS), num_heads + 1)](
             queries,
@@ -353,17 +364,10 @@ def absorb_and_write(
             slot_mapping,
             eps,
             projected.stride(0),
-            IN=in_width,
-            OUT=rank,
-            HALF=rotated // 2,
-            HALF_TILE=triton.next_power_of_2(rotated // 2),
-            ROW_TILE=MAX_HEAD_ROWS,
-            COLUMN_TILE=_COLUMNS,
-            CHANNEL_TILE=64 if in_width % 128 else 128,
             RANK_TILE=triton.next_power_of_2(rank),
             AHEAD=loads_ahead(),
             **placed(True),
-            num_stages=4,
+            **_sizes(in_width, rank, rotated),
         )
 
 

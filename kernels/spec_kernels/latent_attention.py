@@ -10,11 +10,13 @@ Sources: DeepSeek-V2 (arXiv 2405.04434) for the absorbed form, FlashMLA for one 
 # mypy: allow-untyped-decorators
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
 
-from spec_kernels.attention_tiles import choose_latent_tiles
+from spec_kernels.attention_tiles import Tiles, choose_latent_tiles
 from spec_kernels.early import placed_if_few, wait_behind_others
 from spec_kernels.latent_merge import MOST_EARLY_PROGRAMS, merge_latents
 from spec_kernels.online_softmax import add_keys_across, add_keys_along, divisor, key_slots
@@ -173,14 +175,13 @@ def latent_attention(
     batch, num_columns = page_table.shape
     num_rows, num_heads, row_width = queries.shape
     rank = out.shape[2]
+    window = _EVERY_KEY if window is None else window
     _assert_shapes(out, queries, cache, page_table)
     tiles = choose_latent_tiles(num_heads, split_keys, queries.element_size())
     assert split_keys % tiles.keys == 0
     num_queries = num_rows // batch
     num_readable = min(max_seq_len, (num_columns - 1) * page_size)
     num_splits = max(1, triton.cdiv(num_readable, split_keys))
-    window = _EVERY_KEY if window is None else window
-    rank_tile = max(16, triton.next_power_of_2(rank))
     is_whole = num_splits == 1
     partials = empty_partials(0 if is_whole else num_splits, num_rows, num_heads, rank, out.device)
 
@@ -203,23 +204,32 @@ def latent_attention(
             page_table.stride(0),
             num_rows * num_heads,
             split_keys,
-            NUM_HEADS=num_heads,
-            RANK=rank,
-            ROW_WIDTH=row_width,
-            RANK_TILE=rank_tile,
-            ROTATED_TILE=max(16, triton.next_power_of_2(row_width - rank)),
-            PAGE_SIZE=page_size,
-            ROW_TILE=tiles.rows,
-            KEY_TILE=tiles.keys,
-            STAGES=tiles.num_stages,
-            KEYS_ACROSS=tiles.rows < 64,
             IS_WHOLE=is_whole,
             **placed_if_few(num_tiles * num_splits, MOST_EARLY_PROGRAMS),
-            num_warps=tiles.num_warps,
+            **_constants(tiles, num_heads, rank, row_width, page_size),
         )
         if not is_whole:
             most_splits = triton.cdiv((num_columns - 1) * page_size, split_keys)
             merge_latents(out, partials, seq_lens, (num_readable, window), split_keys, most_splits)
+
+
+@cache
+def _constants(tiles: Tiles, num_heads: int, rank: int, row_width: int, page_size: int) -> dict[str, int]:
+    """Return the other compile-time constants and the number of warps; they are kept, since every layer asks for
+    them."""
+    return {
+        "NUM_HEADS": num_heads,
+        "RANK": rank,
+        "ROW_WIDTH": row_width,
+        "RANK_TILE": max(16, triton.next_power_of_2(rank)),
+        "ROTATED_TILE": max(16, triton.next_power_of_2(row_width - rank)),
+        "PAGE_SIZE": page_size,
+        "ROW_TILE": tiles.rows,
+        "KEY_TILE": tiles.keys,
+        "STAGES": tiles.num_stages,
+        "KEYS_ACROSS": tiles.rows < 64,
+        "num_warps": tiles.num_warps,
+    }
 
 
 def _assert_shapes(out: torch.Tensor, queries: torch.Tensor, cache: torch.Tensor, page_table: torch.Tensor) -> None:

@@ -16,7 +16,7 @@ from spec_kernels.product import product_reference
 from spec_kernels.product_loads import load_norm, load_rows, load_weight
 from spec_kernels.product_steps import multiply, normed
 from spec_kernels.product_tiles import choose_tiles, row_tile
-from spec_kernels.utils import assert_rows_of, launch_on
+from spec_kernels.utils import assert_rows_of, assert_whole, launch_on
 from spec_kernels.vocabulary import NO_TOKEN, add_sums, finite_or_zero, lowest_top, merge_sums, nan_as_largest
 
 _MERGE_TILE = 128
@@ -136,14 +136,11 @@ def likeliest(
         token_map: [vocab] int64, the target id of each id of the head.
         probabilities: [rows] float32, contiguous, written: the token's probability in the softmax of the head's logits.
     """
-    num_rows, in_features = rows.shape
-    num_tokens = weight.shape[0]
-    assert_rows_of(tokens, num_rows)
-    assert_rows_of(weight, num_tokens, in_features)
+    (num_rows, in_features), num_tokens = rows.shape, weight.shape[0]
+    assert_whole((tokens,) if probabilities is None else (tokens, probabilities), num_rows)
+    assert_whole((weight,), num_tokens, in_features)
     assert_rows_of(rows, num_rows, in_features)
-    assert tokens.is_contiguous() and weight.is_contiguous() and rows.dtype == weight.dtype
-    if probabilities is not None:
-        assert_rows_of(probabilities, num_rows)
+    assert rows.dtype == weight.dtype
     tile_rows = row_tile(num_rows)
     tiles = choose_tiles(tile_rows, num_tokens, in_features, False)
     num_tiles = triton.cdiv(num_tokens, tiles.columns)

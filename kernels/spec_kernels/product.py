@@ -18,7 +18,7 @@ from spec_kernels.gate import ACTIVATIONS, activate, activate_reference
 from spec_kernels.operators import operator
 from spec_kernels.product_loads import Form, Operands, Tiling
 from spec_kernels.product_steps import tile_sums
-from spec_kernels.product_tiles import row_tile, tiles_of_product
+from spec_kernels.product_tiles import launch_of, row_tile, tiles_of_product
 from spec_kernels.utils import assert_rows_of, launch_on
 
 
@@ -125,28 +125,15 @@ def product(
         multiplied: [rows, out_features]: the result is activation(product) * multiplied; not if gated.
         scales: for an e4m3 weight, [blocks of 128 rows, or rows; blocks of 128 inputs] float32.
     """
-    num_rows, in_features = rows.shape
-    out_features = out.shape[1]
-    assert_rows_of(out, num_rows, out_features)
-    assert_rows_of(rows, num_rows, in_features)
-    height = out_features * (2 if gated else 1)
-    if scales is None:
-        assert rows.dtype == weight.dtype
-        assert_rows_of(weight, height, in_features)
-    assert out.is_contiguous() and weight.is_contiguous()
+    (num_rows, in_features), out_features = rows.shape, out.shape[1]
     assert not (gated and (bias is not None or multiplied is not None)) and activation in ACTIVATIONS
-    for entries in (multiplied, residual):
-        assert entries is None or (entries.shape == out.shape and entries.stride(1) == 1)
+    _assert_entries(out, rows, multiplied, residual)
     tile_rows = row_tile(num_rows)
-    rows_of = 0 if scales is None else rows_of_scale(weight, scales, height, in_features)
     tiles = tiles_of_product(tile_rows, out_features, in_features, gated, weight.element_size(), scales is not None)
-    num_tiles = triton.cdiv(out_features, tiles.columns)
-    assert arrivals.shape[0] >= num_tiles or tiles.splits == 1
-    part_size = tile_rows * (tiles.columns * (2 if gated else 1) + 1)
-    partial = out.new_empty(num_tiles * tiles.splits * part_size if tiles.splits > 1 else 1, dtype=torch.float32)
+    launch = launch_of(tiles, tile_rows, out_features, in_features, gated)
     is_ahead = loads_ahead() and scales is None and tiles.fits_ahead(in_features, gated)
     with launch_on(rows):
-        _product[(num_tiles, tiles.splits)](
+        _product[launch.grid](
             out,
             rows,
             weight,
@@ -155,7 +142,7 @@ def product(
             out if norm_weight is None else norm_weight,
             out if multiplied is None else multiplied,
             out if residual is None else residual,
-            partial,
+            launch.empty_partial(out, arrivals),
             arrivals,
             num_rows,
             out_features,
@@ -163,17 +150,7 @@ def product(
             0 if multiplied is None else multiplied.stride(0),
             0 if residual is None else residual.stride(0),
             eps,
-            IN_FEATURES=in_features,
-            SPLITS=tiles.splits,
-            GROUPS=tiles.groups,
-            ROW_TILE=tile_rows,
-            COLUMN_TILE=tiles.columns,
-            DEPTH=tiles.depth,
-            REST=tiles.rest,
-            STAGES=tiles.stages,
-            TURNED=tiles.turned,
-            WHOLE_TILES=tiles.are_whole(out_features, in_features),
-            SCALE_ROWS=rows_of,
+            SCALE_ROWS=checked_scale_rows(weight, scales, rows, out_features * (2 if gated else 1)),
             NORMED=norm_weight is not None,
             GATED=gated,
             IS_GELU=activation == "gelu_tanh",
@@ -182,8 +159,30 @@ def product(
             HAS_RESIDUAL=residual is not None,
             AHEAD=is_ahead,
             **placed(is_ahead),
-            num_warps=tiles.num_warps,
+            **launch.constants,
         )
+
+
+def _assert_entries(
+    out: torch.Tensor, rows: torch.Tensor, multiplied: torch.Tensor | None, residual: torch.Tensor | None
+) -> None:
+    """Check the preconditions of a product on its rows."""
+    num_rows, in_features = rows.shape
+    assert_rows_of(out, num_rows, out.shape[1])
+    assert_rows_of(rows, num_rows, in_features)
+    assert out.is_contiguous()
+    for entries in (multiplied, residual):
+        assert entries is None or (entries.shape == out.shape and entries.stride(1) == 1)
+
+
+def checked_scale_rows(weight: torch.Tensor, scales: torch.Tensor | None, rows: torch.Tensor, out_features: int) -> int:
+    """Check a product's weight, and return how many of its rows share a scale; 0 without scales."""
+    assert weight.is_contiguous()
+    if scales is not None:
+        return rows_of_scale(weight, scales, out_features, rows.shape[1])
+    assert rows.dtype == weight.dtype
+    assert_rows_of(weight, out_features, rows.shape[1])
+    return 0
 
 
 def product_reference(

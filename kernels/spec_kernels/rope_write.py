@@ -253,18 +253,8 @@ def rope_write(
     num_kv_heads, rotary_dim = 0 if kv is None else kv.shape[2], cos.shape[1]
     keys_are_values = kv is not None and qkv.shape[1] == num_heads + num_kv_heads
     assert_rows_of(qkv, num_rows, num_heads + (1 if keys_are_values else 2) * num_kv_heads, head_dim)
-    assert_rows_of(cos, num_rows, rotary_dim)
-    assert_rows_of(signed_sin, num_rows, rotary_dim)
-    assert_rows_of(slot_mapping, num_rows)
-    assert queries.is_contiguous() and qkv.stride(1) == head_dim
-    if kv is not None:
-        assert_rows_of(kv, kv.shape[0], 2, num_kv_heads, head_dim)
-        assert kv.is_contiguous() and kv.dtype == qkv.dtype
-    if norm_weight is not None:
-        assert_rows_of(norm_weight, num_heads + num_kv_heads, head_dim)
-        assert norm_weight.is_contiguous()
     assert norm_weight is not None or not norms_values
-    assert queries.dtype == qkv.dtype and rotary_dim % 2 == 0
+    _assert_shapes(queries, kv, qkv, cos, signed_sin, slot_mapping, norm_weight)
     rest = head_dim - rotary_dim
     pair_tile = max(1, min(_PAIR_TILE, _NUMBERS_AT_ONCE // triton.next_power_of_2(head_dim)))
     num_programs = triton.cdiv(num_rows * (num_heads + 2 * num_kv_heads), pair_tile)
@@ -295,6 +285,30 @@ def rope_write(
             KEYS_ARE_VALUES=keys_are_values,
             **placed_if_few(num_programs),
         )
+
+
+def _assert_shapes(
+    queries: torch.Tensor,
+    kv: torch.Tensor | None,
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    signed_sin: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    norm_weight: torch.Tensor | None,
+) -> None:
+    """Check the preconditions of `rope_write` on all but the number of heads of `qkv`."""
+    num_rows, num_heads, head_dim = queries.shape
+    for turns in (cos, signed_sin):
+        assert_rows_of(turns, num_rows, cos.shape[1])
+    assert_rows_of(slot_mapping, num_rows)
+    assert queries.is_contiguous() and qkv.stride(1) == head_dim
+    assert queries.dtype == qkv.dtype and cos.shape[1] % 2 == 0
+    if kv is not None:
+        assert_rows_of(kv, kv.shape[0], 2, kv.shape[2], head_dim)
+        assert kv.is_contiguous() and kv.dtype == qkv.dtype
+    if norm_weight is not None:
+        assert_rows_of(norm_weight, num_heads + (0 if kv is None else kv.shape[2]), head_dim)
+        assert norm_weight.is_contiguous()
 
 
 def rope_write_reference(

@@ -18,7 +18,7 @@ from spec_kernels.early import placed, wait_for_inputs
 from spec_kernels.norms import normed_by
 from spec_kernels.operators import operator
 from spec_kernels.ordering import TAKEN, in_order
-from spec_kernels.utils import assert_rows_of, launch_on
+from spec_kernels.utils import assert_rows_of, assert_whole, launch_on
 
 MAX_ROUTED_ROWS = 64
 """The most rows of the whole router. For more, the library computes the logits, since rows then share each read of the
@@ -232,13 +232,13 @@ def route(
     num_rows, hidden_size = rows.shape
     num_experts = gate.shape[0]
     assert (normed is None) == (norm_weight is None)
-    assert_rows_of(gate, num_experts, hidden_size)
-    assert gate.is_contiguous() and rows.stride(1) == 1 and len(arrivals) >= num_rows
+    assert_whole((gate,), num_experts, hidden_size)
+    assert rows.stride(1) == 1 and len(arrivals) >= num_rows
     if normed is not None:
-        assert_rows_of(normed, num_rows, hidden_size)
-        assert normed.is_contiguous() and normed.dtype == rows.dtype
+        assert_whole((normed,), num_rows, hidden_size)
+        assert normed.dtype == rows.dtype
     logits = torch.empty((num_rows, num_experts), dtype=torch.float32, device=rows.device)
-    choice = _choice(expert_ids, weights, logits, num_groups, num_chosen_groups, scores)
+    choice = _choice(expert_ids, weights, logits, bias, num_groups, num_chosen_groups, scores, renormalized)
     hidden_tile = triton.next_power_of_2(hidden_size)
     with launch_on(rows):
         at_once = 1 if num_rows <= _FEW_ROWS else _EXPERTS_AT_ONCE
@@ -259,8 +259,6 @@ def route(
             HIDDEN_TILE=hidden_tile,
             NORMED=norm_weight is not None,
             AT_ONCE=at_once,
-            HAS_BIAS=bias is not None,
-            IS_RENORMALIZED=renormalized,
             **placed(True),
             num_warps=max(1, min(4, hidden_tile // 2048)),
             **choice,
@@ -291,7 +289,7 @@ def choose_experts(
             two best. If these are not all groups, the numbers of experts and groups must be powers of two.
         scores: `sigmoid`, or `softmax` over all experts.
     """
-    choice = _choice(expert_ids, weights, logits, num_groups, num_chosen_groups, scores)
+    choice = _choice(expert_ids, weights, logits, bias, num_groups, num_chosen_groups, scores, renormalized)
     with launch_on(logits):
         _choose[(len(logits),)](
             expert_ids,
@@ -299,8 +297,6 @@ def choose_experts(
             logits,
             logits if bias is None else bias,
             scaling,
-            HAS_BIAS=bias is not None,
-            IS_RENORMALIZED=renormalized,
             num_warps=1 if logits.shape[1] <= 128 else 2,
             **choice,
         )
@@ -310,9 +306,11 @@ def _choice(
     expert_ids: torch.Tensor,
     weights: torch.Tensor,
     logits: torch.Tensor,
+    bias: torch.Tensor | None,
     num_groups: int,
     num_chosen_groups: int,
     scores: str,
+    renormalized: bool,
 ) -> dict[str, int | bool]:
     """Return the compile-time constants of both kernels, and check their preconditions."""
     num_rows, num_experts = logits.shape
@@ -329,6 +327,8 @@ def _choice(
         "NUM_GROUPS": num_groups,
         "NUM_CHOSEN_GROUPS": num_chosen_groups,
         "IS_SIGMOID": scores == "sigmoid",
+        "HAS_BIAS": bias is not None,
+        "IS_RENORMALIZED": renormalized,
     }
 
 

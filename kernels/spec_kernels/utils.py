@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -31,3 +32,10 @@ def assert_rows_of(tensor: torch.Tensor, *shape: int) -> None:
     passed."""
     assert tuple(tensor.shape) == shape, f"expected {shape}, got {tuple(tensor.shape)}"
     assert tensor.stride(-1) == 1 or tensor.shape[-1] == 1
+
+
+def assert_whole(tensors: Iterable[torch.Tensor], *shape: int) -> None:
+    """Assert that tensors have this shape and are contiguous."""
+    for tensor in tensors:
+        assert tuple(tensor.shape) == shape, f"expected {shape}, got {tuple(tensor.shape)}"
+        assert tensor.is_contiguous()
