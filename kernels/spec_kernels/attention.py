@@ -157,7 +157,6 @@ def _launch_splits(
         num_rows * num_heads,
         split_keys,
         **heads,
-        IS_TREE=num_tail > 0,
         IS_WHOLE=division.is_whole,
         **placed_if_few(division.grid[0] * division.grid[1] * division.grid[2]),
         **division.constants,
@@ -216,6 +215,7 @@ def _division(
         num_entries = 1 + own_splits if is_whole else num_splits
         grid = (num_own * own_splits + num_tiles * num_splits, num_kv_heads, 1)
     constants = {
+        "IS_TREE": path_len > 0,
         "ROW_TILE": tiles.rows,
         "KEY_TILE": tiles.keys,
         "STAGES": tiles.num_stages,

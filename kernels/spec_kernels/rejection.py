@@ -224,8 +224,7 @@ def write_rejection(
     """
     assert temperature > 0, "greedy verification is strict_accept"
     offered = kv_lens if num_drafts is None else num_drafts
-    vectors = (num_emitted, active, slot_ids, kv_lens, offered)
-    _assert_shapes(tokens, logits, draft_tokens, draft_logits, vectors, slot_seeds)
+    _check(tokens, logits, draft_tokens, draft_logits, (num_emitted, active, slot_ids, kv_lens, offered), slot_seeds)
     batch, num_rows, vocab_size = logits.shape
     is_sampled = draft_logits is not None and num_rows > 1
     q_logits = logits if draft_logits is None else draft_logits
@@ -296,7 +295,7 @@ def _draw_last(
     _put_last[(batch,)](tokens, num_accepted, ratios, winners, num_rows, num_tiles, TILE_TILE=tile_tile)
 
 
-def _assert_shapes(
+def _check(
     tokens: torch.Tensor,
     logits: torch.Tensor,
     draft_tokens: torch.Tensor,
