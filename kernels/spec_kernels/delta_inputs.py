@@ -9,6 +9,8 @@ Here it is done once for each key head, instead of for each tile of each value h
 # mypy: allow-untyped-decorators
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import torch.nn.functional as F
 import triton
@@ -234,17 +236,25 @@ def delta_inputs(
             num_rows,
             windows.shape[1],
             projected.stride(1),
-            NUM_KEY_HEADS=num_key_heads,
-            NUM_VALUE_HEADS=num_value_heads,
-            KEY_DIM=key_head_dim,
-            VALUE_DIM=value_head_dim,
-            CHANNEL_TILE=triton.next_power_of_2(max(key_head_dim, value_head_dim)),
-            HEAD_TILE=triton.next_power_of_2(num_value_heads),
-            HISTORY=history,
-            HISTORY_TILE=triton.next_power_of_2(history),
             IS_PROMPT=is_prompt,
-            ROW_TILE=_ROW_TILE,
+            **_sizes(num_key_heads, num_value_heads, key_head_dim, value_head_dim, history),
         )
+
+
+@cache
+def _sizes(num_key_heads: int, num_value_heads: int, key_dim: int, value_dim: int, history: int) -> dict[str, int]:
+    """Return the other compile-time constants; they are kept, since every layer asks for them."""
+    return {
+        "NUM_KEY_HEADS": num_key_heads,
+        "NUM_VALUE_HEADS": num_value_heads,
+        "KEY_DIM": key_dim,
+        "VALUE_DIM": value_dim,
+        "CHANNEL_TILE": triton.next_power_of_2(max(key_dim, value_dim)),
+        "HEAD_TILE": triton.next_power_of_2(num_value_heads),
+        "HISTORY": history,
+        "HISTORY_TILE": triton.next_power_of_2(history),
+        "ROW_TILE": _ROW_TILE,
+    }
 
 
 def delta_inputs_reference(

@@ -7,6 +7,8 @@ then drop rows whose results are not read.
 # mypy: allow-untyped-decorators
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import torch.nn.functional as F
 import triton
@@ -253,11 +255,20 @@ def rope_write(
     num_kv_heads, rotary_dim = 0 if kv is None else kv.shape[2], cos.shape[1]
     keys_are_values = kv is not None and qkv.shape[1] == num_heads + num_kv_heads
     assert_rows_of(qkv, num_rows, num_heads + (1 if keys_are_values else 2) * num_kv_heads, head_dim)
+    assert_rows_of(cos, num_rows, rotary_dim)
+    assert_rows_of(signed_sin, num_rows, rotary_dim)
+    assert_rows_of(slot_mapping, num_rows)
+    assert queries.is_contiguous() and qkv.stride(1) == head_dim
+    if kv is not None:
+        assert_rows_of(kv, kv.shape[0], 2, num_kv_heads, head_dim)
+        assert kv.is_contiguous() and kv.dtype == qkv.dtype
+    if norm_weight is not None:
+        assert_rows_of(norm_weight, num_heads + num_kv_heads, head_dim)
+        assert norm_weight.is_contiguous()
     assert norm_weight is not None or not norms_values
-    _assert_shapes(queries, kv, qkv, cos, signed_sin, slot_mapping, norm_weight)
-    rest = head_dim - rotary_dim
-    pair_tile = max(1, min(_PAIR_TILE, _NUMBERS_AT_ONCE // triton.next_power_of_2(head_dim)))
-    num_programs = triton.cdiv(num_rows * (num_heads + 2 * num_kv_heads), pair_tile)
+    assert queries.dtype == qkv.dtype and rotary_dim % 2 == 0
+    sizes = _sizes(num_heads, num_kv_heads, head_dim, rotary_dim)
+    num_programs = triton.cdiv(num_rows * (num_heads + 2 * num_kv_heads), sizes["PAIR_TILE"])
     with launch_on(queries):
         _rope_write[(num_programs,)](
             queries,
@@ -273,13 +284,7 @@ def rope_write(
             signed_sin.stride(0),
             0 if kv is None else kv.stride(0),
             eps,
-            NUM_HEADS=num_heads,
-            NUM_KV_HEADS=num_kv_heads,
-            HALF=rotary_dim // 2,
-            REST=rest,
-            PAIR_TILE=pair_tile,
-            HALF_TILE=triton.next_power_of_2(rotary_dim // 2),
-            REST_TILE=triton.next_power_of_2(max(rest, 1)),
+            **sizes,
             NORMED=norm_weight is not None,
             NORMS_VALUES=norms_values,
             KEYS_ARE_VALUES=keys_are_values,
@@ -287,28 +292,19 @@ def rope_write(
         )
 
 
-def _assert_shapes(
-    queries: torch.Tensor,
-    kv: torch.Tensor | None,
-    qkv: torch.Tensor,
-    cos: torch.Tensor,
-    signed_sin: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    norm_weight: torch.Tensor | None,
-) -> None:
-    """Check the preconditions of `rope_write` on all but the number of heads of `qkv`."""
-    num_rows, num_heads, head_dim = queries.shape
-    for turns in (cos, signed_sin):
-        assert_rows_of(turns, num_rows, cos.shape[1])
-    assert_rows_of(slot_mapping, num_rows)
-    assert queries.is_contiguous() and qkv.stride(1) == head_dim
-    assert queries.dtype == qkv.dtype and cos.shape[1] % 2 == 0
-    if kv is not None:
-        assert_rows_of(kv, kv.shape[0], 2, kv.shape[2], head_dim)
-        assert kv.is_contiguous() and kv.dtype == qkv.dtype
-    if norm_weight is not None:
-        assert_rows_of(norm_weight, num_heads + (0 if kv is None else kv.shape[2]), head_dim)
-        assert norm_weight.is_contiguous()
+@cache
+def _sizes(num_heads: int, num_kv_heads: int, head_dim: int, rotary_dim: int) -> dict[str, int]:
+    """Return the compile-time constants of heads and tiles; they are kept, since every layer asks for them."""
+    rest = head_dim - rotary_dim
+    return {
+        "NUM_HEADS": num_heads,
+        "NUM_KV_HEADS": num_kv_heads,
+        "HALF": rotary_dim // 2,
+        "REST": rest,
+        "PAIR_TILE": max(1, min(_PAIR_TILE, _NUMBERS_AT_ONCE // triton.next_power_of_2(head_dim))),
+        "HALF_TILE": triton.next_power_of_2(rotary_dim // 2),
+        "REST_TILE": triton.next_power_of_2(max(rest, 1)),
+    }
 
 
 def rope_write_reference(
