@@ -9,13 +9,14 @@ Source: the absorbed form of DeepSeek-V2 (arXiv 2405.04434).
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
 from spec_kernels.early import loads_ahead, placed, wait_behind_others
-from spec_kernels.latent_rows import turned_reference, write_row
+from spec_kernels.latent_rows import Latents, turned_reference, write_row
 from spec_kernels.operators import operator
 from spec_kernels.utils import assert_rows_of, assert_whole, launch_on
 
@@ -23,6 +24,38 @@ MAX_HEAD_ROWS = 16
 """The number of rows in a tile; a row's bits do not depend on the others."""
 
 _COLUMNS = 64
+
+
+class Heads(NamedTuple):
+    """Pointers to what a product of heads writes and reads."""
+
+    out: tl.tensor
+    heads: tl.tensor
+    maps: tl.tensor
+    cos: tl.tensor
+    signed_sin: tl.tensor
+
+
+class Strides(NamedTuple):
+    """Strides of rows and heads: of the outputs, of the inputs, and of the angles."""
+
+    out_row: tl.tensor
+    out_head: tl.tensor
+    row: tl.tensor
+    head: tl.tensor
+    turn: tl.tensor
+
+
+class Sizes(NamedTuple):
+    """Channels of a head before and after the product, half of the rotated ones, and the tile of a program."""
+
+    IN: tl.constexpr
+    OUT: tl.constexpr
+    HALF: tl.constexpr
+    HALF_TILE: tl.constexpr
+    ROW_TILE: tl.constexpr
+    COLUMN_TILE: tl.constexpr
+    CHANNEL_TILE: tl.constexpr
 
 
 @triton.jit
@@ -71,39 +104,24 @@ def _load_map(
 
 @triton.jit
 def _multiply_head(
-    out_ptr: tl.tensor,
-    heads_ptr: tl.tensor,
-    maps_ptr: tl.tensor,
-    cos_ptr: tl.tensor,
-    signed_sin_ptr: tl.tensor,
-    num_rows: tl.tensor,
-    out_row_stride: tl.tensor,
-    out_head_stride: tl.tensor,
-    row_stride: tl.tensor,
-    head_stride: tl.tensor,
-    turn_stride: tl.tensor,
-    IN: tl.constexpr,
-    OUT: tl.constexpr,
-    HALF: tl.constexpr,
-    HALF_TILE: tl.constexpr,
-    ROW_TILE: tl.constexpr,
-    COLUMN_TILE: tl.constexpr,
-    CHANNEL_TILE: tl.constexpr,
-    AHEAD: tl.constexpr,
-    EARLY: tl.constexpr,
+    of: Heads, num_rows: tl.tensor, strides: Strides, sizes: Sizes, AHEAD: tl.constexpr, EARLY: tl.constexpr
 ) -> None:
     """Multiplies one head of all rows by some columns of its matrix. A head's first program rotates the other
     channels."""
+    IN: tl.constexpr = sizes.IN
+    OUT: tl.constexpr = sizes.OUT
+    HALF: tl.constexpr = sizes.HALF
+    CHANNEL_TILE: tl.constexpr = sizes.CHANNEL_TILE
     head = tl.program_id(1)
-    rows = tl.arange(0, ROW_TILE)
+    rows = tl.arange(0, sizes.ROW_TILE)
     is_row = rows < num_rows
-    columns = tl.program_id(0) * COLUMN_TILE + tl.arange(0, COLUMN_TILE)
-    is_column = (columns < OUT) | (OUT % COLUMN_TILE == 0)
+    columns = tl.program_id(0) * sizes.COLUMN_TILE + tl.arange(0, sizes.COLUMN_TILE)
+    is_column = (columns < OUT) | (OUT % sizes.COLUMN_TILE == 0)
     all_channels = tl.arange(0, CHANNEL_TILE)
-    head_ptrs = heads_ptr + rows * row_stride + head * head_stride
-    out_ptrs = out_ptr + rows * out_row_stride + head * out_head_stride
-    map_ptrs = maps_ptr + (head.to(tl.int64) * IN + all_channels)[:, None] * OUT + columns[None, :]
-    acc = tl.zeros((ROW_TILE, COLUMN_TILE), tl.float32)
+    head_ptrs = of.heads + rows * strides.row + head * strides.head
+    out_ptrs = of.out + rows * strides.out_row + head * strides.out_head
+    map_ptrs = of.maps + (head.to(tl.int64) * IN + all_channels)[:, None] * OUT + columns[None, :]
+    acc = tl.zeros((sizes.ROW_TILE, sizes.COLUMN_TILE), tl.float32)
     if AHEAD:
         # No kernel writes the maps, so they are loaded while the previous kernel still runs.
         STEPS: tl.constexpr = (IN + CHANNEL_TILE - 1) // CHANNEL_TILE
@@ -122,12 +140,12 @@ def _multiply_head(
             tile = _load_map(map_ptrs + channel * OUT, channel + all_channels, is_column, IN, CHANNEL_TILE)
             acc = tl.dot(parts, tile, acc, input_precision="ieee")
     is_entry = is_row[:, None] & is_column[None, :]
-    tl.store(out_ptrs[:, None] + columns[None, :], acc.to(out_ptr.dtype.element_ty), mask=is_entry)
+    tl.store(out_ptrs[:, None] + columns[None, :], acc.to(of.out.dtype.element_ty), mask=is_entry)
     # The outer branch is taken at compile time.
     if HALF > 0:  # noqa: SIM102
         if tl.program_id(0) == 0:
-            turns = rows * turn_stride
-            _turn(out_ptrs + OUT, head_ptrs + IN, cos_ptr + turns, signed_sin_ptr + turns, is_row, HALF, HALF_TILE)
+            cos, sin = of.cos + rows * strides.turn, of.signed_sin + rows * strides.turn
+            _turn(out_ptrs + OUT, head_ptrs + IN, cos, sin, is_row, HALF, sizes.HALF_TILE)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -155,24 +173,10 @@ def _multiply_heads(
 ) -> None:
     """Multiplies one head of all rows by some columns of its matrix."""
     _multiply_head(
-        out_ptr,
-        heads_ptr,
-        maps_ptr,
-        cos_ptr,
-        signed_sin_ptr,
+        Heads(out_ptr, heads_ptr, maps_ptr, cos_ptr, signed_sin_ptr),
         num_rows,
-        out_row_stride,
-        out_head_stride,
-        row_stride,
-        head_stride,
-        turn_stride,
-        IN,
-        OUT,
-        HALF,
-        HALF_TILE,
-        ROW_TILE,
-        COLUMN_TILE,
-        CHANNEL_TILE,
+        Strides(out_row_stride, out_head_stride, row_stride, head_stride, turn_stride),
+        Sizes(IN, OUT, HALF, HALF_TILE, ROW_TILE, COLUMN_TILE, CHANNEL_TILE),
         AHEAD,
         EARLY,
     )
@@ -211,43 +215,15 @@ def _absorb_and_write(
     """Multiplies one head of all rows by some columns of its matrix. Programs after the last head write cache rows."""
     if tl.program_id(1) == tl.num_programs(1) - 1:
         wait_behind_others(EARLY)
+        latents = Latents(cache_ptr, projected_ptr, norm_weight_ptr, cos_ptr, signed_sin_ptr, slot_mapping_ptr)
         for row in range(tl.program_id(0), num_rows, tl.num_programs(0)):
-            write_row(
-                cache_ptr,
-                projected_ptr,
-                norm_weight_ptr,
-                cos_ptr,
-                signed_sin_ptr,
-                slot_mapping_ptr,
-                row,
-                eps,
-                projected_stride,
-                turn_stride,
-                OUT,
-                HALF,
-                RANK_TILE,
-                HALF_TILE,
-            )
+            write_row(latents, row, eps, projected_stride, turn_stride, OUT, HALF, RANK_TILE, HALF_TILE)
     else:
         _multiply_head(
-            out_ptr,
-            heads_ptr,
-            maps_ptr,
-            cos_ptr,
-            signed_sin_ptr,
+            Heads(out_ptr, heads_ptr, maps_ptr, cos_ptr, signed_sin_ptr),
             num_rows,
-            out_row_stride,
-            out_head_stride,
-            row_stride,
-            head_stride,
-            turn_stride,
-            IN,
-            OUT,
-            HALF,
-            HALF_TILE,
-            ROW_TILE,
-            COLUMN_TILE,
-            CHANNEL_TILE,
+            Strides(out_row_stride, out_head_stride, row_stride, head_stride, turn_stride),
+            Sizes(IN, OUT, HALF, HALF_TILE, ROW_TILE, COLUMN_TILE, CHANNEL_TILE),
             AHEAD,
             EARLY,
         )

@@ -92,16 +92,15 @@ def _attend_latents(
     turned = RANK + tl.arange(0, ROTATED_TILE)
     is_channel = (channels < RANK) | (RANK == RANK_TILE)
     is_turned = (turned < ROW_WIDTH) | (ROW_WIDTH - RANK == ROTATED_TILE)
-    if KEYS_ACROSS:
-        is_entry = is_row[None, :] & is_channel[:, None]
-        queries = tl.load(query_rows[None, :] + channels[:, None], mask=is_entry, other=0.0)
-        is_entry = is_row[None, :] & is_turned[:, None]
-        turned_queries = tl.load(query_rows[None, :] + turned[:, None], mask=is_entry, other=0.0)
-    else:
-        is_entry = is_row[:, None] & is_channel[None, :]
-        queries = tl.load(query_rows[:, None] + channels[None, :], mask=is_entry, other=0.0)
-        is_entry = is_row[:, None] & is_turned[None, :]
-        turned_queries = tl.load(query_rows[:, None] + turned[None, :], mask=is_entry, other=0.0)
+    # The axis along which pairs are repeated, and that along which channels and keys are.
+    OF_PAIRS: tl.constexpr = 0 if KEYS_ACROSS else 1
+    OF_OTHERS: tl.constexpr = 1 - OF_PAIRS
+    is_entry = tl.expand_dims(is_row, OF_PAIRS) & tl.expand_dims(is_channel, OF_OTHERS)
+    query_ptrs = tl.expand_dims(query_rows, OF_PAIRS) + tl.expand_dims(channels, OF_OTHERS)
+    queries = tl.load(query_ptrs, mask=is_entry, other=0.0)
+    is_turned_entry = tl.expand_dims(is_row, OF_PAIRS) & tl.expand_dims(is_turned, OF_OTHERS)
+    query_ptrs = tl.expand_dims(query_rows, OF_PAIRS) + tl.expand_dims(turned, OF_OTHERS)
+    turned_queries = tl.load(query_ptrs, mask=is_turned_entry, other=0.0)
     pages_ptr = page_table_ptr + request * page_table_stride
 
     maxima = tl.full((ROW_TILE,), float("-inf"), tl.float32)
@@ -119,29 +118,26 @@ def _attend_latents(
         if KEYS_ACROSS:
             scores = tl.dot(latents, queries, input_precision="ieee")
             scores = tl.dot(turned_keys, turned_queries, scores, input_precision="ieee") * scale
-            is_visible = (keys[:, None] >= start[None, :]) & (keys[:, None] < end[None, :])
-            scores = tl.where(is_visible & is_key[:, None], scores, float("-inf"))
-            maxima, sums, acc = add_keys_across(maxima, sums, acc, scores, latents)
         else:
             scores = tl.dot(queries, tl.trans(latents), input_precision="ieee")
             scores = tl.dot(turned_queries, tl.trans(turned_keys), scores, input_precision="ieee") * scale
-            is_visible = (keys[None, :] >= start[:, None]) & (keys[None, :] < end[:, None])
-            scores = tl.where(is_visible & is_key[None, :], scores, float("-inf"))
+        places = tl.expand_dims(keys, OF_OTHERS)
+        is_visible = (places >= tl.expand_dims(start, OF_PAIRS)) & (places < tl.expand_dims(end, OF_PAIRS))
+        scores = tl.where(is_visible & tl.expand_dims(is_key, OF_OTHERS), scores, float("-inf"))
+        if KEYS_ACROSS:
+            maxima, sums, acc = add_keys_across(maxima, sums, acc, scores, latents)
+        else:
             maxima, sums, acc = add_keys_along(maxima, sums, acc, scores, latents)
 
     out_head = out_row * NUM_HEADS + pairs % NUM_HEADS
     if IS_WHOLE:
-        acc = acc / tl.expand_dims(divisor(sums), 0 if KEYS_ACROSS else 1)
+        acc = acc / tl.expand_dims(divisor(sums), OF_PAIRS)
     else:
         out_head += split.to(tl.int64) * split_stride
         tl.store(sums_ptr + out_head, sums, mask=is_row)
         tl.store(maxima_ptr + out_head, maxima, mask=is_row)
-    if KEYS_ACROSS:
-        out_ptrs = out_ptr + out_head[None, :] * RANK + channels[:, None]
-        tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=is_row[None, :] & is_channel[:, None])
-    else:
-        out_ptrs = out_ptr + out_head[:, None] * RANK + channels[None, :]
-        tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=is_row[:, None] & is_channel[None, :])
+    out_ptrs = out_ptr + tl.expand_dims(out_head, OF_PAIRS) * RANK + tl.expand_dims(channels, OF_OTHERS)
+    tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=is_entry)
 
 
 @operator("latent_attention", mutates_args=("out",))

@@ -48,7 +48,6 @@ def sums_at_once(
     """
     IN_FEATURES: tl.constexpr = tiling.IN_FEATURES
     WHOLE_TILES: tl.constexpr = tiling.WHOLE_TILES
-    GROUPS: tl.constexpr = tiling.GROUPS
     row = tl.arange(0, tiling.ROW_TILE)
     first = tl.arange(0, tiling.DEPTH)
     weight = load_weight(operands.weight, column, first, out_features, IN_FEATURES, WHOLE_TILES)
@@ -65,8 +64,8 @@ def sums_at_once(
         if form.NORMED:
             last_norm = load_norm(operands.norm, last, IN_FEATURES)
     wait_for_inputs(form.EARLY)
-    sums = tl.zeros((GROUPS, tiling.ROW_TILE, column.shape[0]), tl.float32)
-    up_sums = tl.zeros((GROUPS, tiling.ROW_TILE, column.shape[0]), tl.float32)
+    sums = tl.zeros((tiling.GROUPS, tiling.ROW_TILE, column.shape[0]), tl.float32)
+    up_sums = sums
     square_sum = tl.zeros((tiling.ROW_TILE,), tl.float32)
     rows = load_rows(operands.rows, row, first, num_rows, rows_stride, IN_FEATURES, WHOLE_TILES)
     if tiling.REST > 0:
@@ -79,12 +78,12 @@ def sums_at_once(
             last_wide = last_rows.to(tl.float32)
             square_sum += tl.sum(last_wide * last_wide, 1)
             last_rows = (last_wide * last_norm[None, :]).to(rows.dtype)
-    groups = in_groups(rows, GROUPS)
+    groups = in_groups(rows, tiling.GROUPS)
     sums = multiply_groups(groups, weight, sums)
     if form.GATED:
         up_sums = multiply_groups(groups, up_weight, up_sums)
     if tiling.REST > 0:
-        last_groups = in_groups(last_rows, GROUPS)
+        last_groups = in_groups(last_rows, tiling.GROUPS)
         sums = multiply_groups(last_groups, last_weight, sums)
         if form.GATED:
             up_sums = multiply_groups(last_groups, last_up_weight, up_sums)

@@ -106,7 +106,6 @@ def _sums_of_split(
     STEPS: tl.constexpr = SPLIT_DEPTH // DEPTH
     WHOLE: tl.constexpr = tiling.WHOLE_TILES
     row = tl.arange(0, ROW_TILE)
-    norm = tl.zeros((DEPTH,), tl.float32)
     if form.AHEAD:
         # No kernel writes weights, so they are loaded while the previous kernel still runs.
         first_input = split * SPLIT_DEPTH
@@ -138,8 +137,7 @@ def _sums_of_split(
             if form.GATED:
                 up_sums = _add_product(up_sums, rows, operands, out_features, column, first, out_features, tiling, form)
     if tiling.TURNED:
-        sums = tl.trans(sums)
-        up_sums = tl.trans(up_sums)
+        sums, up_sums = tl.trans(sums), tl.trans(up_sums)
     return sums, up_sums, tl.sum(squares, 1)
 
 

@@ -11,6 +11,7 @@ Sources: DeepSeek-V3 (arXiv 2412.19437, section 2.1.2) for scores, groups and we
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 import torch
 import triton
@@ -48,6 +49,18 @@ def _best_groups_only(
     return tl.reshape(tl.where(is_kept[:, None], grouped, float("-inf")), (EXPERT_TILE,))
 
 
+class Rule(NamedTuple):
+    """How a row's experts are chosen."""
+
+    NUM_EXPERTS: tl.constexpr
+    EXPERT_TILE: tl.constexpr
+    NUM_CHOSEN: tl.constexpr
+    NUM_GROUPS: tl.constexpr
+    NUM_CHOSEN_GROUPS: tl.constexpr
+    IS_SIGMOID: tl.constexpr
+    IS_RENORMALIZED: tl.constexpr
+
+
 @triton.jit
 def _choose_of_row(
     expert_ids_ptr: tl.tensor,
@@ -56,22 +69,19 @@ def _choose_of_row(
     bias_ptr: tl.tensor,
     row: tl.tensor,
     scaling: tl.tensor,
-    NUM_EXPERTS: tl.constexpr,
-    EXPERT_TILE: tl.constexpr,
-    NUM_CHOSEN: tl.constexpr,
-    NUM_GROUPS: tl.constexpr,
-    NUM_CHOSEN_GROUPS: tl.constexpr,
-    IS_SIGMOID: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    IS_RENORMALIZED: tl.constexpr,
+    rule: Rule,
 ) -> None:
     """Chooses the experts of one row by taking the highest score repeatedly; ties go to the first."""
+    NUM_EXPERTS: tl.constexpr = rule.NUM_EXPERTS
+    EXPERT_TILE: tl.constexpr = rule.EXPERT_TILE
+    NUM_CHOSEN: tl.constexpr = rule.NUM_CHOSEN
     experts = tl.arange(0, EXPERT_TILE)
     is_expert = experts < NUM_EXPERTS
     # Read past L1, since another program may have just written them.
     logits_ptrs = logits_ptr + row * NUM_EXPERTS + experts
     logits = tl.load(logits_ptrs, mask=is_expert, other=float("-inf"), cache_modifier=".cg")
-    if IS_SIGMOID:
+    if rule.IS_SIGMOID:
         scores = tl.sigmoid(logits)
     else:
         scores = tl.exp(logits - tl.max(logits, 0))
@@ -81,8 +91,8 @@ def _choose_of_row(
         ranked += tl.load(bias_ptr + experts, mask=is_expert, other=0.0)
     # A row that is not finite must also choose existing experts.
     ranked = tl.where(is_expert & (ranked == ranked), ranked, float("-inf"))
-    if NUM_CHOSEN_GROUPS < NUM_GROUPS:
-        ranked = _best_groups_only(ranked, EXPERT_TILE, NUM_GROUPS, NUM_CHOSEN_GROUPS)
+    if rule.NUM_CHOSEN_GROUPS < rule.NUM_GROUPS:
+        ranked = _best_groups_only(ranked, EXPERT_TILE, rule.NUM_GROUPS, rule.NUM_CHOSEN_GROUPS)
     order = in_order(ranked, experts)
     place = tl.full((EXPERT_TILE,), NUM_CHOSEN, tl.int32)
     for choice in tl.static_range(NUM_CHOSEN):
@@ -90,7 +100,7 @@ def _choose_of_row(
         place = tl.where(is_it, choice, place)
         order = tl.where(is_it, TAKEN, order)
     is_chosen = place < NUM_CHOSEN
-    if IS_RENORMALIZED:
+    if rule.IS_RENORMALIZED:
         scores = scores / (tl.sum(tl.where(is_chosen, scores, 0.0), 0) + 1e-20)
     tl.store(expert_ids_ptr + row * NUM_CHOSEN + place, experts.to(tl.int64), mask=is_chosen)
     tl.store(routing_weights_ptr + row * NUM_CHOSEN + place, scores * scaling, mask=is_chosen)
@@ -120,14 +130,8 @@ def _choose(
         bias_ptr,
         tl.program_id(0).to(tl.int64),
         scaling,
-        NUM_EXPERTS,
-        EXPERT_TILE,
-        NUM_CHOSEN,
-        NUM_GROUPS,
-        NUM_CHOSEN_GROUPS,
-        IS_SIGMOID,
         HAS_BIAS,
-        IS_RENORMALIZED,
+        Rule(NUM_EXPERTS, EXPERT_TILE, NUM_CHOSEN, NUM_GROUPS, NUM_CHOSEN_GROUPS, IS_SIGMOID, IS_RENORMALIZED),
     )
 
 
@@ -192,14 +196,8 @@ def _route(
             bias_ptr,
             row,
             scaling,
-            NUM_EXPERTS,
-            EXPERT_TILE,
-            NUM_CHOSEN,
-            NUM_GROUPS,
-            NUM_CHOSEN_GROUPS,
-            IS_SIGMOID,
             HAS_BIAS,
-            IS_RENORMALIZED,
+            Rule(NUM_EXPERTS, EXPERT_TILE, NUM_CHOSEN, NUM_GROUPS, NUM_CHOSEN_GROUPS, IS_SIGMOID, IS_RENORMALIZED),
         )
 
 
