@@ -7,6 +7,8 @@ and both are merged (Milakov and Gimelshein 2018, arXiv 1805.02867). No logits a
 # mypy: allow-untyped-decorators
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -20,6 +22,42 @@ from spec_kernels.utils import assert_rows_of, assert_whole, launch_on
 from spec_kernels.vocabulary import NO_TOKEN, add_sums, finite_or_zero, lowest_top, merge_sums, nan_as_largest
 
 _MERGE_TILE = 128
+
+
+class Tops(NamedTuple):
+    """Pointers to the top of each row in each tile, its id, and the tile's sum of exponentials."""
+
+    tops: tl.tensor
+    ids: tl.tensor
+    sums: tl.tensor
+
+
+@triton.jit
+def _best_of_tiles(
+    of: Tops,
+    row: tl.tensor,
+    is_row: tl.tensor,
+    num_tiles: tl.tensor,
+    WEIGHED: tl.constexpr,
+    MERGE_TILE: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Return the best tops [rows, MERGE_TILE] over all tiles, their ids, and if WEIGHED their sums."""
+    best = tl.full((row.shape[0], MERGE_TILE), float("-inf"), tl.float32)
+    best_id = tl.full((row.shape[0], MERGE_TILE), NO_TOKEN, tl.int32)
+    total = tl.zeros((row.shape[0], MERGE_TILE), tl.float32)
+    for first in range(0, num_tiles, MERGE_TILE):
+        tiles = first + tl.arange(0, MERGE_TILE)[None, :]
+        at = row[:, None] * num_tiles + tiles
+        is_part = is_row[:, None] & (tiles < num_tiles)
+        tops = tl.load(of.tops + at, mask=is_part, other=float("-inf"), cache_modifier=".cg")
+        top_ids = tl.load(of.ids + at, mask=is_part, other=NO_TOKEN, cache_modifier=".cg")
+        if WEIGHED:
+            own_sums = tl.load(of.sums + at, mask=is_part, other=0.0, cache_modifier=".cg")
+            total = add_sums(total, best, own_sums, tops)
+        is_better = (tops > best) | ((tops == best) & (top_ids < best_id))
+        best = tl.where(is_better, tops, best)
+        best_id = tl.where(is_better, top_ids, best_id)
+    return best, best_id, total
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_tokens"])
@@ -88,21 +126,8 @@ def _likeliest(
         tl.store(sums_ptr + row * num_tiles + tile, own_sum, mask=is_row)
     tl.debug_barrier()  # all threads must have stored before one signals it
     if tl.atomic_add(arrivals_ptr, 1, sem="acq_rel") == num_tiles - 1:
-        best = tl.full((ROW_TILE, MERGE_TILE), float("-inf"), tl.float32)
-        best_id = tl.full((ROW_TILE, MERGE_TILE), NO_TOKEN, tl.int32)
-        total = tl.zeros((ROW_TILE, MERGE_TILE), tl.float32)
-        for first in range(0, num_tiles, MERGE_TILE):
-            tiles = first + tl.arange(0, MERGE_TILE)[None, :]
-            at = row[:, None] * num_tiles + tiles
-            is_part = is_row[:, None] & (tiles < num_tiles)
-            tops = tl.load(tops_ptr + at, mask=is_part, other=float("-inf"), cache_modifier=".cg")
-            top_ids = tl.load(top_ids_ptr + at, mask=is_part, other=NO_TOKEN, cache_modifier=".cg")
-            if WEIGHED:
-                own_sums = tl.load(sums_ptr + at, mask=is_part, other=0.0, cache_modifier=".cg")
-                total = add_sums(total, best, own_sums, tops)
-            is_better = (tops > best) | ((tops == best) & (top_ids < best_id))
-            best = tl.where(is_better, tops, best)
-            best_id = tl.where(is_better, top_ids, best_id)
+        of = Tops(tops_ptr, top_ids_ptr, sums_ptr)
+        best, best_id, total = _best_of_tiles(of, row, is_row, num_tiles, WEIGHED, MERGE_TILE)
         top, token_id = lowest_top(best, best_id, 1)
         found = token_id.to(tl.int64)
         if MAPPED:

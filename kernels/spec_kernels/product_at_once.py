@@ -48,8 +48,7 @@ def sums_at_once(
     """
     IN_FEATURES: tl.constexpr = tiling.IN_FEATURES
     WHOLE_TILES: tl.constexpr = tiling.WHOLE_TILES
-    row = tl.arange(0, tiling.ROW_TILE)
-    first = tl.arange(0, tiling.DEPTH)
+    row, first = tl.arange(0, tiling.ROW_TILE), tl.arange(0, tiling.DEPTH)
     weight = load_weight(operands.weight, column, first, out_features, IN_FEATURES, WHOLE_TILES)
     up_ptr = operands.weight + out_features * IN_FEATURES
     if form.GATED:
