@@ -21,6 +21,7 @@ from spec_kernels.early import placed, wait_for_inputs
 from spec_kernels.expert_tiles import MAX_INVARIANT_ROWS, choose_expert_tiles
 from spec_kernels.experts import assert_experts, routed_experts_reference
 from spec_kernels.few_experts_steps import (
+    Tile,
     add_terms_of_tile,
     down_of_tile,
     gate_up_of_tile,
@@ -108,12 +109,7 @@ def _few_experts(
                     is_row,
                     pairs,
                     row_stride,
-                    ROW_TILE,
-                    HIDDEN,
-                    INNER,
-                    INNER_COLUMNS,
-                    INNER_CHANNELS,
-                    INNER_STAGES,
+                    Tile(ROW_TILE, HIDDEN, INNER, INNER_COLUMNS, INNER_CHANNELS, INNER_STAGES),
                     IS_GELU,
                 )
                 if HAS_DOWN:
@@ -135,12 +131,7 @@ def _few_experts(
                 is_row,
                 pairs,
                 num_pairs,
-                ROW_TILE,
-                HIDDEN,
-                INNER,
-                COLUMN_TILE,
-                CHANNEL_TILE,
-                STAGES,
+                Tile(ROW_TILE, HIDDEN, INNER, COLUMN_TILE, CHANNEL_TILE, STAGES),
             )
         tl.debug_barrier()
         if tl.atomic_add(arrivals_ptr + tile, 1, sem="acq_rel") == num_slots - 1:
