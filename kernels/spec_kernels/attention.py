@@ -95,9 +95,14 @@ def _heads(queries: torch.Tensor, kv: torch.Tensor, page_size: int) -> dict[str,
         "GROUP": num_heads // kv.shape[2],
         "NUM_KV_HEADS": kv.shape[2],
         "HEAD_DIM": head_dim,
-        "CHANNEL_TILE": max(16, triton.next_power_of_2(head_dim)),
+        "CHANNEL_TILE": _channel_tile(head_dim),
         "PAGE_SIZE": page_size,
     }
+
+
+@cache
+def _channel_tile(head_dim: int) -> int:
+    return max(16, triton.next_power_of_2(head_dim))
 
 
 def _strides(queries: torch.Tensor, kv: torch.Tensor, page_table: torch.Tensor) -> tuple[int, ...]:
@@ -128,10 +133,7 @@ def _launch_splits(
     batch, num_rows, num_heads, head_dim = page_table.shape[0], *queries.shape
     path_len = tree[0].shape[2] if num_tail > 0 else 0
     num_splits = max(1, triton.cdiv(reach[0], split_keys))
-    tile, element_size = heads["CHANNEL_TILE"], kv.element_size()
-    division = _division(
-        batch, num_rows, heads["GROUP"], kv.shape[2], tile, element_size, split_keys, num_splits, path_len
-    )
+    division = _division(queries.shape, kv.shape, batch, kv.element_size(), split_keys, num_splits, path_len)
     partials = empty_partials(division.num_entries, num_rows, num_heads, head_dim, out.device)
     attend_split[division.grid](
         out,
@@ -190,19 +192,13 @@ class _Division:
 
 @cache
 def _division(
-    batch: int,
-    num_rows: int,
-    group: int,
-    num_kv_heads: int,
-    channel_tile: int,
-    element_size: int,
-    split_keys: int,
-    num_splits: int,
-    path_len: int,
+    queries: torch.Size, kv: torch.Size, batch: int, element_size: int, split_keys: int, num_splits: int, path_len: int
 ) -> _Division:
     """Divide the splits of all rows; `path_len` is 0 for a chain. It is kept, since every layer asks for it."""
+    (num_rows, num_heads, head_dim), num_kv_heads = queries, kv[2]
+    group = num_heads // num_kv_heads
     num_pairs = num_rows // batch * group
-    tiles = (tree_tiles if path_len > 0 else decode_tiles)(num_pairs, channel_tile, element_size)
+    tiles = (tree_tiles if path_len > 0 else decode_tiles)(num_pairs, _channel_tile(head_dim), element_size)
     assert split_keys % tiles.keys == 0
     num_tiles = batch * triton.cdiv(num_pairs, tiles.rows)
     is_whole = num_splits == 1 or num_tiles * num_kv_heads >= NUM_TILES_TO_FILL

@@ -34,12 +34,7 @@ class Tops(NamedTuple):
 
 @triton.jit
 def _best_of_tiles(
-    of: Tops,
-    row: tl.tensor,
-    is_row: tl.tensor,
-    num_tiles: tl.tensor,
-    WEIGHED: tl.constexpr,
-    MERGE_TILE: tl.constexpr,
+    of: Tops, row: tl.tensor, is_row: tl.tensor, num_tiles: tl.tensor, WEIGHED: tl.constexpr, MERGE_TILE: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Return the best tops [rows, MERGE_TILE] over all tiles, their ids, and if WEIGHED their sums."""
     best = tl.full((row.shape[0], MERGE_TILE), float("-inf"), tl.float32)

@@ -10,7 +10,6 @@ Sources: DeepSeek-V3 (arXiv 2412.19437, section 2.1.2) for scores, groups and we
 # mypy: allow-untyped-decorators
 from __future__ import annotations
 
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -319,21 +318,6 @@ def _choice(
     assert_rows_of(weights, num_rows, num_chosen)
     assert expert_ids.is_contiguous() and weights.is_contiguous() and logits.is_contiguous()
     assert logits.dtype == weights.dtype == torch.float32 and scores in ("sigmoid", "softmax")
-    is_biased = bias is not None
-    return _constants(num_experts, num_chosen, num_groups, num_chosen_groups, scores, is_biased, renormalized)
-
-
-@cache
-def _constants(
-    num_experts: int,
-    num_chosen: int,
-    num_groups: int,
-    num_chosen_groups: int,
-    scores: str,
-    is_biased: bool,
-    renormalized: bool,
-) -> dict[str, int | bool]:
-    """Return the constants of `_choice`; they are kept, since every layer asks for them."""
     assert can_choose(num_experts, num_groups, num_chosen_groups) and num_chosen <= num_experts
     return {
         "NUM_EXPERTS": num_experts,
@@ -342,7 +326,7 @@ def _constants(
         "NUM_GROUPS": num_groups,
         "NUM_CHOSEN_GROUPS": num_chosen_groups,
         "IS_SIGMOID": scores == "sigmoid",
-        "HAS_BIAS": is_biased,
+        "HAS_BIAS": bias is not None,
         "IS_RENORMALIZED": renormalized,
     }
 
