@@ -177,21 +177,14 @@ def _count_offered(
         num_active = 0
         for first in range(0, batch, OTHERS):
             others = first * DRAFT_TILE + tl.arange(0, OTHERS * DRAFT_TILE)
+            other_requests, other_columns = others // DRAFT_TILE, others % DRAFT_TILE
             other_survival, other_offered, other_active = _load_offered(
-                of,
-                others // DRAFT_TILE,
-                others % DRAFT_TILE,
-                most,
-                threshold,
-                batch,
-                survival_stride,
-                MAY_STOP,
-                HAS_BUDGET,
+                of, other_requests, other_columns, most, threshold, batch, survival_stride, MAY_STOP, HAS_BUDGET
             )
             is_likelier = other_survival[None, :] > survival[:, None]
             is_earlier = (other_survival[None, :] == survival[:, None]) & (others[None, :] < place[:, None])
             rank += tl.sum((other_offered[None, :] & (is_likelier | is_earlier)).to(tl.int32), 1)
-            num_active += tl.sum((other_active & (others % DRAFT_TILE == 0)).to(tl.int32), 0)
+            num_active += tl.sum((other_active & (other_columns == 0)).to(tl.int32), 0)
         is_offered = is_offered & (rank < budget - num_active)
     tl.store(offered_ptr + request, tl.sum(is_offered.to(tl.int64), 0))
 

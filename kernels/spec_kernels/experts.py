@@ -18,6 +18,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from spec_kernels.expert_tiles import choose_expert_tiles
 from spec_kernels.gate import activate, activate_reference
 from spec_kernels.operators import operator
+from spec_kernels.product_steps import multiply
 from spec_kernels.utils import assert_rows_of, launch_on
 
 _PAIRS_AT_ONCE = 1024
@@ -83,17 +84,6 @@ def _own_pairs(
 
 
 @triton.jit
-def _add_product(acc: tl.tensor, rows: tl.tensor, weights: tl.tensor, TURNED: tl.constexpr) -> tl.tensor:
-    """Adds the product of [pairs, channels] and [columns, channels] to `acc` [pairs, columns], or transposed if
-    TURNED."""
-    if TURNED:
-        acc = tl.dot(weights, tl.trans(rows), acc, input_precision="ieee")
-    else:
-        acc = tl.dot(rows, tl.trans(weights), acc, input_precision="ieee")
-    return acc
-
-
-@triton.jit
 def _gate_up(
     inner_ptr: tl.tensor,
     rows_ptr: tl.tensor,
@@ -128,8 +118,8 @@ def _gate_up(
             rows = tl.load(row_ptrs + channel, mask=is_pair[:, None] & is_channel[None, :], other=0.0)
             gates = weights.load([expert * 2 * INNER + column, channel])
             ups = weights.load([expert * 2 * INNER + INNER + column, channel])
-            gate = _add_product(gate, rows, gates, TURNED)
-            up = _add_product(up, rows, ups, TURNED)
+            gate = multiply(rows, gates, gate, TURNED)
+            up = multiply(rows, ups, up, TURNED)
         inner = activate(gate, IS_GELU) * up
         if TURNED:
             inner = tl.trans(inner)
@@ -162,7 +152,7 @@ def _down(
         acc = tl.zeros((COLUMN_TILE, PAIR_TILE) if TURNED else (PAIR_TILE, COLUMN_TILE), tl.float32)
         for channel in range(0, INNER, CHANNEL_TILE):
             rows = inner.load([first, channel])  # rows of other experts among them are not stored
-            acc = _add_product(acc, rows, weights.load([expert * HIDDEN + column, channel]), TURNED)
+            acc = multiply(rows, weights.load([expert * HIDDEN + column, channel]), acc, TURNED)
         if TURNED:
             acc = tl.trans(acc)
         places = first + tl.arange(0, PAIR_TILE)

@@ -172,13 +172,10 @@ def _multiply_heads(
     EARLY: tl.constexpr,
 ) -> None:
     """Multiplies one head of all rows by some columns of its matrix."""
+    of = Heads(out_ptr, heads_ptr, maps_ptr, cos_ptr, signed_sin_ptr)
+    strides = Strides(out_row_stride, out_head_stride, row_stride, head_stride, turn_stride)
     _multiply_head(
-        Heads(out_ptr, heads_ptr, maps_ptr, cos_ptr, signed_sin_ptr),
-        num_rows,
-        Strides(out_row_stride, out_head_stride, row_stride, head_stride, turn_stride),
-        Sizes(IN, OUT, HALF, HALF_TILE, ROW_TILE, COLUMN_TILE, CHANNEL_TILE),
-        AHEAD,
-        EARLY,
+        of, num_rows, strides, Sizes(IN, OUT, HALF, HALF_TILE, ROW_TILE, COLUMN_TILE, CHANNEL_TILE), AHEAD, EARLY
     )
 
 
@@ -219,13 +216,10 @@ def _absorb_and_write(
         for row in range(tl.program_id(0), num_rows, tl.num_programs(0)):
             write_row(latents, row, eps, projected_stride, turn_stride, OUT, HALF, RANK_TILE, HALF_TILE)
     else:
+        of = Heads(out_ptr, heads_ptr, maps_ptr, cos_ptr, signed_sin_ptr)
+        strides = Strides(out_row_stride, out_head_stride, row_stride, head_stride, turn_stride)
         _multiply_head(
-            Heads(out_ptr, heads_ptr, maps_ptr, cos_ptr, signed_sin_ptr),
-            num_rows,
-            Strides(out_row_stride, out_head_stride, row_stride, head_stride, turn_stride),
-            Sizes(IN, OUT, HALF, HALF_TILE, ROW_TILE, COLUMN_TILE, CHANNEL_TILE),
-            AHEAD,
-            EARLY,
+            of, num_rows, strides, Sizes(IN, OUT, HALF, HALF_TILE, ROW_TILE, COLUMN_TILE, CHANNEL_TILE), AHEAD, EARLY
         )
 
 
