@@ -108,7 +108,7 @@ def note_confidence(
         )
 
 
-class Slots(NamedTuple):
+class DraftedSlots(NamedTuple):
     """Pointers to the slot of each request and whether it is active, and to what each slot keeps of its drafts."""
 
     ids: tl.tensor
@@ -119,7 +119,7 @@ class Slots(NamedTuple):
 
 @triton.jit
 def _load_offered(
-    of: Slots,
+    of: DraftedSlots,
     requests: tl.tensor,
     columns: tl.tensor,
     most: tl.tensor,
@@ -166,7 +166,7 @@ def _count_offered(
     """Counts the offered drafts of one request. A draft's rank is the number of offered drafts that precede it."""
     request = tl.program_id(0)
     columns = tl.arange(0, DRAFT_TILE)
-    of = Slots(slot_ids_ptr, active_ptr, num_drafted_ptr, survival_ptr)
+    of = DraftedSlots(slot_ids_ptr, active_ptr, num_drafted_ptr, survival_ptr)
     requests = request + tl.zeros_like(columns)
     survival, is_offered, _ = _load_offered(
         of, requests, columns, most, threshold, batch, survival_stride, MAY_STOP, HAS_BUDGET

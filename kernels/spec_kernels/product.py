@@ -16,10 +16,10 @@ from spec_kernels.block_fp8_reference import dequantise_reference, rows_of_scale
 from spec_kernels.early import loads_ahead, placed
 from spec_kernels.gate import ACTIVATIONS, activate, activate_reference
 from spec_kernels.operators import operator
-from spec_kernels.product_loads import Form, Operands, Tiling
+from spec_kernels.product_loads import Operands, ProductForm, Tiling
 from spec_kernels.product_steps import tile_sums
 from spec_kernels.product_tiles import launch_of, row_tile, tiles_of_product
-from spec_kernels.utils import assert_rows_of, launch_on
+from spec_kernels.utils import assert_rows_of, assert_whole, launch_on
 
 
 @triton.jit(do_not_specialize=["num_rows", "out_features"])
@@ -72,7 +72,7 @@ def _product(
         out_features,
         rows_stride,
         Tiling(IN_FEATURES, SPLITS, GROUPS, ROW_TILE, COLUMN_TILE, DEPTH, REST, STAGES, TURNED, WHOLE_TILES),
-        Form(SCALE_ROWS, NORMED, GATED, AHEAD, EARLY),
+        ProductForm(SCALE_ROWS, NORMED, GATED, AHEAD, EARLY),
     )
     if is_last:
         if NORMED:
@@ -150,7 +150,7 @@ def product(
             0 if multiplied is None else multiplied.stride(0),
             0 if residual is None else residual.stride(0),
             eps,
-            SCALE_ROWS=checked_scale_rows(weight, scales, rows, out_features * (2 if gated else 1)),
+            SCALE_ROWS=scale_rows_of(weight, scales, rows, out_features * (2 if gated else 1)),
             NORMED=norm_weight is not None,
             GATED=gated,
             IS_GELU=activation == "gelu_tanh",
@@ -168,14 +168,13 @@ def _assert_entries(
 ) -> None:
     """Check the preconditions of a product on its rows."""
     num_rows, in_features = rows.shape
-    assert_rows_of(out, num_rows, out.shape[1])
+    assert_whole((out,), num_rows, out.shape[1])
     assert_rows_of(rows, num_rows, in_features)
-    assert out.is_contiguous()
     for entries in (multiplied, residual):
         assert entries is None or (entries.shape == out.shape and entries.stride(1) == 1)
 
 
-def checked_scale_rows(weight: torch.Tensor, scales: torch.Tensor | None, rows: torch.Tensor, out_features: int) -> int:
+def scale_rows_of(weight: torch.Tensor, scales: torch.Tensor | None, rows: torch.Tensor, out_features: int) -> int:
     """Check a product's weight, and return how many of its rows share a scale; 0 without scales."""
     assert weight.is_contiguous()
     if scales is not None:

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from spec_kernels.early import wait_for_inputs
-from spec_kernels.product_loads import Form, Operands, Tiling, load_norm, load_rows, load_weight
+from spec_kernels.product_loads import Operands, ProductForm, Tiling, load_norm, load_rows, load_weight
 
 
 @triton.jit
@@ -40,7 +40,7 @@ def sums_at_once(
     out_features: tl.tensor,
     rows_stride: tl.tensor,
     tiling: Tiling,
-    form: Form,
+    form: ProductForm,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Multiply a tile of outputs [rows, column] of a small weight, with all its inputs at once: DEPTH, and the REST.
 

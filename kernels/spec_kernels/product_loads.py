@@ -35,7 +35,7 @@ class Tiling(NamedTuple):
     WHOLE_TILES: tl.constexpr
 
 
-class Form(NamedTuple):
+class ProductForm(NamedTuple):
     """What a product computes, and when its program loads and waits. SCALE_ROWS is 0 without scales."""
 
     SCALE_ROWS: tl.constexpr

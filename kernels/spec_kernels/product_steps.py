@@ -10,8 +10,8 @@ from spec_kernels.block_fp8 import BLOCK, load_scale, multiplier, widened
 from spec_kernels.early import wait_for_inputs
 from spec_kernels.product_at_once import sums_at_once
 from spec_kernels.product_loads import (
-    Form,
     Operands,
+    ProductForm,
     Tiling,
     load_norm,
     load_norms,
@@ -51,7 +51,7 @@ def _add_product(
     first_input: tl.tensor,
     out_features: tl.tensor,
     tiling: Tiling,
-    form: Form,
+    form: ProductForm,
 ) -> tl.tensor:
     """Add to `sums` the product of rows with the weight rows `first + columns`, for one step of inputs.
 
@@ -94,7 +94,7 @@ def _sums_of_split(
     out_features: tl.tensor,
     rows_stride: tl.tensor,
     tiling: Tiling,
-    form: Form,
+    form: ProductForm,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Compute `tile_sums` for one split of the inputs, step by step. With AHEAD it loads its whole part of the weight
     before it waits."""
@@ -151,7 +151,7 @@ def _add_splits(
     num_rows: tl.tensor,
     is_entry: tl.tensor,
     tiling: Tiling,
-    form: Form,
+    form: ProductForm,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """Store the sums of one split. The last split to finish adds those of all splits, in order."""
     ROW_TILE: tl.constexpr = tiling.ROW_TILE
@@ -196,7 +196,7 @@ def tile_sums(
     out_features: tl.tensor,
     rows_stride: tl.tensor,
     tiling: Tiling,
-    form: Form,
+    form: ProductForm,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """Multiply a tile of outputs [rows, column]: at once if there are GROUPS, else with a program for each split of the
     inputs. It waits for the previous kernel as described in `early.py`.

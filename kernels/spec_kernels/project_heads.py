@@ -15,12 +15,12 @@ import triton.language as tl
 from spec_kernels.block_fp8_reference import BLOCK_SIZE
 from spec_kernels.early import placed
 from spec_kernels.operators import operator
-from spec_kernels.product import checked_scale_rows, product_reference
-from spec_kernels.product_loads import Form, Operands, Tiling
+from spec_kernels.product import product_reference, scale_rows_of
+from spec_kernels.product_loads import Operands, ProductForm, Tiling
 from spec_kernels.product_steps import tile_sums
 from spec_kernels.product_tiles import INVARIANT_ROWS, launch_of, tiles_of_product
 from spec_kernels.rope_write import rope_write_reference
-from spec_kernels.utils import assert_rows_of, launch_on
+from spec_kernels.utils import assert_rows_of, assert_whole, launch_on
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -84,7 +84,7 @@ def _project_heads(
         NUM_QKV_HEADS * HEAD_DIM,
         rows_stride,
         Tiling(IN_FEATURES, SPLITS, GROUPS, ROW_TILE, COLUMN_TILE, DEPTH, REST, STAGES, TURNED, WHOLE_TILES),
-        Form(SCALE_ROWS, NORMED, False, False, EARLY),
+        ProductForm(SCALE_ROWS, NORMED, False, False, EARLY),
     )
     if is_last:
         # Loaded together with the sums of the other splits. Both halves of a head have the same angles.
@@ -178,7 +178,7 @@ def project_heads(
             NUM_HEADS=num_heads,
             NUM_KV_HEADS=num_kv_heads,
             HALF=head_dim // 2,
-            SCALE_ROWS=checked_scale_rows(weight, scales, rows, out_features),
+            SCALE_ROWS=scale_rows_of(weight, scales, rows, out_features),
             NORMED=norm_weight is not None,
             HAS_BIAS=bias is not None,
             **placed(tiles.groups > 0),
@@ -198,12 +198,11 @@ def _assert_shapes(
     num_rows, _, head_dim = queries.shape
     assert num_rows <= INVARIANT_ROWS and head_dim % 2 == 0
     assert_rows_of(rows, num_rows, rows.shape[1])
-    assert_rows_of(kv, kv.shape[0], 2, kv.shape[2], head_dim)
+    assert_whole((kv,), kv.shape[0], 2, kv.shape[2], head_dim)
     for turns in (cos, signed_sin):
         assert_rows_of(turns, num_rows, head_dim)
     assert_rows_of(slot_mapping, num_rows)
-    assert queries.is_contiguous() and kv.is_contiguous()
-    assert queries.dtype == kv.dtype == rows.dtype
+    assert queries.is_contiguous() and queries.dtype == kv.dtype == rows.dtype
 
 
 def fits_scales(head_dim: int) -> bool:

@@ -17,7 +17,7 @@ from spec_kernels.noise import USE_ACCEPT, USE_EMIT, arrival, round_key, uniform
 from spec_kernels.operators import empty_verdict, operator
 from spec_kernels.softmax import merge_rows, softmax_in_tiles
 from spec_kernels.strict import strict_accept
-from spec_kernels.utils import assert_rows_of, launch_on
+from spec_kernels.utils import assert_rows_of, launch_on, next_power_of_2
 from spec_kernels.vocabulary import (
     NO_TOKEN,
     RACE_TILE,
@@ -255,8 +255,8 @@ def write_rejection(
             num_tiles,
             *strides,
             **kind,
-            ROW_TILE=triton.next_power_of_2(num_rows),
-            TILE_TILE=triton.next_power_of_2(num_tiles),
+            ROW_TILE=next_power_of_2(num_rows),
+            TILE_TILE=next_power_of_2(num_tiles),
         )
         _draw_last(tokens, num_accepted, reached, logits, q_logits, draft_tokens, draws, strides, kind)
 
@@ -291,8 +291,9 @@ def _draw_last(
         **kind,
         RACE_TILE=RACE_TILE,
     )
-    tile_tile = triton.next_power_of_2(num_tiles)
-    _put_last[(batch,)](tokens, num_accepted, ratios, winners, num_rows, num_tiles, TILE_TILE=tile_tile)
+    _put_last[(batch,)](
+        tokens, num_accepted, ratios, winners, num_rows, num_tiles, TILE_TILE=next_power_of_2(num_tiles)
+    )
 
 
 def _check(

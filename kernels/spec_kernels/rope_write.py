@@ -16,7 +16,7 @@ import triton.language as tl
 
 from spec_kernels.early import placed_if_few, wait_behind_others
 from spec_kernels.operators import operator
-from spec_kernels.utils import assert_rows_of, launch_on
+from spec_kernels.utils import assert_rows_of, assert_whole, launch_on
 
 _PAIR_TILE = 16
 _NUMBERS_AT_ONCE = 2048
@@ -263,8 +263,7 @@ def rope_write(
         assert_rows_of(kv, kv.shape[0], 2, num_kv_heads, head_dim)
         assert kv.is_contiguous() and kv.dtype == qkv.dtype
     if norm_weight is not None:
-        assert_rows_of(norm_weight, num_heads + num_kv_heads, head_dim)
-        assert norm_weight.is_contiguous()
+        assert_whole((norm_weight,), num_heads + num_kv_heads, head_dim)
     assert norm_weight is not None or not norms_values
     assert queries.dtype == qkv.dtype and rotary_dim % 2 == 0
     sizes = _sizes(num_heads, num_kv_heads, head_dim, rotary_dim)
