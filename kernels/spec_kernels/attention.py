@@ -8,6 +8,9 @@ share its splits.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cache
+
 import torch
 import triton
 
@@ -92,9 +95,14 @@ def _heads(queries: torch.Tensor, kv: torch.Tensor, page_size: int) -> dict[str,
         "GROUP": num_heads // kv.shape[2],
         "NUM_KV_HEADS": kv.shape[2],
         "HEAD_DIM": head_dim,
-        "CHANNEL_TILE": max(16, triton.next_power_of_2(head_dim)),
+        "CHANNEL_TILE": _channel_tile(head_dim),
         "PAGE_SIZE": page_size,
     }
+
+
+@cache
+def _channel_tile(head_dim: int) -> int:
+    return max(16, triton.next_power_of_2(head_dim))
 
 
 def _strides(queries: torch.Tensor, kv: torch.Tensor, page_table: torch.Tensor) -> tuple[int, ...]:
@@ -123,24 +131,11 @@ def _launch_splits(
     """
     queries, kv, page_table, seq_lens = inputs
     batch, num_rows, num_heads, head_dim = page_table.shape[0], *queries.shape
-    num_queries, group, num_kv_heads = num_rows // batch, heads["GROUP"], kv.shape[2]
-    choose_tiles = tree_tiles if num_tail > 0 else decode_tiles
-    tiles = choose_tiles(num_queries * group, heads["CHANNEL_TILE"], kv.element_size())
-    assert split_keys % tiles.keys == 0
-    num_tiles = batch * triton.cdiv(num_queries * group, tiles.rows)
+    path_len = tree[0].shape[2] if num_tail > 0 else 0
     num_splits = max(1, triton.cdiv(reach[0], split_keys))
-    is_whole = num_splits == 1 or num_tiles * num_kv_heads >= NUM_TILES_TO_FILL
-    if is_whole:
-        num_splits = 1
-    path_len, num_own, num_entries = 0, 0, 0 if is_whole else num_splits
-    grid = (num_tiles, num_kv_heads, num_splits)
-    if num_tail > 0:
-        path_len, num_own = tree[0].shape[2], num_rows * triton.cdiv(group, tiles.rows)
-        own_splits = (split_keys + path_len - 2) // split_keys + 1
-        num_entries = 1 + own_splits if is_whole else num_splits
-        grid = (num_own * own_splits + num_tiles * num_splits, num_kv_heads, 1)
-    partials = empty_partials(num_entries, num_rows, num_heads, head_dim, out.device)
-    attend_split[grid](
+    division = _division(queries.shape, kv.shape, batch, kv.element_size(), split_keys, num_splits, path_len)
+    partials = empty_partials(division.num_entries, num_rows, num_heads, head_dim, out.device)
+    attend_split[division.grid](
         out,
         partials.acc,
         partials.sums,
@@ -151,12 +146,12 @@ def _launch_splits(
         seq_lens,
         tree[0],
         tree[1],
-        num_queries,
+        num_rows // batch,
         num_tail,
         path_len,
-        num_own,
-        num_tiles * num_splits,
-        num_splits,
+        division.num_own,
+        division.num_shared,
+        division.num_splits,
         reach[0],
         reach[1],
         scale * _LOG2_E,
@@ -164,17 +159,65 @@ def _launch_splits(
         num_rows * num_heads,
         split_keys,
         **heads,
-        ROW_TILE=tiles.rows,
-        KEY_TILE=tiles.keys,
-        STAGES=tiles.num_stages,
-        IS_TREE=num_tail > 0,
-        IS_WHOLE=is_whole,
-        **placed_if_few(grid[0] * grid[1] * grid[2]),
-        num_warps=tiles.num_warps,
+        IS_WHOLE=division.is_whole,
+        **placed_if_few(division.grid[0] * division.grid[1] * division.grid[2]),
+        **division.constants,
     )
-    if num_entries > 0:
+    if division.num_entries > 0:
         depths = tree[1] if num_tail > 0 else None
-        merge_partials(out, partials, seq_lens, reach, split_keys, depths, num_tail, is_whole)
+        merge_partials(out, partials, seq_lens, reach, split_keys, depths, num_tail, division.is_whole)
+
+
+@dataclass(frozen=True, slots=True)
+class _Division:
+    """The division of rows and splits among the programs of a launch.
+
+    Attributes:
+        num_own: programs that each take a query row of a tree and the root's split.
+        num_shared: programs that take the splits before a tree's root, or those of a chain.
+        num_splits: how many of these a row tile has.
+        num_entries: the number of a row's partial results; 0 if there is nothing to merge.
+        is_whole: a program takes all its splits, one after another.
+        constants: compile-time constants that follow from it, and the number of warps.
+    """
+
+    grid: tuple[int, int, int]
+    num_own: int
+    num_shared: int
+    num_splits: int
+    num_entries: int
+    is_whole: bool
+    constants: dict[str, int]
+
+
+@cache
+def _division(
+    queries: torch.Size, kv: torch.Size, batch: int, element_size: int, split_keys: int, num_splits: int, path_len: int
+) -> _Division:
+    """Divide the splits of all rows; `path_len` is 0 for a chain. It is kept, since every layer asks for it."""
+    (num_rows, num_heads, head_dim), num_kv_heads = queries, kv[2]
+    group = num_heads // num_kv_heads
+    num_pairs = num_rows // batch * group
+    tiles = (tree_tiles if path_len > 0 else decode_tiles)(num_pairs, _channel_tile(head_dim), element_size)
+    assert split_keys % tiles.keys == 0
+    num_tiles = batch * triton.cdiv(num_pairs, tiles.rows)
+    is_whole = num_splits == 1 or num_tiles * num_kv_heads >= NUM_TILES_TO_FILL
+    if is_whole:
+        num_splits = 1
+    num_own, num_entries, grid = 0, 0 if is_whole else num_splits, (num_tiles, num_kv_heads, num_splits)
+    if path_len > 0:
+        num_own = num_rows * triton.cdiv(group, tiles.rows)
+        own_splits = (split_keys + path_len - 2) // split_keys + 1
+        num_entries = 1 + own_splits if is_whole else num_splits
+        grid = (num_own * own_splits + num_tiles * num_splits, num_kv_heads, 1)
+    constants = {
+        "IS_TREE": path_len > 0,
+        "ROW_TILE": tiles.rows,
+        "KEY_TILE": tiles.keys,
+        "STAGES": tiles.num_stages,
+        "num_warps": tiles.num_warps,
+    }
+    return _Division(grid, num_own, num_tiles * num_splits, num_splits, num_entries, is_whole, constants)
 
 
 def _launch_chunk(

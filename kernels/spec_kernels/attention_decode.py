@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from spec_kernels.attention_tree import tree_keys, tree_tile
+from spec_kernels.attention_tree import tree_keys, tree_slots, tree_tile
 from spec_kernels.early import wait_for_inputs
 from spec_kernels.online_softmax import add_keys_across, divisor, key_slots, merge
 
@@ -90,17 +90,14 @@ def attend_split(
         is_own, request, first_row, end_row, split = tree_tile(
             tl.program_id(0), num_own, num_shared, num_splits, num_queries, GROUP, ROW_TILE
         )
-        rows = first_row + tl.arange(0, ROW_TILE)
-        query = rows // GROUP
-        is_row = rows < end_row
     else:
         tiles_per_request = tl.cdiv(num_queries * GROUP, ROW_TILE)
         request = tl.program_id(0) // tiles_per_request
         first_row = tl.program_id(0) % tiles_per_request * ROW_TILE
         split = tl.program_id(2)
-        rows = first_row + tl.arange(0, ROW_TILE)
-        query = rows // GROUP
-        is_row = query < num_queries
+    rows = first_row + tl.arange(0, ROW_TILE)
+    query = rows // GROUP
+    is_row = rows < end_row if IS_TREE else query < num_queries
     out_row = (request * num_queries + query).to(tl.int64)
 
     # A tile reads one range of keys, which covers those of all its rows. In a chain each row has its own start and end
@@ -149,12 +146,7 @@ def attend_split(
         keys = first_key + tl.arange(0, KEY_TILE)
         is_key = (keys >= low) & (keys < high)
         if IS_TREE:
-            # One load for both tables, so that keys wait no longer than in a chain.
-            behind = keys - prefix_len
-            places = tl.load(
-                tl.where(behind >= 0, path_ptr + behind, pages_ptr + keys // PAGE_SIZE), mask=is_key, other=0
-            )
-            slots = tl.where(behind >= 0, places, places * PAGE_SIZE + keys % PAGE_SIZE)
+            slots = tree_slots(path_ptr, pages_ptr, keys, prefix_len, is_key, PAGE_SIZE)
         else:
             slots = key_slots(pages_ptr, keys, low, high, PAGE_SIZE)
         key_rows, value_rows = _load_keys(

@@ -118,6 +118,7 @@ def attend_chunk(
     if not IS_WINDOWED:
         # Every row of the tile sees all keys up to the first row's last key.
         masked_from = tl.maximum(tl.minimum(first_end + tile * ROW_TILE, num_readable), 0) // KEY_TILE * KEY_TILE
+    for is_masked in tl.static_range(1 if IS_WINDOWED else 0, 2):
         maxima, sums, acc = _attend_span(
             maxima,
             sums,
@@ -125,8 +126,8 @@ def attend_chunk(
             queries,
             kv_ptr,
             pages_ptr,
-            0,
-            masked_from,
+            masked_from if is_masked else 0,
+            high if is_masked else masked_from,
             start,
             end,
             scale,
@@ -137,29 +138,8 @@ def attend_chunk(
             PAGE_SIZE,
             KEY_TILE,
             STAGES,
-            False,
+            is_masked,
         )
-    maxima, sums, acc = _attend_span(
-        maxima,
-        sums,
-        acc,
-        queries,
-        kv_ptr,
-        pages_ptr,
-        masked_from,
-        high,
-        start,
-        end,
-        scale,
-        slot_stride,
-        NUM_KV_HEADS * HEAD_DIM,
-        HEAD_DIM,
-        CHANNEL_TILE,
-        PAGE_SIZE,
-        KEY_TILE,
-        STAGES,
-        True,
-    )
     out_ptrs = out_ptr + (out_row * (NUM_KV_HEADS * GROUP) + head)[:, None] * HEAD_DIM + channels[None, :]
     out = (acc / divisor(sums)[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_ptrs, out, mask=is_row[:, None] & is_channel)

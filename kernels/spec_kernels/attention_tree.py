@@ -76,3 +76,19 @@ def tree_keys(
     low = tl.maximum(tl.maximum(lowest, 0), first + shift)
     high = tl.minimum(tl.minimum(own_end, num_readable), end + shift)
     return low, high, entry
+
+
+@triton.jit
+def tree_slots(
+    path_ptr: tl.tensor,
+    pages_ptr: tl.tensor,
+    keys: tl.tensor,
+    prefix_len: tl.tensor,
+    is_key: tl.tensor,
+    PAGE_SIZE: tl.constexpr,
+) -> tl.tensor:
+    """Returns the cache slots of `keys`: by a request's pages in the prefix, and by a row's path after it."""
+    # One load for both tables, so that keys wait no longer than in a chain.
+    behind = keys - prefix_len
+    places = tl.load(tl.where(behind >= 0, path_ptr + behind, pages_ptr + keys // PAGE_SIZE), mask=is_key, other=0)
+    return tl.where(behind >= 0, places, places * PAGE_SIZE + keys % PAGE_SIZE)

@@ -8,6 +8,8 @@ stopping early would save nothing.
 # mypy: allow-untyped-decorators
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -106,12 +108,18 @@ def note_confidence(
         )
 
 
+class DraftedSlots(NamedTuple):
+    """Pointers to the slot of each request and whether it is active, and to what each slot keeps of its drafts."""
+
+    ids: tl.tensor
+    active: tl.tensor
+    num_drafted: tl.tensor
+    survival: tl.tensor
+
+
 @triton.jit
 def _load_offered(
-    slot_ids_ptr: tl.tensor,
-    active_ptr: tl.tensor,
-    num_drafted_ptr: tl.tensor,
-    survival_ptr: tl.tensor,
+    of: DraftedSlots,
     requests: tl.tensor,
     columns: tl.tensor,
     most: tl.tensor,
@@ -124,11 +132,11 @@ def _load_offered(
     """Loads the survival of drafts (0 without a budget), whether they are offered if the budget allows it, and whether
     their request is active."""
     is_request = requests < batch
-    slots = tl.load(slot_ids_ptr + requests, mask=is_request, other=0)
-    is_active = is_request & (tl.load(active_ptr + requests, mask=is_request, other=0) != 0)
-    num_drafted = tl.load(num_drafted_ptr + slots, mask=is_active, other=0)
+    slots = tl.load(of.ids + requests, mask=is_request, other=0)
+    is_active = is_request & (tl.load(of.active + requests, mask=is_request, other=0) != 0)
+    num_drafted = tl.load(of.num_drafted + slots, mask=is_active, other=0)
     is_offered = is_active & (columns < num_drafted) & (columns < most)
-    row = survival_ptr + slots * survival_stride
+    row = of.survival + slots * survival_stride
     survival = tl.zeros_like(columns).to(tl.float32)
     if HAS_BUDGET:
         survival = tl.load(row + columns, mask=is_offered, other=0.0)
@@ -158,19 +166,10 @@ def _count_offered(
     """Counts the offered drafts of one request. A draft's rank is the number of offered drafts that precede it."""
     request = tl.program_id(0)
     columns = tl.arange(0, DRAFT_TILE)
+    of = DraftedSlots(slot_ids_ptr, active_ptr, num_drafted_ptr, survival_ptr)
+    requests = request + tl.zeros_like(columns)
     survival, is_offered, _ = _load_offered(
-        slot_ids_ptr,
-        active_ptr,
-        num_drafted_ptr,
-        survival_ptr,
-        request + tl.zeros_like(columns),
-        columns,
-        most,
-        threshold,
-        batch,
-        survival_stride,
-        MAY_STOP,
-        HAS_BUDGET,
+        of, requests, columns, most, threshold, batch, survival_stride, MAY_STOP, HAS_BUDGET
     )
     if HAS_BUDGET:
         place = request * DRAFT_TILE + columns
@@ -178,24 +177,14 @@ def _count_offered(
         num_active = 0
         for first in range(0, batch, OTHERS):
             others = first * DRAFT_TILE + tl.arange(0, OTHERS * DRAFT_TILE)
+            other_requests, other_columns = others // DRAFT_TILE, others % DRAFT_TILE
             other_survival, other_offered, other_active = _load_offered(
-                slot_ids_ptr,
-                active_ptr,
-                num_drafted_ptr,
-                survival_ptr,
-                others // DRAFT_TILE,
-                others % DRAFT_TILE,
-                most,
-                threshold,
-                batch,
-                survival_stride,
-                MAY_STOP,
-                HAS_BUDGET,
+                of, other_requests, other_columns, most, threshold, batch, survival_stride, MAY_STOP, HAS_BUDGET
             )
             is_likelier = other_survival[None, :] > survival[:, None]
             is_earlier = (other_survival[None, :] == survival[:, None]) & (others[None, :] < place[:, None])
             rank += tl.sum((other_offered[None, :] & (is_likelier | is_earlier)).to(tl.int32), 1)
-            num_active += tl.sum((other_active & (others % DRAFT_TILE == 0)).to(tl.int32), 0)
+            num_active += tl.sum((other_active & (other_columns == 0)).to(tl.int32), 0)
         is_offered = is_offered & (rank < budget - num_active)
     tl.store(offered_ptr + request, tl.sum(is_offered.to(tl.int64), 0))
 

@@ -9,13 +9,16 @@ rule's kernel. Here they are normed once for each key head, instead of for each 
 # mypy: allow-untyped-decorators
 from __future__ import annotations
 
+from functools import cache
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
 
 from spec_kernels.operators import operator
-from spec_kernels.utils import assert_rows_of, launch_on
+from spec_kernels.utils import assert_whole, launch_on
 
 _ROW_TILE = 16
 """The same in every launch, so that the order of a norm's summation does not depend on the number of rows."""
@@ -50,13 +53,45 @@ def _decay_and_strength(
     tl.store(strength_ptr + out, 1.0 / (1.0 + tl.exp(-strength)), mask=is_entry)
 
 
+class Inputs(NamedTuple):
+    """Pointers to the window of one slot and to a request's projected rows; also the window's column of the oldest
+    input that row 0 sees, and the stride of rows."""
+
+    window: tl.tensor
+    raw: tl.tensor
+    begin: tl.tensor
+    row_stride: tl.tensor
+
+
+@triton.jit
+def _convolve(
+    of: Inputs,
+    conv_weight_ptr: tl.tensor,
+    rows: tl.tensor,
+    is_row: tl.tensor,
+    channels: tl.tensor,
+    is_channel: tl.tensor,
+    CONV_SIZE: tl.constexpr,
+    HISTORY: tl.constexpr,
+) -> tl.tensor:
+    """Return the causal convolution [rows, channels], whose first rows also read the window."""
+    total = tl.zeros((rows.shape[0], channels.shape[0]), dtype=tl.float32)
+    for tap in tl.static_range(HISTORY + 1):
+        source = rows + tap - HISTORY
+        is_new = (is_row & (source >= 0))[:, None] & is_channel[None, :]
+        is_old = (is_row & (source < 0))[:, None] & is_channel[None, :]
+        new_ptrs = of.raw + (source.to(tl.int64) * of.row_stride)[:, None] + channels[None, :]
+        old_ptrs = of.window + ((of.begin + HISTORY + source) * CONV_SIZE)[:, None] + channels[None, :]
+        taken = tl.where(is_old, tl.load(old_ptrs, mask=is_old), tl.load(new_ptrs, mask=is_new)).to(tl.float32)
+        weight = tl.load(conv_weight_ptr + channels * (HISTORY + 1) + tap, mask=is_channel, other=0.0)
+        total += tl.where(is_old | is_new, taken, 0.0) * weight[None, :]
+    return total
+
+
 @triton.jit
 def _slide_window(
-    windows_ptr: tl.tensor,
-    raw_ptr: tl.tensor,
-    begin: tl.tensor,
+    of: Inputs,
     num_rows: tl.tensor,
-    row_stride: tl.tensor,
     channels: tl.tensor,
     is_channel: tl.tensor,
     CONV_SIZE: tl.constexpr,
@@ -65,22 +100,22 @@ def _slide_window(
     IS_PROMPT: tl.constexpr,
     ROW_TILE: tl.constexpr,
 ) -> None:
-    """Write the window of one slot, whose old inputs start at column `begin`. After verify it holds all old and new
+    """Write the window of one slot, whose old inputs start at column `of.begin`. After verify it holds all old and new
     inputs but the first; after a prompt's rows the last HISTORY."""
     first = num_rows if IS_PROMPT else 1
     num_kept = HISTORY if IS_PROMPT else HISTORY - 1 + num_rows
     columns = tl.arange(0, HISTORY_TILE)
     is_old = (first + columns < HISTORY)[:, None] & is_channel[None, :]
-    old_ptrs = windows_ptr + ((begin + first + columns) * CONV_SIZE)[:, None] + channels[None, :]
+    old_ptrs = of.window + ((of.begin + first + columns) * CONV_SIZE)[:, None] + channels[None, :]
     old = tl.load(old_ptrs, mask=is_old)
     tl.debug_barrier()  # no thread may overwrite what another has not read yet, here or in the convolution
-    tl.store(windows_ptr + (columns * CONV_SIZE)[:, None] + channels[None, :], old, mask=is_old)
+    tl.store(of.window + (columns * CONV_SIZE)[:, None] + channels[None, :], old, mask=is_old)
     for start in range(0, num_kept, ROW_TILE):
         later = start + tl.arange(0, ROW_TILE)
         source = first + later - HISTORY
         is_new = ((later < num_kept) & (source >= 0))[:, None] & is_channel[None, :]
-        new = tl.load(raw_ptr + (source.to(tl.int64) * row_stride)[:, None] + channels[None, :], mask=is_new)
-        tl.store(windows_ptr + (later * CONV_SIZE)[:, None] + channels[None, :], new, mask=is_new)
+        new = tl.load(of.raw + (source.to(tl.int64) * of.row_stride)[:, None] + channels[None, :], mask=is_new)
+        tl.store(of.window + (later * CONV_SIZE)[:, None] + channels[None, :], new, mask=is_new)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_columns"])
@@ -142,18 +177,8 @@ def _delta_inputs(
         is_channel = own < tl.where(is_value, VALUE_DIM, KEY_DIM)
         slot, begin = tl.load(slot_ids_ptr + request), tl.load(committed_ptr + request)
         window_ptr = windows_ptr + slot * num_columns * CONV_SIZE
-        raw_ptr = projected_ptr + request * num_rows * row_stride
-
-        total = tl.zeros([ROW_TILE, CHANNEL_TILE], dtype=tl.float32)
-        for tap in tl.static_range(HISTORY + 1):
-            source = rows + tap - HISTORY
-            is_new = (is_row & (source >= 0))[:, None] & is_channel[None, :]
-            is_old = (is_row & (source < 0))[:, None] & is_channel[None, :]
-            new_ptrs = raw_ptr + (source.to(tl.int64) * row_stride)[:, None] + channels[None, :]
-            old_ptrs = window_ptr + ((begin + HISTORY + source) * CONV_SIZE)[:, None] + channels[None, :]
-            taken = tl.where(is_old, tl.load(old_ptrs, mask=is_old), tl.load(new_ptrs, mask=is_new)).to(tl.float32)
-            weight = tl.load(conv_weight_ptr + channels * (HISTORY + 1) + tap, mask=is_channel, other=0.0)
-            total += tl.where(is_old | is_new, taken, 0.0) * weight[None, :]
+        of = Inputs(window_ptr, projected_ptr + request * num_rows * row_stride, begin, row_stride)
+        total = _convolve(of, conv_weight_ptr, rows, is_row, channels, is_channel, CONV_SIZE, HISTORY)
         # The engines also round to the model's dtype here.
         mixed = (total / (1.0 + tl.exp(-total))).to(projected_ptr.dtype.element_ty).to(tl.float32)
         unit = tl.rsqrt(tl.sum(mixed * mixed, axis=1) + 1e-6)
@@ -162,20 +187,7 @@ def _delta_inputs(
         out_ptrs = mixed_ptr + (out_rows * CONV_SIZE)[:, None] + channels[None, :]
         tl.store(out_ptrs, mixed, mask=is_row[:, None] & is_channel[None, :])
         if tl.program_id(1) == 0:
-            _slide_window(
-                window_ptr,
-                raw_ptr,
-                begin,
-                num_rows,
-                row_stride,
-                channels,
-                is_channel,
-                CONV_SIZE,
-                HISTORY,
-                HISTORY_TILE,
-                IS_PROMPT,
-                ROW_TILE,
-            )
+            _slide_window(of, num_rows, channels, is_channel, CONV_SIZE, HISTORY, HISTORY_TILE, IS_PROMPT, ROW_TILE)
 
 
 @operator("delta_inputs", mutates_args=("mixed", "log_decay", "strength", "windows"))
@@ -212,19 +224,15 @@ def delta_inputs(
     """
     batch, num_rows, conv_size = mixed.shape
     num_value_heads, history = rate.shape[0], conv_weight.shape[1] - 1
-    value_size = conv_size - 2 * num_key_heads * key_head_dim
-    assert_rows_of(projected, batch, num_rows, conv_size + value_size + 2 * num_value_heads)
-    assert_rows_of(windows, windows.shape[0], windows.shape[1], conv_size)
-    assert_rows_of(log_decay, batch, num_rows, num_value_heads)
-    assert_rows_of(strength, batch, num_rows, num_value_heads)
-    contiguous = (mixed, log_decay, strength, windows, projected, conv_weight, rate, time_bias, slot_ids, committed)
-    assert all(tensor.is_contiguous() for tensor in contiguous)
+    value_head_dim = (conv_size - 2 * num_key_heads * key_head_dim) // num_value_heads
+    assert_whole((projected,), batch, num_rows, conv_size + num_value_heads * (value_head_dim + 2))
+    assert_whole((windows,), *windows.shape[:2], conv_size)
+    assert_whole((log_decay, strength), batch, num_rows, num_value_heads)
+    assert all(each.is_contiguous() for each in (mixed, conv_weight, rate, time_bias, slot_ids, committed))
     assert windows.dtype == projected.dtype and history <= _ROW_TILE
     assert is_prompt or windows.shape[1] >= history - 1 + num_rows
-    value_head_dim = value_size // num_value_heads
-    num_programs = 2 * num_key_heads + num_value_heads + 1
     with launch_on(projected):
-        _delta_inputs[(num_programs, triton.cdiv(num_rows, _ROW_TILE), batch)](
+        _delta_inputs[(2 * num_key_heads + num_value_heads + 1, triton.cdiv(num_rows, _ROW_TILE), batch)](
             mixed,
             log_decay,
             strength,
@@ -238,17 +246,25 @@ def delta_inputs(
             num_rows,
             windows.shape[1],
             projected.stride(1),
-            NUM_KEY_HEADS=num_key_heads,
-            NUM_VALUE_HEADS=num_value_heads,
-            KEY_DIM=key_head_dim,
-            VALUE_DIM=value_head_dim,
-            CHANNEL_TILE=triton.next_power_of_2(max(key_head_dim, value_head_dim)),
-            HEAD_TILE=triton.next_power_of_2(num_value_heads),
-            HISTORY=history,
-            HISTORY_TILE=triton.next_power_of_2(history),
             IS_PROMPT=is_prompt,
-            ROW_TILE=_ROW_TILE,
+            **_sizes(num_key_heads, num_value_heads, key_head_dim, value_head_dim, history),
         )
+
+
+@cache
+def _sizes(num_key_heads: int, num_value_heads: int, key_dim: int, value_dim: int, history: int) -> dict[str, int]:
+    """Return the other compile-time constants; they are kept, since every layer asks for them."""
+    return {
+        "NUM_KEY_HEADS": num_key_heads,
+        "NUM_VALUE_HEADS": num_value_heads,
+        "KEY_DIM": key_dim,
+        "VALUE_DIM": value_dim,
+        "CHANNEL_TILE": triton.next_power_of_2(max(key_dim, value_dim)),
+        "HEAD_TILE": triton.next_power_of_2(num_value_heads),
+        "HISTORY": history,
+        "HISTORY_TILE": triton.next_power_of_2(history),
+        "ROW_TILE": _ROW_TILE,
+    }
 
 
 def delta_inputs_reference(

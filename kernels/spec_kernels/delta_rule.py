@@ -183,19 +183,9 @@ def delta_rule(
     assert_rows(out, mixed, log_decay, strength, slot_ids, committed)
     assert states.is_contiguous() and states.dtype == torch.float32
     assert is_prompt or out.shape[1] <= states.shape[1]
-    unread = (mixed, mixed, log_decay, strength)
+    unread, num_states = (mixed, mixed, log_decay, strength), states.shape[1]
     _launch(
-        out,
-        states,
-        mixed,
-        log_decay,
-        strength,
-        slot_ids,
-        committed,
-        unread,
-        states.shape[1],
-        num_key_heads,
-        not is_prompt,
+        out, states, mixed, log_decay, strength, slot_ids, committed, unread, num_states, num_key_heads, not is_prompt
     )
 
 

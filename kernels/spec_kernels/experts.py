@@ -18,6 +18,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from spec_kernels.expert_tiles import choose_expert_tiles
 from spec_kernels.gate import activate, activate_reference
 from spec_kernels.operators import operator
+from spec_kernels.product_steps import multiply
 from spec_kernels.utils import assert_rows_of, launch_on
 
 _PAIRS_AT_ONCE = 1024
@@ -83,17 +84,6 @@ def _own_pairs(
 
 
 @triton.jit
-def _add_product(acc: tl.tensor, rows: tl.tensor, weights: tl.tensor, TURNED: tl.constexpr) -> tl.tensor:
-    """Adds the product of [pairs, channels] and [columns, channels] to `acc` [pairs, columns], or transposed if
-    TURNED."""
-    if TURNED:
-        acc = tl.dot(weights, tl.trans(rows), acc, input_precision="ieee")
-    else:
-        acc = tl.dot(rows, tl.trans(weights), acc, input_precision="ieee")
-    return acc
-
-
-@triton.jit
 def _gate_up(
     inner_ptr: tl.tensor,
     rows_ptr: tl.tensor,
@@ -128,8 +118,8 @@ def _gate_up(
             rows = tl.load(row_ptrs + channel, mask=is_pair[:, None] & is_channel[None, :], other=0.0)
             gates = weights.load([expert * 2 * INNER + column, channel])
             ups = weights.load([expert * 2 * INNER + INNER + column, channel])
-            gate = _add_product(gate, rows, gates, TURNED)
-            up = _add_product(up, rows, ups, TURNED)
+            gate = multiply(rows, gates, gate, TURNED)
+            up = multiply(rows, ups, up, TURNED)
         inner = activate(gate, IS_GELU) * up
         if TURNED:
             inner = tl.trans(inner)
@@ -162,7 +152,7 @@ def _down(
         acc = tl.zeros((COLUMN_TILE, PAIR_TILE) if TURNED else (PAIR_TILE, COLUMN_TILE), tl.float32)
         for channel in range(0, INNER, CHANNEL_TILE):
             rows = inner.load([first, channel])  # rows of other experts among them are not stored
-            acc = _add_product(acc, rows, weights.load([expert * HIDDEN + column, channel]), TURNED)
+            acc = multiply(rows, weights.load([expert * HIDDEN + column, channel]), acc, TURNED)
         if TURNED:
             acc = tl.trans(acc)
         places = first + tl.arange(0, PAIR_TILE)
@@ -220,15 +210,12 @@ def routed_experts(
         activation: that of the gates, one of `gate.ACTIVATIONS`.
         residual: [rows, hidden_size] of any row stride.
     """
-    num_rows, hidden_size = rows.shape
-    num_experts, _, inner_size = down.shape
-    num_chosen = expert_ids.shape[1]
-    num_pairs = num_rows * num_chosen
+    (num_rows, hidden_size), (num_experts, _, inner_size) = rows.shape, down.shape
+    num_chosen, num_pairs = expert_ids.shape[1], expert_ids.numel()
     assert_experts(out, rows, gate_up, down, expert_ids, weights)
     if not num_rows:
         return
     tiles = choose_expert_tiles(num_rows, num_pairs / num_experts, rows.element_size())
-    order, starts = (torch.empty(size, dtype=torch.int32, device=out.device) for size in (num_pairs, num_experts + 1))
     inner = rows.new_empty((num_pairs, inner_size))
     is_exact = num_rows <= _ROWS_OF_EXACT_TERMS
     terms = rows.new_empty((num_pairs, hidden_size), dtype=torch.float32 if is_exact else rows.dtype)
@@ -237,14 +224,7 @@ def routed_experts(
     num_tiles = num_pairs // tiles.pairs + min(num_pairs, num_experts)
 
     with launch_on(out):
-        _sort_pairs[(num_experts + 1,)](
-            order,
-            starts,
-            expert_ids,
-            num_pairs,
-            PAIR_TILE=_PAIRS_AT_ONCE if is_exact else 4 * _PAIRS_AT_ONCE,
-            NO_EXPERT=_NO_EXPERT,
-        )
+        order, starts = _sorted_pairs(expert_ids, num_experts, _PAIRS_AT_ONCE if is_exact else 4 * _PAIRS_AT_ONCE)
         _gate_up[(triton.cdiv(inner_size, tiles.gate_up.columns), num_tiles)](
             inner,
             rows,
@@ -271,6 +251,14 @@ def routed_experts(
             CHANNEL_TILE=_CHANNELS_AT_ONCE,
             HAS_RESIDUAL=residual is not None,
         )
+
+
+def _sorted_pairs(expert_ids: torch.Tensor, num_experts: int, pair_tile: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the pairs in the order of their experts, and where each expert's begin."""
+    sizes, device = (expert_ids.numel(), num_experts + 1), expert_ids.device
+    order, starts = (torch.empty(size, dtype=torch.int32, device=device) for size in sizes)
+    _sort_pairs[sizes[1:]](order, starts, expert_ids, sizes[0], PAIR_TILE=pair_tile, NO_EXPERT=_NO_EXPERT)
+    return order, starts
 
 
 def assert_experts(

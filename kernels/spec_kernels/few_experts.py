@@ -11,6 +11,8 @@ Sources: the fused MoE kernels of vLLM and SGLang, which also treat the shared e
 # mypy: allow-untyped-decorators
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -19,6 +21,7 @@ from spec_kernels.early import placed, wait_for_inputs
 from spec_kernels.expert_tiles import MAX_INVARIANT_ROWS, choose_expert_tiles
 from spec_kernels.experts import assert_experts, routed_experts_reference
 from spec_kernels.few_experts_steps import (
+    Tile,
     add_terms_of_tile,
     down_of_tile,
     gate_up_of_tile,
@@ -106,12 +109,7 @@ def _few_experts(
                     is_row,
                     pairs,
                     row_stride,
-                    ROW_TILE,
-                    HIDDEN,
-                    INNER,
-                    INNER_COLUMNS,
-                    INNER_CHANNELS,
-                    INNER_STAGES,
+                    Tile(ROW_TILE, HIDDEN, INNER, INNER_COLUMNS, INNER_CHANNELS, INNER_STAGES),
                     IS_GELU,
                 )
                 if HAS_DOWN:
@@ -133,12 +131,7 @@ def _few_experts(
                 is_row,
                 pairs,
                 num_pairs,
-                ROW_TILE,
-                HIDDEN,
-                INNER,
-                COLUMN_TILE,
-                CHANNEL_TILE,
-                STAGES,
+                Tile(ROW_TILE, HIDDEN, INNER, COLUMN_TILE, CHANNEL_TILE, STAGES),
             )
         tl.debug_barrier()
         if tl.atomic_add(arrivals_ptr + tile, 1, sem="acq_rel") == num_slots - 1:
@@ -191,24 +184,15 @@ def few_experts(
         arrivals: [`num_experts_arrivals`] int32 zeros, and zero again afterwards; only kernels of one stream may share
             it.
     """
-    num_rows, hidden_size = rows.shape
+    (num_rows, hidden_size), num_chosen = rows.shape, expert_ids.shape[1]
     num_experts, _, inner_size = down.shape
-    num_chosen = expert_ids.shape[1]
-    assert 0 < num_rows <= MAX_INVARIANT_ROWS
+    assert 0 < num_rows <= MAX_INVARIANT_ROWS and len(arrivals) >= num_experts_arrivals(hidden_size, num_experts)
     assert_experts(out, rows, gate_up, down, expert_ids, weights)
-    assert (shared_down is None) == (shared_gate_up is None)
-    for tensor, shape in ((shared_gate_up, (2 * inner_size, hidden_size)), (shared_down, (hidden_size, inner_size))):
-        if tensor is not None:
-            assert_rows_of(tensor, *shape)
-            assert tensor.is_contiguous()
-    has_shared = shared_down is not None
+    has_shared = _has_shared(down, shared_gate_up, shared_down)
     num_slots = num_rows * num_chosen + has_shared
-    num_pairs = num_rows * (num_chosen + has_shared)
-    inner = rows.new_empty((num_pairs, inner_size))
-    terms = torch.empty((num_pairs, hidden_size), dtype=torch.float32, device=out.device)
-    tiles = choose_expert_tiles(num_rows, 1, rows.element_size())
-    assert len(arrivals) >= num_experts_arrivals(hidden_size, num_experts) and tiles.down.columns >= _MIN_COLUMNS
-    num_first, num_second = triton.cdiv(inner_size, tiles.gate_up.columns), triton.cdiv(hidden_size, tiles.down.columns)
+    inner = rows.new_empty((num_rows * (num_chosen + has_shared), inner_size))
+    terms = rows.new_empty((len(inner), hidden_size), dtype=torch.float32)
+    num_first, num_second, constants = _division(rows.element_size(), num_experts, num_chosen, hidden_size, inner_size)
     # Both halves in one launch, or a launch for each.
     launches = ((True, True),) if num_rows >= _ONE_LAUNCH_ROWS else ((True, False), (False, True))
     with launch_on(out):
@@ -230,19 +214,6 @@ def few_experts(
                 num_slots,
                 rows.stride(0),
                 0 if residual is None else residual.stride(0),
-                ROW_TILE=MAX_INVARIANT_ROWS,
-                NUM_CHOSEN=num_chosen,
-                CHOICE_TILE=triton.next_power_of_2(num_chosen),
-                NUM_EXPERTS=num_experts,
-                EXPERT_TILE=triton.next_power_of_2(num_experts + 1),
-                HIDDEN=hidden_size,
-                INNER=inner_size,
-                INNER_COLUMNS=tiles.gate_up.columns,
-                INNER_CHANNELS=tiles.gate_up.channels,
-                INNER_STAGES=tiles.gate_up.num_stages,
-                COLUMN_TILE=tiles.down.columns,
-                CHANNEL_TILE=tiles.down.channels,
-                STAGES=tiles.down.num_stages,
                 IS_GELU=activation == "gelu_tanh",
                 HAS_SHARED=has_shared,
                 HAS_RESIDUAL=residual is not None,
@@ -250,8 +221,46 @@ def few_experts(
                 HAS_DOWN=has_down,
                 # A launch of one half is slower if it starts early, with GLM-4.7-Flash's experts (docs/log/moe.md).
                 **placed(has_gate_up and has_down),
-                num_warps=tiles.gate_up.num_warps,
+                **constants,
             )
+
+
+@cache
+def _division(
+    element_size: int, num_experts: int, num_chosen: int, hidden_size: int, inner_size: int
+) -> tuple[int, int, dict[str, int]]:
+    """Return the tiles of an expert's inner channels and of its outputs, and compile-time constants; both are kept,
+    since every layer asks for them."""
+    tiles = choose_expert_tiles(MAX_INVARIANT_ROWS, 1, element_size)
+    assert tiles.down.columns >= _MIN_COLUMNS
+    constants = {
+        "ROW_TILE": MAX_INVARIANT_ROWS,
+        "NUM_CHOSEN": num_chosen,
+        "CHOICE_TILE": triton.next_power_of_2(num_chosen),
+        "NUM_EXPERTS": num_experts,
+        "EXPERT_TILE": triton.next_power_of_2(num_experts + 1),
+        "HIDDEN": hidden_size,
+        "INNER": inner_size,
+        "INNER_COLUMNS": tiles.gate_up.columns,
+        "INNER_CHANNELS": tiles.gate_up.channels,
+        "INNER_STAGES": tiles.gate_up.num_stages,
+        "COLUMN_TILE": tiles.down.columns,
+        "CHANNEL_TILE": tiles.down.channels,
+        "STAGES": tiles.down.num_stages,
+        "num_warps": tiles.gate_up.num_warps,
+    }
+    return triton.cdiv(inner_size, tiles.gate_up.columns), triton.cdiv(hidden_size, tiles.down.columns), constants
+
+
+def _has_shared(down: torch.Tensor, shared_gate_up: torch.Tensor | None, shared_down: torch.Tensor | None) -> bool:
+    """Return whether there is a shared expert, and check its weights."""
+    _, hidden_size, inner_size = down.shape
+    assert (shared_down is None) == (shared_gate_up is None)
+    for tensor, shape in ((shared_gate_up, (2 * inner_size, hidden_size)), (shared_down, (hidden_size, inner_size))):
+        if tensor is not None:
+            assert_rows_of(tensor, *shape)
+            assert tensor.is_contiguous()
+    return shared_down is not None
 
 
 def num_experts_arrivals(hidden_size: int, num_experts: int) -> int:

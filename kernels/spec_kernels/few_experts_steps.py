@@ -3,6 +3,8 @@
 # mypy: allow-untyped-decorators
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -60,6 +62,17 @@ def rows_of_slot(
     return expert, is_row, pairs, is_shared | (first_row == slot // NUM_CHOSEN)
 
 
+class Tile(NamedTuple):
+    """The sizes of an expert and of a program's tile of one of its products."""
+
+    ROW_TILE: tl.constexpr
+    HIDDEN: tl.constexpr
+    INNER: tl.constexpr
+    COLUMN_TILE: tl.constexpr
+    CHANNEL_TILE: tl.constexpr
+    STAGES: tl.constexpr
+
+
 @triton.jit
 def gate_up_of_tile(
     inner_ptr: tl.tensor,
@@ -69,33 +82,30 @@ def gate_up_of_tile(
     is_row: tl.tensor,
     pairs: tl.tensor,
     row_stride: tl.tensor,
-    ROW_TILE: tl.constexpr,
-    HIDDEN: tl.constexpr,
-    INNER: tl.constexpr,
-    COLUMN_TILE: tl.constexpr,
-    CHANNEL_TILE: tl.constexpr,
-    STAGES: tl.constexpr,
+    size: Tile,
     IS_GELU: tl.constexpr,
 ) -> None:
     """Computes activation(gate) * up for some columns of one expert and all rows that chose it."""
-    columns = tile * COLUMN_TILE + tl.arange(0, COLUMN_TILE)
-    is_column = (columns < INNER) | (INNER % COLUMN_TILE == 0)
+    HIDDEN: tl.constexpr = size.HIDDEN
+    CHANNEL_TILE: tl.constexpr = size.CHANNEL_TILE
+    columns = tile * size.COLUMN_TILE + tl.arange(0, size.COLUMN_TILE)
+    is_column = (columns < size.INNER) | (size.INNER % size.COLUMN_TILE == 0)
     all_channels = tl.arange(0, CHANNEL_TILE)
-    all_rows = tl.arange(0, ROW_TILE)
+    all_rows = tl.arange(0, size.ROW_TILE)
     gate_ptrs = weights_ptr + columns[:, None] * HIDDEN + all_channels[None, :]
     row_ptrs = rows_ptr + all_rows[:, None] * row_stride + all_channels[None, :]
-    gate = tl.zeros((ROW_TILE, COLUMN_TILE), tl.float32)
-    up = tl.zeros((ROW_TILE, COLUMN_TILE), tl.float32)
-    for channel in tl.range(0, HIDDEN, CHANNEL_TILE, num_stages=STAGES):
+    gate = tl.zeros((size.ROW_TILE, size.COLUMN_TILE), tl.float32)
+    up = tl.zeros((size.ROW_TILE, size.COLUMN_TILE), tl.float32)
+    for channel in tl.range(0, HIDDEN, CHANNEL_TILE, num_stages=size.STAGES):
         is_channel = ((channel + all_channels < HIDDEN) | (HIDDEN % CHANNEL_TILE == 0))[None, :]
         is_weight = is_column[:, None] & is_channel
         rows = tl.load(row_ptrs + channel, mask=is_row[:, None] & is_channel, other=0.0)
         gate_rows = tl.load(gate_ptrs + channel, mask=is_weight, other=0.0)
-        up_rows = tl.load(gate_ptrs + INNER * HIDDEN + channel, mask=is_weight, other=0.0)
+        up_rows = tl.load(gate_ptrs + size.INNER * HIDDEN + channel, mask=is_weight, other=0.0)
         gate = tl.dot(rows, tl.trans(gate_rows), gate, input_precision="ieee")
         up = tl.dot(rows, tl.trans(up_rows), up, input_precision="ieee")
     inner = activate(gate, IS_GELU) * up
-    inner_ptrs = inner_ptr + pairs[:, None] * INNER + columns[None, :]
+    inner_ptrs = inner_ptr + pairs[:, None] * size.INNER + columns[None, :]
     tl.store(inner_ptrs, inner.to(inner_ptr.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
 
 
@@ -110,19 +120,16 @@ def down_of_tile(
     is_row: tl.tensor,
     pairs: tl.tensor,
     num_pairs: tl.tensor,
-    ROW_TILE: tl.constexpr,
-    HIDDEN: tl.constexpr,
-    INNER: tl.constexpr,
-    COLUMN_TILE: tl.constexpr,
-    CHANNEL_TILE: tl.constexpr,
-    STAGES: tl.constexpr,
+    size: Tile,
 ) -> None:
     """Computes some columns of one expert's outputs times the routing weights."""
+    INNER: tl.constexpr = size.INNER
+    CHANNEL_TILE: tl.constexpr = size.CHANNEL_TILE
     all_channels = tl.arange(0, CHANNEL_TILE)
     weight_ptrs = weights_ptr + columns[:, None] * INNER + all_channels[None, :]
     inner_ptrs = inner_ptr + pairs[:, None] * INNER + all_channels[None, :]
-    acc = tl.zeros((ROW_TILE, COLUMN_TILE), tl.float32)
-    for channel in tl.range(0, INNER, CHANNEL_TILE, num_stages=STAGES):
+    acc = tl.zeros((size.ROW_TILE, size.COLUMN_TILE), tl.float32)
+    for channel in tl.range(0, INNER, CHANNEL_TILE, num_stages=size.STAGES):
         is_channel = ((channel + all_channels < INNER) | (INNER % CHANNEL_TILE == 0))[None, :]
         is_inner = is_row[:, None] & is_channel
         inner = tl.load(inner_ptrs + channel, mask=is_inner, other=0.0, cache_modifier=".cg")
@@ -130,7 +137,7 @@ def down_of_tile(
         acc = tl.dot(inner, tl.trans(weight_rows), acc, input_precision="ieee")
     weights = tl.load(routing_weights_ptr + pairs, mask=is_row & (pairs < num_pairs), other=0.0)
     acc *= tl.where(pairs < num_pairs, weights, 1.0)[:, None]
-    term_ptrs = terms_ptr + pairs[:, None] * HIDDEN + columns[None, :]
+    term_ptrs = terms_ptr + pairs[:, None] * size.HIDDEN + columns[None, :]
     tl.store(term_ptrs, acc, mask=is_row[:, None] & is_column[None, :])
 
 

@@ -8,19 +8,54 @@ Source: the absorbed form of DeepSeek-V2 (arXiv 2405.04434).
 # mypy: allow-untyped-decorators
 from __future__ import annotations
 
+from functools import cache
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 
 from spec_kernels.early import loads_ahead, placed, wait_behind_others
-from spec_kernels.latent_rows import turned_reference, write_row
+from spec_kernels.latent_rows import Latents, turned_reference, write_row
 from spec_kernels.operators import operator
-from spec_kernels.utils import assert_rows_of, launch_on
+from spec_kernels.utils import assert_rows_of, assert_whole, launch_on
 
 MAX_HEAD_ROWS = 16
 """The number of rows in a tile; a row's bits do not depend on the others."""
 
 _COLUMNS = 64
+
+
+class Heads(NamedTuple):
+    """Pointers to what a product of heads writes and reads."""
+
+    out: tl.tensor
+    heads: tl.tensor
+    maps: tl.tensor
+    cos: tl.tensor
+    signed_sin: tl.tensor
+
+
+class Strides(NamedTuple):
+    """Strides of rows and heads: of the outputs, of the inputs, and of the angles."""
+
+    out_row: tl.tensor
+    out_head: tl.tensor
+    row: tl.tensor
+    head: tl.tensor
+    turn: tl.tensor
+
+
+class Sizes(NamedTuple):
+    """Channels of a head before and after the product, half of the rotated ones, and the tile of a program."""
+
+    IN: tl.constexpr
+    OUT: tl.constexpr
+    HALF: tl.constexpr
+    HALF_TILE: tl.constexpr
+    ROW_TILE: tl.constexpr
+    COLUMN_TILE: tl.constexpr
+    CHANNEL_TILE: tl.constexpr
 
 
 @triton.jit
@@ -69,39 +104,24 @@ def _load_map(
 
 @triton.jit
 def _multiply_head(
-    out_ptr: tl.tensor,
-    heads_ptr: tl.tensor,
-    maps_ptr: tl.tensor,
-    cos_ptr: tl.tensor,
-    signed_sin_ptr: tl.tensor,
-    num_rows: tl.tensor,
-    out_row_stride: tl.tensor,
-    out_head_stride: tl.tensor,
-    row_stride: tl.tensor,
-    head_stride: tl.tensor,
-    turn_stride: tl.tensor,
-    IN: tl.constexpr,
-    OUT: tl.constexpr,
-    HALF: tl.constexpr,
-    HALF_TILE: tl.constexpr,
-    ROW_TILE: tl.constexpr,
-    COLUMN_TILE: tl.constexpr,
-    CHANNEL_TILE: tl.constexpr,
-    AHEAD: tl.constexpr,
-    EARLY: tl.constexpr,
+    of: Heads, num_rows: tl.tensor, strides: Strides, sizes: Sizes, AHEAD: tl.constexpr, EARLY: tl.constexpr
 ) -> None:
     """Multiplies one head of all rows by some columns of its matrix. A head's first program rotates the other
     channels."""
+    IN: tl.constexpr = sizes.IN
+    OUT: tl.constexpr = sizes.OUT
+    HALF: tl.constexpr = sizes.HALF
+    CHANNEL_TILE: tl.constexpr = sizes.CHANNEL_TILE
     head = tl.program_id(1)
-    rows = tl.arange(0, ROW_TILE)
+    rows = tl.arange(0, sizes.ROW_TILE)
     is_row = rows < num_rows
-    columns = tl.program_id(0) * COLUMN_TILE + tl.arange(0, COLUMN_TILE)
-    is_column = (columns < OUT) | (OUT % COLUMN_TILE == 0)
+    columns = tl.program_id(0) * sizes.COLUMN_TILE + tl.arange(0, sizes.COLUMN_TILE)
+    is_column = (columns < OUT) | (OUT % sizes.COLUMN_TILE == 0)
     all_channels = tl.arange(0, CHANNEL_TILE)
-    head_ptrs = heads_ptr + rows * row_stride + head * head_stride
-    out_ptrs = out_ptr + rows * out_row_stride + head * out_head_stride
-    map_ptrs = maps_ptr + (head.to(tl.int64) * IN + all_channels)[:, None] * OUT + columns[None, :]
-    acc = tl.zeros((ROW_TILE, COLUMN_TILE), tl.float32)
+    head_ptrs = of.heads + rows * strides.row + head * strides.head
+    out_ptrs = of.out + rows * strides.out_row + head * strides.out_head
+    map_ptrs = of.maps + (head.to(tl.int64) * IN + all_channels)[:, None] * OUT + columns[None, :]
+    acc = tl.zeros((sizes.ROW_TILE, sizes.COLUMN_TILE), tl.float32)
     if AHEAD:
         # No kernel writes the maps, so they are loaded while the previous kernel still runs.
         STEPS: tl.constexpr = (IN + CHANNEL_TILE - 1) // CHANNEL_TILE
@@ -120,12 +140,12 @@ def _multiply_head(
             tile = _load_map(map_ptrs + channel * OUT, channel + all_channels, is_column, IN, CHANNEL_TILE)
             acc = tl.dot(parts, tile, acc, input_precision="ieee")
     is_entry = is_row[:, None] & is_column[None, :]
-    tl.store(out_ptrs[:, None] + columns[None, :], acc.to(out_ptr.dtype.element_ty), mask=is_entry)
+    tl.store(out_ptrs[:, None] + columns[None, :], acc.to(of.out.dtype.element_ty), mask=is_entry)
     # The outer branch is taken at compile time.
     if HALF > 0:  # noqa: SIM102
         if tl.program_id(0) == 0:
-            turns = rows * turn_stride
-            _turn(out_ptrs + OUT, head_ptrs + IN, cos_ptr + turns, signed_sin_ptr + turns, is_row, HALF, HALF_TILE)
+            cos, sin = of.cos + rows * strides.turn, of.signed_sin + rows * strides.turn
+            _turn(out_ptrs + OUT, head_ptrs + IN, cos, sin, is_row, HALF, sizes.HALF_TILE)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -152,27 +172,10 @@ def _multiply_heads(
     EARLY: tl.constexpr,
 ) -> None:
     """Multiplies one head of all rows by some columns of its matrix."""
+    of = Heads(out_ptr, heads_ptr, maps_ptr, cos_ptr, signed_sin_ptr)
+    strides = Strides(out_row_stride, out_head_stride, row_stride, head_stride, turn_stride)
     _multiply_head(
-        out_ptr,
-        heads_ptr,
-        maps_ptr,
-        cos_ptr,
-        signed_sin_ptr,
-        num_rows,
-        out_row_stride,
-        out_head_stride,
-        row_stride,
-        head_stride,
-        turn_stride,
-        IN,
-        OUT,
-        HALF,
-        HALF_TILE,
-        ROW_TILE,
-        COLUMN_TILE,
-        CHANNEL_TILE,
-        AHEAD,
-        EARLY,
+        of, num_rows, strides, Sizes(IN, OUT, HALF, HALF_TILE, ROW_TILE, COLUMN_TILE, CHANNEL_TILE), AHEAD, EARLY
     )
 
 
@@ -209,45 +212,14 @@ def _absorb_and_write(
     """Multiplies one head of all rows by some columns of its matrix. Programs after the last head write cache rows."""
     if tl.program_id(1) == tl.num_programs(1) - 1:
         wait_behind_others(EARLY)
+        latents = Latents(cache_ptr, projected_ptr, norm_weight_ptr, cos_ptr, signed_sin_ptr, slot_mapping_ptr)
         for row in range(tl.program_id(0), num_rows, tl.num_programs(0)):
-            write_row(
-                cache_ptr,
-                projected_ptr,
-                norm_weight_ptr,
-                cos_ptr,
-                signed_sin_ptr,
-                slot_mapping_ptr,
-                row,
-                eps,
-                projected_stride,
-                turn_stride,
-                OUT,
-                HALF,
-                RANK_TILE,
-                HALF_TILE,
-            )
+            write_row(latents, row, eps, projected_stride, turn_stride, OUT, HALF, RANK_TILE, HALF_TILE)
     else:
+        of = Heads(out_ptr, heads_ptr, maps_ptr, cos_ptr, signed_sin_ptr)
+        strides = Strides(out_row_stride, out_head_stride, row_stride, head_stride, turn_stride)
         _multiply_head(
-            out_ptr,
-            heads_ptr,
-            maps_ptr,
-            cos_ptr,
-            signed_sin_ptr,
-            num_rows,
-            out_row_stride,
-            out_head_stride,
-            row_stride,
-            head_stride,
-            turn_stride,
-            IN,
-            OUT,
-            HALF,
-            HALF_TILE,
-            ROW_TILE,
-            COLUMN_TILE,
-            CHANNEL_TILE,
-            AHEAD,
-            EARLY,
+            of, num_rows, strides, Sizes(IN, OUT, HALF, HALF_TILE, ROW_TILE, COLUMN_TILE, CHANNEL_TILE), AHEAD, EARLY
         )
 
 
@@ -291,17 +263,26 @@ def multiply_heads(
             heads.stride(0),
             heads.stride(1),
             0 if cos is None else cos.stride(0),
-            IN=in_width,
-            OUT=out_width,
-            HALF=rotated // 2,
-            HALF_TILE=triton.next_power_of_2(max(1, rotated // 2)),
-            ROW_TILE=MAX_HEAD_ROWS,
-            COLUMN_TILE=_COLUMNS,
-            CHANNEL_TILE=64 if in_width % 128 else 128,
             AHEAD=loads_ahead(),
             **placed(True),
-            num_stages=4,
+            **_sizes(in_width, out_width, rotated),
         )
+
+
+@cache
+def _sizes(in_width: int, out_width: int, rotated: int) -> dict[str, int]:
+    """Return compile-time constants of both launches, and their stages; they are kept, since every layer asks for
+    them."""
+    return {
+        "IN": in_width,
+        "OUT": out_width,
+        "HALF": rotated // 2,
+        "HALF_TILE": triton.next_power_of_2(max(1, rotated // 2)),
+        "ROW_TILE": MAX_HEAD_ROWS,
+        "COLUMN_TILE": _COLUMNS,
+        "CHANNEL_TILE": 64 if in_width % 128 else 128,
+        "num_stages": 4,
+    }
 
 
 @operator("absorb_and_write", mutates_args=("queries", "cache"))
@@ -330,10 +311,10 @@ def absorb_and_write(
     assert 0 < num_rows <= MAX_HEAD_ROWS and query_width == in_width + rotated and maps.is_contiguous()
     assert_rows_of(queries, num_rows, num_heads, rank + rotated)
     assert_rows_of(projected, num_rows, rank + rotated)
-    assert_rows_of(cache, cache.shape[0], rank + rotated)
+    assert_whole((cache,), cache.shape[0], rank + rotated)
     assert_rows_of(norm_weight, rank)
-    assert cache.is_contiguous() and cos.stride() == signed_sin.stride() and heads.stride(2) == 1
-    assert heads.dtype == maps.dtype == queries.dtype and slot_mapping.shape == (num_rows,)
+    assert cos.stride() == signed_sin.stride() and heads.stride(2) == 1 and slot_mapping.shape == (num_rows,)
+    assert heads.dtype == maps.dtype == queries.dtype
     with launch_on(heads):
         _absorb_and_write[(triton.cdiv(rank, _COLUMNS), num_heads + 1)](
             queries,
@@ -353,17 +334,10 @@ def absorb_and_write(
             slot_mapping,
             eps,
             projected.stride(0),
-            IN=in_width,
-            OUT=rank,
-            HALF=rotated // 2,
-            HALF_TILE=triton.next_power_of_2(rotated // 2),
-            ROW_TILE=MAX_HEAD_ROWS,
-            COLUMN_TILE=_COLUMNS,
-            CHANNEL_TILE=64 if in_width % 128 else 128,
             RANK_TILE=triton.next_power_of_2(rank),
             AHEAD=loads_ahead(),
             **placed(True),
-            num_stages=4,
+            **_sizes(in_width, rank, rotated),
         )
 
 

@@ -10,11 +10,13 @@ Sources: DeepSeek-V2 (arXiv 2405.04434) for the absorbed form, FlashMLA for one 
 # mypy: allow-untyped-decorators
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
 
-from spec_kernels.attention_tiles import choose_latent_tiles
+from spec_kernels.attention_tiles import Tiles, choose_latent_tiles
 from spec_kernels.early import placed_if_few, wait_behind_others
 from spec_kernels.latent_merge import MOST_EARLY_PROGRAMS, merge_latents
 from spec_kernels.online_softmax import add_keys_across, add_keys_along, divisor, key_slots
@@ -90,16 +92,15 @@ def _attend_latents(
     turned = RANK + tl.arange(0, ROTATED_TILE)
     is_channel = (channels < RANK) | (RANK == RANK_TILE)
     is_turned = (turned < ROW_WIDTH) | (ROW_WIDTH - RANK == ROTATED_TILE)
-    if KEYS_ACROSS:
-        is_entry = is_row[None, :] & is_channel[:, None]
-        queries = tl.load(query_rows[None, :] + channels[:, None], mask=is_entry, other=0.0)
-        is_entry = is_row[None, :] & is_turned[:, None]
-        turned_queries = tl.load(query_rows[None, :] + turned[:, None], mask=is_entry, other=0.0)
-    else:
-        is_entry = is_row[:, None] & is_channel[None, :]
-        queries = tl.load(query_rows[:, None] + channels[None, :], mask=is_entry, other=0.0)
-        is_entry = is_row[:, None] & is_turned[None, :]
-        turned_queries = tl.load(query_rows[:, None] + turned[None, :], mask=is_entry, other=0.0)
+    # The axis along which pairs are repeated, and that along which channels and keys are.
+    OF_PAIRS: tl.constexpr = 0 if KEYS_ACROSS else 1
+    OF_OTHERS: tl.constexpr = 1 - OF_PAIRS
+    is_entry = tl.expand_dims(is_row, OF_PAIRS) & tl.expand_dims(is_channel, OF_OTHERS)
+    query_ptrs = tl.expand_dims(query_rows, OF_PAIRS) + tl.expand_dims(channels, OF_OTHERS)
+    queries = tl.load(query_ptrs, mask=is_entry, other=0.0)
+    is_turned_entry = tl.expand_dims(is_row, OF_PAIRS) & tl.expand_dims(is_turned, OF_OTHERS)
+    query_ptrs = tl.expand_dims(query_rows, OF_PAIRS) + tl.expand_dims(turned, OF_OTHERS)
+    turned_queries = tl.load(query_ptrs, mask=is_turned_entry, other=0.0)
     pages_ptr = page_table_ptr + request * page_table_stride
 
     maxima = tl.full((ROW_TILE,), float("-inf"), tl.float32)
@@ -117,29 +118,26 @@ def _attend_latents(
         if KEYS_ACROSS:
             scores = tl.dot(latents, queries, input_precision="ieee")
             scores = tl.dot(turned_keys, turned_queries, scores, input_precision="ieee") * scale
-            is_visible = (keys[:, None] >= start[None, :]) & (keys[:, None] < end[None, :])
-            scores = tl.where(is_visible & is_key[:, None], scores, float("-inf"))
-            maxima, sums, acc = add_keys_across(maxima, sums, acc, scores, latents)
         else:
             scores = tl.dot(queries, tl.trans(latents), input_precision="ieee")
             scores = tl.dot(turned_queries, tl.trans(turned_keys), scores, input_precision="ieee") * scale
-            is_visible = (keys[None, :] >= start[:, None]) & (keys[None, :] < end[:, None])
-            scores = tl.where(is_visible & is_key[None, :], scores, float("-inf"))
+        places = tl.expand_dims(keys, OF_OTHERS)
+        is_visible = (places >= tl.expand_dims(start, OF_PAIRS)) & (places < tl.expand_dims(end, OF_PAIRS))
+        scores = tl.where(is_visible & tl.expand_dims(is_key, OF_OTHERS), scores, float("-inf"))
+        if KEYS_ACROSS:
+            maxima, sums, acc = add_keys_across(maxima, sums, acc, scores, latents)
+        else:
             maxima, sums, acc = add_keys_along(maxima, sums, acc, scores, latents)
 
     out_head = out_row * NUM_HEADS + pairs % NUM_HEADS
     if IS_WHOLE:
-        acc = acc / tl.expand_dims(divisor(sums), 0 if KEYS_ACROSS else 1)
+        acc = acc / tl.expand_dims(divisor(sums), OF_PAIRS)
     else:
         out_head += split.to(tl.int64) * split_stride
         tl.store(sums_ptr + out_head, sums, mask=is_row)
         tl.store(maxima_ptr + out_head, maxima, mask=is_row)
-    if KEYS_ACROSS:
-        out_ptrs = out_ptr + out_head[None, :] * RANK + channels[:, None]
-        tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=is_row[None, :] & is_channel[:, None])
-    else:
-        out_ptrs = out_ptr + out_head[:, None] * RANK + channels[None, :]
-        tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=is_row[:, None] & is_channel[None, :])
+    out_ptrs = out_ptr + tl.expand_dims(out_head, OF_PAIRS) * RANK + tl.expand_dims(channels, OF_OTHERS)
+    tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=is_entry)
 
 
 @operator("latent_attention", mutates_args=("out",))
@@ -173,14 +171,13 @@ def latent_attention(
     batch, num_columns = page_table.shape
     num_rows, num_heads, row_width = queries.shape
     rank = out.shape[2]
+    window = _EVERY_KEY if window is None else window
     _assert_shapes(out, queries, cache, page_table)
     tiles = choose_latent_tiles(num_heads, split_keys, queries.element_size())
     assert split_keys % tiles.keys == 0
     num_queries = num_rows // batch
     num_readable = min(max_seq_len, (num_columns - 1) * page_size)
     num_splits = max(1, triton.cdiv(num_readable, split_keys))
-    window = _EVERY_KEY if window is None else window
-    rank_tile = max(16, triton.next_power_of_2(rank))
     is_whole = num_splits == 1
     partials = empty_partials(0 if is_whole else num_splits, num_rows, num_heads, rank, out.device)
 
@@ -203,23 +200,32 @@ def latent_attention(
             page_table.stride(0),
             num_rows * num_heads,
             split_keys,
-            NUM_HEADS=num_heads,
-            RANK=rank,
-            ROW_WIDTH=row_width,
-            RANK_TILE=rank_tile,
-            ROTATED_TILE=max(16, triton.next_power_of_2(row_width - rank)),
-            PAGE_SIZE=page_size,
-            ROW_TILE=tiles.rows,
-            KEY_TILE=tiles.keys,
-            STAGES=tiles.num_stages,
-            KEYS_ACROSS=tiles.rows < 64,
             IS_WHOLE=is_whole,
             **placed_if_few(num_tiles * num_splits, MOST_EARLY_PROGRAMS),
-            num_warps=tiles.num_warps,
+            **_constants(tiles, num_heads, rank, row_width, page_size),
         )
         if not is_whole:
             most_splits = triton.cdiv((num_columns - 1) * page_size, split_keys)
             merge_latents(out, partials, seq_lens, (num_readable, window), split_keys, most_splits)
+
+
+@cache
+def _constants(tiles: Tiles, num_heads: int, rank: int, row_width: int, page_size: int) -> dict[str, int]:
+    """Return the other compile-time constants and the number of warps; they are kept, since every layer asks for
+    them."""
+    return {
+        "NUM_HEADS": num_heads,
+        "RANK": rank,
+        "ROW_WIDTH": row_width,
+        "RANK_TILE": max(16, triton.next_power_of_2(rank)),
+        "ROTATED_TILE": max(16, triton.next_power_of_2(row_width - rank)),
+        "PAGE_SIZE": page_size,
+        "ROW_TILE": tiles.rows,
+        "KEY_TILE": tiles.keys,
+        "STAGES": tiles.num_stages,
+        "KEYS_ACROSS": tiles.rows < 64,
+        "num_warps": tiles.num_warps,
+    }
 
 
 def _assert_shapes(out: torch.Tensor, queries: torch.Tensor, cache: torch.Tensor, page_table: torch.Tensor) -> None:

@@ -6,6 +6,8 @@ It is the fused RoPE and cache write of `rope_write.py`, for a row that all head
 # mypy: allow-untyped-decorators
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -16,14 +18,20 @@ from spec_kernels.utils import assert_rows_of, launch_on
 _HEADS_AT_ONCE = 16
 
 
+class Latents(NamedTuple):
+    """Pointers to the cache, and to what a row of it is made of."""
+
+    cache: tl.tensor
+    projected: tl.tensor
+    norm_weight: tl.tensor
+    cos: tl.tensor
+    signed_sin: tl.tensor
+    slot_mapping: tl.tensor
+
+
 @triton.jit
 def write_row(
-    cache_ptr: tl.tensor,
-    projected_ptr: tl.tensor,
-    norm_weight_ptr: tl.tensor,
-    cos_ptr: tl.tensor,
-    signed_sin_ptr: tl.tensor,
-    slot_mapping_ptr: tl.tensor,
+    of: Latents,
     row: tl.tensor,
     eps: tl.tensor,
     projected_stride: tl.tensor,
@@ -36,26 +44,26 @@ def write_row(
     """Norms the latent numbers of one row, rotates its key, and writes both to its slot."""
     channels = tl.arange(0, RANK_TILE)
     is_channel = channels < RANK
-    source = projected_ptr + row * projected_stride
-    target = cache_ptr + tl.load(slot_mapping_ptr + row) * (RANK + 2 * HALF)
+    source = of.projected + row * projected_stride
+    target = of.cache + tl.load(of.slot_mapping + row) * (RANK + 2 * HALF)
     latents = tl.load(source + channels, mask=is_channel, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(latents * latents, 0) / RANK + eps)
-    weight = tl.load(norm_weight_ptr + channels, mask=is_channel, other=0.0).to(tl.float32)
-    tl.store(target + channels, (latents * scale * weight).to(cache_ptr.dtype.element_ty), mask=is_channel)
+    weight = tl.load(of.norm_weight + channels, mask=is_channel, other=0.0).to(tl.float32)
+    tl.store(target + channels, (latents * scale * weight).to(of.cache.dtype.element_ty), mask=is_channel)
 
     half = tl.arange(0, HALF_TILE)
     is_half = half < HALF
     first = tl.load(source + RANK + half, mask=is_half, other=0.0).to(tl.float32)
     second = tl.load(source + RANK + HALF + half, mask=is_half, other=0.0).to(tl.float32)
     turns = row * turn_stride + half
-    first_cos = tl.load(cos_ptr + turns, mask=is_half, other=0.0).to(tl.float32)
-    second_cos = tl.load(cos_ptr + turns + HALF, mask=is_half, other=0.0).to(tl.float32)
-    first_sin = tl.load(signed_sin_ptr + turns, mask=is_half, other=0.0).to(tl.float32)
-    second_sin = tl.load(signed_sin_ptr + turns + HALF, mask=is_half, other=0.0).to(tl.float32)
+    first_cos = tl.load(of.cos + turns, mask=is_half, other=0.0).to(tl.float32)
+    second_cos = tl.load(of.cos + turns + HALF, mask=is_half, other=0.0).to(tl.float32)
+    first_sin = tl.load(of.signed_sin + turns, mask=is_half, other=0.0).to(tl.float32)
+    second_sin = tl.load(of.signed_sin + turns + HALF, mask=is_half, other=0.0).to(tl.float32)
     turned = first * first_cos + second * first_sin
-    tl.store(target + RANK + half, turned.to(cache_ptr.dtype.element_ty), mask=is_half)
+    tl.store(target + RANK + half, turned.to(of.cache.dtype.element_ty), mask=is_half)
     turned = second * second_cos + first * second_sin
-    tl.store(target + RANK + HALF + half, turned.to(cache_ptr.dtype.element_ty), mask=is_half)
+    tl.store(target + RANK + HALF + half, turned.to(of.cache.dtype.element_ty), mask=is_half)
 
 
 @triton.jit
@@ -75,22 +83,9 @@ def _write_rows(
     HALF_TILE: tl.constexpr,
 ) -> None:
     """Writes one row."""
-    write_row(
-        cache_ptr,
-        projected_ptr,
-        norm_weight_ptr,
-        cos_ptr,
-        signed_sin_ptr,
-        slot_mapping_ptr,
-        tl.program_id(0).to(tl.int64),
-        eps,
-        projected_stride,
-        turn_stride,
-        RANK,
-        HALF,
-        RANK_TILE,
-        HALF_TILE,
-    )
+    of = Latents(cache_ptr, projected_ptr, norm_weight_ptr, cos_ptr, signed_sin_ptr, slot_mapping_ptr)
+    row = tl.program_id(0).to(tl.int64)
+    write_row(of, row, eps, projected_stride, turn_stride, RANK, HALF, RANK_TILE, HALF_TILE)
 
 
 @triton.jit

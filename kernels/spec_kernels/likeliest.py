@@ -7,6 +7,8 @@ and both are merged (Milakov and Gimelshein 2018, arXiv 1805.02867). No logits a
 # mypy: allow-untyped-decorators
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -14,12 +16,43 @@ import triton.language as tl
 from spec_kernels.operators import operator
 from spec_kernels.product import product_reference
 from spec_kernels.product_loads import load_norm, load_rows, load_weight
-from spec_kernels.product_steps import multiply
+from spec_kernels.product_steps import multiply, normed
 from spec_kernels.product_tiles import choose_tiles, row_tile
-from spec_kernels.utils import assert_rows_of, launch_on
+from spec_kernels.utils import assert_rows_of, assert_whole, launch_on
 from spec_kernels.vocabulary import NO_TOKEN, add_sums, finite_or_zero, lowest_top, merge_sums, nan_as_largest
 
 _MERGE_TILE = 128
+
+
+class Tops(NamedTuple):
+    """Pointers to the top of each row in each tile, its id, and the tile's sum of exponentials."""
+
+    tops: tl.tensor
+    ids: tl.tensor
+    sums: tl.tensor
+
+
+@triton.jit
+def _best_of_tiles(
+    of: Tops, row: tl.tensor, is_row: tl.tensor, num_tiles: tl.tensor, WEIGHED: tl.constexpr, MERGE_TILE: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Return the best tops [rows, MERGE_TILE] over all tiles, their ids, and if WEIGHED their sums."""
+    best = tl.full((row.shape[0], MERGE_TILE), float("-inf"), tl.float32)
+    best_id = tl.full((row.shape[0], MERGE_TILE), NO_TOKEN, tl.int32)
+    total = tl.zeros((row.shape[0], MERGE_TILE), tl.float32)
+    for first in range(0, num_tiles, MERGE_TILE):
+        tiles = first + tl.arange(0, MERGE_TILE)[None, :]
+        at = row[:, None] * num_tiles + tiles
+        is_part = is_row[:, None] & (tiles < num_tiles)
+        tops = tl.load(of.tops + at, mask=is_part, other=float("-inf"), cache_modifier=".cg")
+        top_ids = tl.load(of.ids + at, mask=is_part, other=NO_TOKEN, cache_modifier=".cg")
+        if WEIGHED:
+            own_sums = tl.load(of.sums + at, mask=is_part, other=0.0, cache_modifier=".cg")
+            total = add_sums(total, best, own_sums, tops)
+        is_better = (tops > best) | ((tops == best) & (top_ids < best_id))
+        best = tl.where(is_better, tops, best)
+        best_id = tl.where(is_better, top_ids, best_id)
+    return best, best_id, total
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_tokens"])
@@ -65,9 +98,7 @@ def _likeliest(
         inputs = start + tl.arange(0, DEPTH)
         rows = load_rows(rows_ptr, row, inputs, num_rows, rows_stride, IN_FEATURES, WHOLE_TILES)
         if NORMED:
-            wide = rows.to(tl.float32)
-            squares += wide * wide
-            rows = (wide * norm[None, :]).to(rows.dtype)
+            rows, squares = normed(rows, norm, squares)
             norm = load_norm(norm_ptr, inputs + DEPTH, IN_FEATURES)
         weight = load_weight(weight_ptr, token, inputs, num_tokens, IN_FEATURES, WHOLE_TILES)
         sums = multiply(rows, weight, sums, TURNED)
@@ -90,21 +121,8 @@ def _likeliest(
         tl.store(sums_ptr + row * num_tiles + tile, own_sum, mask=is_row)
     tl.debug_barrier()  # all threads must have stored before one signals it
     if tl.atomic_add(arrivals_ptr, 1, sem="acq_rel") == num_tiles - 1:
-        best = tl.full((ROW_TILE, MERGE_TILE), float("-inf"), tl.float32)
-        best_id = tl.full((ROW_TILE, MERGE_TILE), NO_TOKEN, tl.int32)
-        total = tl.zeros((ROW_TILE, MERGE_TILE), tl.float32)
-        for first in range(0, num_tiles, MERGE_TILE):
-            tiles = first + tl.arange(0, MERGE_TILE)[None, :]
-            at = row[:, None] * num_tiles + tiles
-            is_part = is_row[:, None] & (tiles < num_tiles)
-            tops = tl.load(tops_ptr + at, mask=is_part, other=float("-inf"), cache_modifier=".cg")
-            top_ids = tl.load(top_ids_ptr + at, mask=is_part, other=NO_TOKEN, cache_modifier=".cg")
-            if WEIGHED:
-                own_sums = tl.load(sums_ptr + at, mask=is_part, other=0.0, cache_modifier=".cg")
-                total = add_sums(total, best, own_sums, tops)
-            is_better = (tops > best) | ((tops == best) & (top_ids < best_id))
-            best = tl.where(is_better, tops, best)
-            best_id = tl.where(is_better, top_ids, best_id)
+        of = Tops(tops_ptr, top_ids_ptr, sums_ptr)
+        best, best_id, total = _best_of_tiles(of, row, is_row, num_tiles, WEIGHED, MERGE_TILE)
         top, token_id = lowest_top(best, best_id, 1)
         found = token_id.to(tl.int64)
         if MAPPED:
@@ -138,14 +156,11 @@ def likeliest(
         token_map: [vocab] int64, the target id of each id of the head.
         probabilities: [rows] float32, contiguous, written: the token's probability in the softmax of the head's logits.
     """
-    num_rows, in_features = rows.shape
-    num_tokens = weight.shape[0]
-    assert_rows_of(tokens, num_rows)
-    assert_rows_of(weight, num_tokens, in_features)
+    (num_rows, in_features), num_tokens = rows.shape, weight.shape[0]
+    assert_whole((tokens,) if probabilities is None else (tokens, probabilities), num_rows)
+    assert_whole((weight,), num_tokens, in_features)
     assert_rows_of(rows, num_rows, in_features)
-    assert tokens.is_contiguous() and weight.is_contiguous() and rows.dtype == weight.dtype
-    if probabilities is not None:
-        assert_rows_of(probabilities, num_rows)
+    assert rows.dtype == weight.dtype
     tile_rows = row_tile(num_rows)
     tiles = choose_tiles(tile_rows, num_tokens, in_features, False)
     num_tiles = triton.cdiv(num_tokens, tiles.columns)

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from spec_kernels.early import placed_if_few, wait_behind_others
 from spec_kernels.operators import operator
-from spec_kernels.utils import assert_rows_of, launch_on
+from spec_kernels.utils import assert_rows_of, assert_whole, launch_on
 
 
 @triton.jit
@@ -69,10 +69,9 @@ def rms_norm(out: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, eps: f
             float32, the norm rounds only after that product.
     """
     num_rows, size = rows.shape
-    assert_rows_of(out, num_rows, size)
+    assert_whole((out,), num_rows, size)
     assert_rows_of(rows, num_rows, size)
     assert_rows_of(weight, size)
-    assert out.is_contiguous()
     with launch_on(rows):
         _rms_norm[(num_rows,)](
             out,

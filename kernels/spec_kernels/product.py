@@ -16,9 +16,10 @@ from spec_kernels.block_fp8_reference import dequantise_reference, rows_of_scale
 from spec_kernels.early import loads_ahead, placed
 from spec_kernels.gate import ACTIVATIONS, activate, activate_reference
 from spec_kernels.operators import operator
+from spec_kernels.product_loads import Operands, ProductForm, Tiling
 from spec_kernels.product_steps import tile_sums
-from spec_kernels.product_tiles import row_tile, tiles_of_product
-from spec_kernels.utils import assert_rows_of, launch_on
+from spec_kernels.product_tiles import launch_of, row_tile, tiles_of_product
+from spec_kernels.utils import assert_rows_of, assert_whole, launch_on
 
 
 @triton.jit(do_not_specialize=["num_rows", "out_features"])
@@ -65,31 +66,13 @@ def _product(
     is_row = row < num_rows
     is_entry = is_row[:, None] & (column < out_features)[None, :]
     sums, up_sums, square_sum, is_last = tile_sums(
-        rows_ptr,
-        weight_ptr,
-        scales_ptr,
-        norm_ptr,
-        partial_ptr,
-        arrivals_ptr,
+        Operands(rows_ptr, weight_ptr, scales_ptr, norm_ptr, partial_ptr, arrivals_ptr),
         column,
         num_rows,
         out_features,
         rows_stride,
-        IN_FEATURES=IN_FEATURES,
-        SPLITS=SPLITS,
-        GROUPS=GROUPS,
-        ROW_TILE=ROW_TILE,
-        COLUMN_TILE=COLUMN_TILE,
-        DEPTH=DEPTH,
-        REST=REST,
-        STAGES=STAGES,
-        TURNED=TURNED,
-        WHOLE_TILES=WHOLE_TILES,
-        SCALE_ROWS=SCALE_ROWS,
-        NORMED=NORMED,
-        GATED=GATED,
-        AHEAD=AHEAD,
-        EARLY=EARLY,
+        Tiling(IN_FEATURES, SPLITS, GROUPS, ROW_TILE, COLUMN_TILE, DEPTH, REST, STAGES, TURNED, WHOLE_TILES),
+        ProductForm(SCALE_ROWS, NORMED, GATED, AHEAD, EARLY),
     )
     if is_last:
         if NORMED:
@@ -142,28 +125,15 @@ def product(
         multiplied: [rows, out_features]: the result is activation(product) * multiplied; not if gated.
         scales: for an e4m3 weight, float32 [blocks of 128 rows, blocks of 128 inputs], or [rows, blocks of 128 inputs].
     """
-    num_rows, in_features = rows.shape
-    out_features = out.shape[1]
-    assert_rows_of(out, num_rows, out_features)
-    assert_rows_of(rows, num_rows, in_features)
-    height = out_features * (2 if gated else 1)
-    if scales is None:
-        assert rows.dtype == weight.dtype
-        assert_rows_of(weight, height, in_features)
-    assert out.is_contiguous() and weight.is_contiguous()
+    (num_rows, in_features), out_features = rows.shape, out.shape[1]
     assert not (gated and (bias is not None or multiplied is not None)) and activation in ACTIVATIONS
-    for entries in (multiplied, residual):
-        assert entries is None or (entries.shape == out.shape and entries.stride(1) == 1)
+    _assert_entries(out, rows, multiplied, residual)
     tile_rows = row_tile(num_rows)
-    rows_of = 0 if scales is None else rows_of_scale(weight, scales, height, in_features)
     tiles = tiles_of_product(tile_rows, out_features, in_features, gated, weight.element_size(), scales is not None)
-    num_tiles = triton.cdiv(out_features, tiles.columns)
-    assert arrivals.shape[0] >= num_tiles or tiles.splits == 1
-    part_size = tile_rows * (tiles.columns * (2 if gated else 1) + 1)
-    partial = out.new_empty(num_tiles * tiles.splits * part_size if tiles.splits > 1 else 1, dtype=torch.float32)
+    launch = launch_of(tiles, tile_rows, out_features, in_features, gated)
     is_ahead = loads_ahead() and scales is None and tiles.fits_ahead(in_features, gated)
     with launch_on(rows):
-        _product[(num_tiles, tiles.splits)](
+        _product[launch.grid](
             out,
             rows,
             weight,
@@ -172,7 +142,7 @@ def product(
             out if norm_weight is None else norm_weight,
             out if multiplied is None else multiplied,
             out if residual is None else residual,
-            partial,
+            launch.empty_partial(out, arrivals),
             arrivals,
             num_rows,
             out_features,
@@ -180,17 +150,7 @@ def product(
             0 if multiplied is None else multiplied.stride(0),
             0 if residual is None else residual.stride(0),
             eps,
-            IN_FEATURES=in_features,
-            SPLITS=tiles.splits,
-            GROUPS=tiles.groups,
-            ROW_TILE=tile_rows,
-            COLUMN_TILE=tiles.columns,
-            DEPTH=tiles.depth,
-            REST=tiles.rest,
-            STAGES=tiles.stages,
-            TURNED=tiles.turned,
-            WHOLE_TILES=tiles.are_whole(out_features, in_features),
-            SCALE_ROWS=rows_of,
+            SCALE_ROWS=scale_rows_of(weight, scales, rows, out_features * (2 if gated else 1)),
             NORMED=norm_weight is not None,
             GATED=gated,
             IS_GELU=activation == "gelu_tanh",
@@ -199,8 +159,29 @@ def product(
             HAS_RESIDUAL=residual is not None,
             AHEAD=is_ahead,
             **placed(is_ahead),
-            num_warps=tiles.num_warps,
+            **launch.constants,
         )
+
+
+def _assert_entries(
+    out: torch.Tensor, rows: torch.Tensor, multiplied: torch.Tensor | None, residual: torch.Tensor | None
+) -> None:
+    """Check the preconditions of a product on its rows."""
+    num_rows, in_features = rows.shape
+    assert_whole((out,), num_rows, out.shape[1])
+    assert_rows_of(rows, num_rows, in_features)
+    for entries in (multiplied, residual):
+        assert entries is None or (entries.shape == out.shape and entries.stride(1) == 1)
+
+
+def scale_rows_of(weight: torch.Tensor, scales: torch.Tensor | None, rows: torch.Tensor, out_features: int) -> int:
+    """Check a product's weight, and return how many of its rows share a scale; 0 without scales."""
+    assert weight.is_contiguous()
+    if scales is not None:
+        return rows_of_scale(weight, scales, out_features, rows.shape[1])
+    assert rows.dtype == weight.dtype
+    assert_rows_of(weight, out_features, rows.shape[1])
+    return 0
 
 
 def product_reference(

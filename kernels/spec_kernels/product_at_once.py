@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from spec_kernels.early import wait_for_inputs
-from spec_kernels.product_loads import load_norm, load_rows, load_weight
+from spec_kernels.product_loads import Operands, ProductForm, Tiling, load_norm, load_rows, load_weight
 
 
 @triton.jit
@@ -34,64 +34,56 @@ def multiply_groups(rows: tl.tensor, weight: tl.tensor, sums: tl.tensor) -> tl.t
 
 @triton.jit
 def sums_at_once(
-    rows_ptr: tl.tensor,
-    weight_ptr: tl.tensor,
-    norm_ptr: tl.tensor,
+    operands: Operands,
     column: tl.tensor,
     num_rows: tl.tensor,
     out_features: tl.tensor,
     rows_stride: tl.tensor,
-    IN_FEATURES: tl.constexpr,
-    ROW_TILE: tl.constexpr,
-    DEPTH: tl.constexpr,
-    REST: tl.constexpr,
-    GROUPS: tl.constexpr,
-    WHOLE_TILES: tl.constexpr,
-    NORMED: tl.constexpr,
-    GATED: tl.constexpr,
-    EARLY: tl.constexpr,
+    tiling: Tiling,
+    form: ProductForm,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Compute a tile of outputs [rows, column] with a small weight, from all inputs at once: DEPTH, then REST of them.
 
     Returns the sums; if gated, those of the other half of the outputs; if normed, the sum of each row's squares.
     """
-    row = tl.arange(0, ROW_TILE)
-    first = tl.arange(0, DEPTH)
-    weight = load_weight(weight_ptr, column, first, out_features, IN_FEATURES, WHOLE_TILES)
-    up_ptr = weight_ptr + out_features * IN_FEATURES
-    if GATED:
+    IN_FEATURES: tl.constexpr = tiling.IN_FEATURES
+    WHOLE_TILES: tl.constexpr = tiling.WHOLE_TILES
+    row, first = tl.arange(0, tiling.ROW_TILE), tl.arange(0, tiling.DEPTH)
+    weight = load_weight(operands.weight, column, first, out_features, IN_FEATURES, WHOLE_TILES)
+    up_ptr = operands.weight + out_features * IN_FEATURES
+    if form.GATED:
         up_weight = load_weight(up_ptr, column, first, out_features, IN_FEATURES, WHOLE_TILES)
-    if NORMED:
-        norm = load_norm(norm_ptr, first, IN_FEATURES)
-    if REST > 0:
-        last = DEPTH + tl.arange(0, REST)
-        last_weight = load_weight(weight_ptr, column, last, out_features, IN_FEATURES, WHOLE_TILES)
-        if GATED:
+    if form.NORMED:
+        norm = load_norm(operands.norm, first, IN_FEATURES)
+    if tiling.REST > 0:
+        last = tiling.DEPTH + tl.arange(0, tiling.REST)
+        last_weight = load_weight(operands.weight, column, last, out_features, IN_FEATURES, WHOLE_TILES)
+        if form.GATED:
             last_up_weight = load_weight(up_ptr, column, last, out_features, IN_FEATURES, WHOLE_TILES)
-        if NORMED:
-            last_norm = load_norm(norm_ptr, last, IN_FEATURES)
-    wait_for_inputs(EARLY)
-    sums = tl.zeros((GROUPS, ROW_TILE, column.shape[0]), tl.float32)
-    up_sums = tl.zeros((GROUPS, ROW_TILE, column.shape[0]), tl.float32)
-    square_sum = tl.zeros((ROW_TILE,), tl.float32)
-    rows = load_rows(rows_ptr, row, first, num_rows, rows_stride, IN_FEATURES, WHOLE_TILES)
-    if REST > 0:
-        last_rows = load_rows(rows_ptr, row, last, num_rows, rows_stride, IN_FEATURES, WHOLE_TILES)
-    if NORMED:
+        if form.NORMED:
+            last_norm = load_norm(operands.norm, last, IN_FEATURES)
+    wait_for_inputs(form.EARLY)
+    sums = tl.zeros((tiling.GROUPS, tiling.ROW_TILE, column.shape[0]), tl.float32)
+    up_sums = sums
+    square_sum = tl.zeros((tiling.ROW_TILE,), tl.float32)
+    rows = load_rows(operands.rows, row, first, num_rows, rows_stride, IN_FEATURES, WHOLE_TILES)
+    if tiling.REST > 0:
+        last_rows = load_rows(operands.rows, row, last, num_rows, rows_stride, IN_FEATURES, WHOLE_TILES)
+    if form.NORMED:
         wide = rows.to(tl.float32)
         square_sum = tl.sum(wide * wide, 1)
         rows = (wide * norm[None, :]).to(rows.dtype)
-        if REST > 0:
+        if tiling.REST > 0:
             last_wide = last_rows.to(tl.float32)
             square_sum += tl.sum(last_wide * last_wide, 1)
             last_rows = (last_wide * last_norm[None, :]).to(rows.dtype)
-    groups = in_groups(rows, GROUPS)
+    groups = in_groups(rows, tiling.GROUPS)
     sums = multiply_groups(groups, weight, sums)
-    if GATED:
+    if form.GATED:
         up_sums = multiply_groups(groups, up_weight, up_sums)
-    if REST > 0:
-        last_groups = in_groups(last_rows, GROUPS)
+    if tiling.REST > 0:
+        last_groups = in_groups(last_rows, tiling.GROUPS)
         sums = multiply_groups(last_groups, last_weight, sums)
-        if GATED:
+        if form.GATED:
             up_sums = multiply_groups(last_groups, last_up_weight, up_sums)
     return tl.sum(sums, 0), tl.sum(up_sums, 0), square_sum

@@ -1,10 +1,48 @@
-"""Loads tiles of a weight, of rows and of a norm's weight, for the products."""
+"""What the parts of a product pass on to each other, and loads of its tiles of a weight, of rows and of a norm."""
 
 # mypy: allow-untyped-decorators
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
+
+
+class Operands(NamedTuple):
+    """Pointers to what a product reads, to the partial sums of its splits, and to the counters of finished splits."""
+
+    rows: tl.tensor
+    weight: tl.tensor
+    scales: tl.tensor
+    norm: tl.tensor
+    partial: tl.tensor
+    arrivals: tl.tensor
+
+
+class Tiling(NamedTuple):
+    """The division of a product among programs, as in `product_tiles.SkinnyTiles`."""
+
+    IN_FEATURES: tl.constexpr
+    SPLITS: tl.constexpr
+    GROUPS: tl.constexpr
+    ROW_TILE: tl.constexpr
+    COLUMN_TILE: tl.constexpr
+    DEPTH: tl.constexpr
+    REST: tl.constexpr
+    STAGES: tl.constexpr
+    TURNED: tl.constexpr
+    WHOLE_TILES: tl.constexpr
+
+
+class ProductForm(NamedTuple):
+    """What a product computes, and when its program loads and waits. SCALE_ROWS is 0 without scales."""
+
+    SCALE_ROWS: tl.constexpr
+    NORMED: tl.constexpr
+    GATED: tl.constexpr
+    AHEAD: tl.constexpr
+    EARLY: tl.constexpr
 
 
 @triton.jit

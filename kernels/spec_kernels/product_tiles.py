@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
+import torch
+
 MAX_ROWS = 64
 """The most rows of these kernels. With more, a product is bound by arithmetic, and the library's is faster."""
 
@@ -140,6 +142,48 @@ def tiles_of_product(
     depth = max(_power_of_two(in_features + 1) // 2, least)
     rest = max(_power_of_two(in_features - depth), least) if in_features > depth else 0
     return SkinnyTiles(_COLUMNS, depth, groups=_GROUPS, rest=rest)
+
+
+@dataclass(frozen=True, slots=True)
+class ProductLaunch:
+    """What the launch of a product takes from the shape of its weight.
+
+    Attributes:
+        grid: the number of tiles of outputs, and of splits of the inputs.
+        num_partial: the number of partial sums that splits exchange.
+        constants: compile-time constants and the number of warps.
+    """
+
+    grid: tuple[int, int]
+    num_partial: int
+    constants: dict[str, int]
+
+    def empty_partial(self, rows: torch.Tensor, arrivals: torch.Tensor) -> torch.Tensor:
+        """Allocate the partial sums, and check that there is a counter for each tile."""
+        assert self.grid[1] == 1 or arrivals.shape[0] >= self.grid[0]
+        return rows.new_empty(self.num_partial, dtype=torch.float32)
+
+
+@cache
+def launch_of(tiles: SkinnyTiles, rows: int, out_features: int, in_features: int, gated: bool) -> ProductLaunch:
+    """Return the launch of a product with the row tile `rows`; it is kept, since every layer launches it again."""
+    num_tiles = -(-out_features // tiles.columns)
+    part_size = rows * (tiles.columns * (2 if gated else 1) + 1)
+    constants = {
+        "IN_FEATURES": in_features,
+        "SPLITS": tiles.splits,
+        "GROUPS": tiles.groups,
+        "ROW_TILE": rows,
+        "COLUMN_TILE": tiles.columns,
+        "DEPTH": tiles.depth,
+        "REST": tiles.rest,
+        "STAGES": tiles.stages,
+        "TURNED": tiles.turned,
+        "WHOLE_TILES": tiles.are_whole(out_features, in_features),
+        "num_warps": tiles.num_warps,
+    }
+    num_partial = num_tiles * tiles.splits * part_size if tiles.splits > 1 else 1
+    return ProductLaunch((num_tiles, tiles.splits), num_partial, constants)
 
 
 def num_arrivals(out_features: int) -> int:

@@ -12,14 +12,15 @@ import torch
 import triton
 import triton.language as tl
 
-from spec_kernels.block_fp8_reference import BLOCK_SIZE, rows_of_scale
+from spec_kernels.block_fp8_reference import BLOCK_SIZE
 from spec_kernels.early import placed
 from spec_kernels.operators import operator
-from spec_kernels.product import product_reference
+from spec_kernels.product import product_reference, scale_rows_of
+from spec_kernels.product_loads import Operands, ProductForm, Tiling
 from spec_kernels.product_steps import tile_sums
-from spec_kernels.product_tiles import INVARIANT_ROWS, tiles_of_product
+from spec_kernels.product_tiles import INVARIANT_ROWS, launch_of, tiles_of_product
 from spec_kernels.rope_write import rope_write_reference
-from spec_kernels.utils import assert_rows_of, launch_on
+from spec_kernels.utils import assert_rows_of, assert_whole, launch_on
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -77,31 +78,13 @@ def _project_heads(
     is_pair = is_row[:, None] & (head < NUM_QKV_HEADS)[None, :]
 
     sums, _, square_sum, is_last = tile_sums(
-        rows_ptr,
-        weight_ptr,
-        scales_ptr,
-        norm_ptr,
-        partial_ptr,
-        arrivals_ptr,
+        Operands(rows_ptr, weight_ptr, scales_ptr, norm_ptr, partial_ptr, arrivals_ptr),
         column,
         num_rows,
         NUM_QKV_HEADS * HEAD_DIM,
         rows_stride,
-        IN_FEATURES=IN_FEATURES,
-        SPLITS=SPLITS,
-        GROUPS=GROUPS,
-        ROW_TILE=ROW_TILE,
-        COLUMN_TILE=COLUMN_TILE,
-        DEPTH=DEPTH,
-        REST=REST,
-        STAGES=STAGES,
-        TURNED=TURNED,
-        WHOLE_TILES=WHOLE_TILES,
-        SCALE_ROWS=SCALE_ROWS,
-        NORMED=NORMED,
-        GATED=False,
-        AHEAD=False,
-        EARLY=EARLY,
+        Tiling(IN_FEATURES, SPLITS, GROUPS, ROW_TILE, COLUMN_TILE, DEPTH, REST, STAGES, TURNED, WHOLE_TILES),
+        ProductForm(SCALE_ROWS, NORMED, False, False, EARLY),
     )
     if is_last:
         # Loaded together with the sums of the other splits. Both halves of a head have the same angles.
@@ -166,29 +149,14 @@ def project_heads(
         scales: for an e4m3 weight, as in `product`; only for heads that pass `fits_scales`.
     """
     num_rows, num_heads, head_dim = queries.shape
-    num_kv_heads, in_features = kv.shape[2], rows.shape[1]
-    out_features = (num_heads + 2 * num_kv_heads) * head_dim
-    assert num_rows <= INVARIANT_ROWS and head_dim % 2 == 0
-    assert_rows_of(rows, num_rows, in_features)
-    if scales is None:
-        assert rows.dtype == weight.dtype
-        assert_rows_of(weight, out_features, in_features)
-    assert_rows_of(kv, kv.shape[0], 2, num_kv_heads, head_dim)
-    for turns in (cos, signed_sin):
-        assert_rows_of(turns, num_rows, head_dim)
-    assert_rows_of(slot_mapping, num_rows)
-    assert queries.is_contiguous() and kv.is_contiguous() and weight.is_contiguous()
-    assert queries.dtype == kv.dtype == rows.dtype and (scales is None or fits_scales(head_dim))
-    rows_of = 0 if scales is None else rows_of_scale(weight, scales, out_features, in_features)
-    tiles = tiles_of_product(
-        INVARIANT_ROWS, out_features, in_features, False, weight.element_size(), scales is not None
-    )
-    num_tiles = triton.cdiv(out_features, tiles.columns)
-    assert arrivals.shape[0] >= num_tiles or tiles.splits == 1
-    part_size = INVARIANT_ROWS * (tiles.columns + 1)
-    partial = rows.new_empty(num_tiles * tiles.splits * part_size if tiles.splits > 1 else 1, dtype=torch.float32)
+    num_kv_heads, is_fp8 = kv.shape[2], scales is not None
+    out_features, in_features = (num_heads + 2 * num_kv_heads) * head_dim, rows.shape[1]
+    _assert_shapes(queries, kv, rows, cos, signed_sin, slot_mapping)
+    assert not is_fp8 or fits_scales(head_dim)
+    tiles = tiles_of_product(INVARIANT_ROWS, out_features, in_features, False, weight.element_size(), is_fp8)
+    launch = launch_of(tiles, INVARIANT_ROWS, out_features, in_features, False)
     with launch_on(rows):
-        _project_heads[(num_tiles, tiles.splits)](
+        _project_heads[launch.grid](
             queries,
             kv,
             rows,
@@ -199,7 +167,7 @@ def project_heads(
             cos,
             signed_sin,
             slot_mapping,
-            partial,
+            launch.empty_partial(rows, arrivals),
             arrivals,
             num_rows,
             rows.stride(0),
@@ -210,22 +178,31 @@ def project_heads(
             NUM_HEADS=num_heads,
             NUM_KV_HEADS=num_kv_heads,
             HALF=head_dim // 2,
-            IN_FEATURES=in_features,
-            SPLITS=tiles.splits,
-            GROUPS=tiles.groups,
-            ROW_TILE=INVARIANT_ROWS,
-            COLUMN_TILE=tiles.columns,
-            DEPTH=tiles.depth,
-            REST=tiles.rest,
-            STAGES=tiles.stages,
-            TURNED=tiles.turned,
-            WHOLE_TILES=tiles.are_whole(out_features, in_features),
-            SCALE_ROWS=rows_of,
+            SCALE_ROWS=scale_rows_of(weight, scales, rows, out_features),
             NORMED=norm_weight is not None,
             HAS_BIAS=bias is not None,
             **placed(tiles.groups > 0),
-            num_warps=tiles.num_warps,
+            **launch.constants,
         )
+
+
+def _assert_shapes(
+    queries: torch.Tensor,
+    kv: torch.Tensor,
+    rows: torch.Tensor,
+    cos: torch.Tensor,
+    signed_sin: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> None:
+    """Check the preconditions on all but the weight."""
+    num_rows, _, head_dim = queries.shape
+    assert num_rows <= INVARIANT_ROWS and head_dim % 2 == 0
+    assert_rows_of(rows, num_rows, rows.shape[1])
+    assert_whole((kv,), kv.shape[0], 2, kv.shape[2], head_dim)
+    for turns in (cos, signed_sin):
+        assert_rows_of(turns, num_rows, head_dim)
+    assert_rows_of(slot_mapping, num_rows)
+    assert queries.is_contiguous() and queries.dtype == kv.dtype == rows.dtype
 
 
 def fits_scales(head_dim: int) -> bool:

@@ -17,7 +17,7 @@ from spec_kernels.noise import USE_ACCEPT, USE_EMIT, arrival, round_key, uniform
 from spec_kernels.operators import empty_verdict, operator
 from spec_kernels.softmax import merge_rows, softmax_in_tiles
 from spec_kernels.strict import strict_accept
-from spec_kernels.utils import assert_rows_of, launch_on
+from spec_kernels.utils import assert_rows_of, launch_on, next_power_of_2
 from spec_kernels.vocabulary import (
     NO_TOKEN,
     RACE_TILE,
@@ -224,19 +224,16 @@ def write_rejection(
     """
     assert temperature > 0, "greedy verification is strict_accept"
     offered = kv_lens if num_drafts is None else num_drafts
-    _assert_shapes(tokens, logits, draft_tokens, draft_logits, (num_emitted, active, slot_ids, kv_lens, offered))
-    assert slot_seeds.is_contiguous()
+    _check(tokens, logits, draft_tokens, draft_logits, (num_emitted, active, slot_ids, kv_lens, offered), slot_seeds)
     batch, num_rows, vocab_size = logits.shape
     is_sampled = draft_logits is not None and num_rows > 1
     q_logits = logits if draft_logits is None else draft_logits
-    num_tiles, num_race_tiles = num_tiles_of(vocab_size, VOCAB_TILE), num_tiles_of(vocab_size, RACE_TILE)
+    num_tiles = num_tiles_of(vocab_size, VOCAB_TILE)
     tops, sums, q_tops, q_sums = logits.new_empty((4, batch * num_rows, num_tiles), dtype=torch.float32).unbind()
-    reached = logits.new_empty((4, batch), dtype=torch.float32)
-    num_accepted = torch.empty_like(num_emitted)
-    ratios = logits.new_empty((batch, num_race_tiles, 2), dtype=torch.float64)
-    winners = torch.empty_like(ratios, dtype=torch.int32)
+    reached, num_accepted = logits.new_empty((4, batch), dtype=torch.float32), torch.empty_like(num_emitted)
     strides = (*logits.stride()[:2], *q_logits.stride()[:2], draft_tokens.stride(0))
     draws = (slot_ids, slot_seeds, kv_lens, offered, temperature, batch, num_rows)
+    kind = {"IS_SAMPLED": is_sampled, "ALL_OFFERED": num_drafts is None}
     with launch_on(logits):
         softmax_in_tiles(tops, sums, logits, temperature)
         if is_sampled:
@@ -257,43 +254,55 @@ def write_rejection(
             *draws,
             num_tiles,
             *strides,
-            IS_SAMPLED=is_sampled,
-            ALL_OFFERED=num_drafts is None,
-            ROW_TILE=triton.next_power_of_2(num_rows),
-            TILE_TILE=triton.next_power_of_2(num_tiles),
+            **kind,
+            ROW_TILE=next_power_of_2(num_rows),
+            TILE_TILE=next_power_of_2(num_tiles),
         )
-        _race_in_tiles[(batch, num_race_tiles)](
-            ratios,
-            winners,
-            num_accepted,
-            reached,
-            logits,
-            q_logits,
-            draft_tokens,
-            *draws,
-            vocab_size,
-            *strides,
-            IS_SAMPLED=is_sampled,
-            ALL_OFFERED=num_drafts is None,
-            RACE_TILE=RACE_TILE,
-        )
-        _put_last[(batch,)](
-            tokens,
-            num_accepted,
-            ratios,
-            winners,
-            num_rows,
-            num_race_tiles,
-            TILE_TILE=triton.next_power_of_2(num_race_tiles),
-        )
+        _draw_last(tokens, num_accepted, reached, logits, q_logits, draft_tokens, draws, strides, kind)
 
 
-def _assert_shapes(
+def _draw_last(
+    tokens: torch.Tensor,
+    num_accepted: torch.Tensor,
+    reached: torch.Tensor,
+    logits: torch.Tensor,
+    q_logits: torch.Tensor,
+    draft_tokens: torch.Tensor,
+    draws: tuple[torch.Tensor | float, ...],
+    strides: tuple[int, ...],
+    kind: dict[str, bool],
+) -> None:
+    """Launch the race over the row reached, and write its winner after the accepted drafts."""
+    batch, num_rows, vocab_size = logits.shape
+    num_tiles = num_tiles_of(vocab_size, RACE_TILE)
+    ratios = logits.new_empty((batch, num_tiles, 2), dtype=torch.float64)
+    winners = torch.empty_like(ratios, dtype=torch.int32)
+    _race_in_tiles[(batch, num_tiles)](
+        ratios,
+        winners,
+        num_accepted,
+        reached,
+        logits,
+        q_logits,
+        draft_tokens,
+        *draws,
+        vocab_size,
+        *strides,
+        **kind,
+        RACE_TILE=RACE_TILE,
+    )
+    _put_last[(batch,)](
+        tokens, num_accepted, ratios, winners, num_rows, num_tiles, TILE_TILE=next_power_of_2(num_tiles)
+    )
+
+
+def _check(
     tokens: torch.Tensor,
     logits: torch.Tensor,
     draft_tokens: torch.Tensor,
     draft_logits: torch.Tensor | None,
     vectors: tuple[torch.Tensor, ...],
+    slot_seeds: torch.Tensor,
 ) -> None:
     """Check the kernels' preconditions; `vectors` have an entry for each request."""
     batch, num_rows, vocab_size = logits.shape
@@ -303,7 +312,7 @@ def _assert_shapes(
         assert_rows_of(draft_logits, batch, num_rows - 1, vocab_size)
     for vector in vectors:
         assert_rows_of(vector, batch)
-    assert tokens.is_contiguous() and logits.stride(2) == 1
+    assert tokens.is_contiguous() and logits.stride(2) == 1 and slot_seeds.is_contiguous()
 
 
 def rejection_sample(

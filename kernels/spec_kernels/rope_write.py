@@ -7,6 +7,8 @@ then drop rows whose results are not read.
 # mypy: allow-untyped-decorators
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import torch.nn.functional as F
 import triton
@@ -14,7 +16,7 @@ import triton.language as tl
 
 from spec_kernels.early import placed_if_few, wait_behind_others
 from spec_kernels.operators import operator
-from spec_kernels.utils import assert_rows_of, launch_on
+from spec_kernels.utils import assert_rows_of, assert_whole, launch_on
 
 _PAIR_TILE = 16
 _NUMBERS_AT_ONCE = 2048
@@ -261,13 +263,11 @@ def rope_write(
         assert_rows_of(kv, kv.shape[0], 2, num_kv_heads, head_dim)
         assert kv.is_contiguous() and kv.dtype == qkv.dtype
     if norm_weight is not None:
-        assert_rows_of(norm_weight, num_heads + num_kv_heads, head_dim)
-        assert norm_weight.is_contiguous()
+        assert_whole((norm_weight,), num_heads + num_kv_heads, head_dim)
     assert norm_weight is not None or not norms_values
     assert queries.dtype == qkv.dtype and rotary_dim % 2 == 0
-    rest = head_dim - rotary_dim
-    pair_tile = max(1, min(_PAIR_TILE, _NUMBERS_AT_ONCE // triton.next_power_of_2(head_dim)))
-    num_programs = triton.cdiv(num_rows * (num_heads + 2 * num_kv_heads), pair_tile)
+    sizes = _sizes(num_heads, num_kv_heads, head_dim, rotary_dim)
+    num_programs = triton.cdiv(num_rows * (num_heads + 2 * num_kv_heads), sizes["PAIR_TILE"])
     with launch_on(queries):
         _rope_write[(num_programs,)](
             queries,
@@ -283,18 +283,27 @@ def rope_write(
             signed_sin.stride(0),
             0 if kv is None else kv.stride(0),
             eps,
-            NUM_HEADS=num_heads,
-            NUM_KV_HEADS=num_kv_heads,
-            HALF=rotary_dim // 2,
-            REST=rest,
-            PAIR_TILE=pair_tile,
-            HALF_TILE=triton.next_power_of_2(rotary_dim // 2),
-            REST_TILE=triton.next_power_of_2(max(rest, 1)),
+            **sizes,
             NORMED=norm_weight is not None,
             NORMS_VALUES=norms_values,
             KEYS_ARE_VALUES=keys_are_values,
             **placed_if_few(num_programs),
         )
+
+
+@cache
+def _sizes(num_heads: int, num_kv_heads: int, head_dim: int, rotary_dim: int) -> dict[str, int]:
+    """Return the compile-time constants of heads and tiles; they are kept, since every layer asks for them."""
+    rest = head_dim - rotary_dim
+    return {
+        "NUM_HEADS": num_heads,
+        "NUM_KV_HEADS": num_kv_heads,
+        "HALF": rotary_dim // 2,
+        "REST": rest,
+        "PAIR_TILE": max(1, min(_PAIR_TILE, _NUMBERS_AT_ONCE // triton.next_power_of_2(head_dim))),
+        "HALF_TILE": triton.next_power_of_2(rotary_dim // 2),
+        "REST_TILE": triton.next_power_of_2(max(rest, 1)),
+    }
 
 
 def rope_write_reference(

@@ -10,6 +10,8 @@ Sources: DeepSeek-V3 (arXiv 2412.19437, section 2.1.2) for scores, groups and we
 # mypy: allow-untyped-decorators
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -18,7 +20,7 @@ from spec_kernels.early import placed, wait_for_inputs
 from spec_kernels.norms import normed_by
 from spec_kernels.operators import operator
 from spec_kernels.ordering import TAKEN, in_order
-from spec_kernels.utils import assert_rows_of, launch_on
+from spec_kernels.utils import assert_rows_of, assert_whole, launch_on
 
 MAX_ROUTED_ROWS = 64
 """The most rows of the whole router. For more, the library computes the logits, since rows then share each read of the
@@ -46,6 +48,18 @@ def _best_groups_only(
     return tl.reshape(tl.where(is_kept[:, None], grouped, float("-inf")), (EXPERT_TILE,))
 
 
+class Rule(NamedTuple):
+    """How a row's experts are chosen."""
+
+    NUM_EXPERTS: tl.constexpr
+    EXPERT_TILE: tl.constexpr
+    NUM_CHOSEN: tl.constexpr
+    NUM_GROUPS: tl.constexpr
+    NUM_CHOSEN_GROUPS: tl.constexpr
+    IS_SIGMOID: tl.constexpr
+    IS_RENORMALIZED: tl.constexpr
+
+
 @triton.jit
 def _choose_of_row(
     expert_ids_ptr: tl.tensor,
@@ -54,22 +68,19 @@ def _choose_of_row(
     bias_ptr: tl.tensor,
     row: tl.tensor,
     scaling: tl.tensor,
-    NUM_EXPERTS: tl.constexpr,
-    EXPERT_TILE: tl.constexpr,
-    NUM_CHOSEN: tl.constexpr,
-    NUM_GROUPS: tl.constexpr,
-    NUM_CHOSEN_GROUPS: tl.constexpr,
-    IS_SIGMOID: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    IS_RENORMALIZED: tl.constexpr,
+    rule: Rule,
 ) -> None:
     """Chooses the experts of one row by taking the highest score repeatedly; ties go to the first."""
+    NUM_EXPERTS: tl.constexpr = rule.NUM_EXPERTS
+    EXPERT_TILE: tl.constexpr = rule.EXPERT_TILE
+    NUM_CHOSEN: tl.constexpr = rule.NUM_CHOSEN
     experts = tl.arange(0, EXPERT_TILE)
     is_expert = experts < NUM_EXPERTS
     # Read past L1, since another program may have just written them.
     logits_ptrs = logits_ptr + row * NUM_EXPERTS + experts
     logits = tl.load(logits_ptrs, mask=is_expert, other=float("-inf"), cache_modifier=".cg")
-    if IS_SIGMOID:
+    if rule.IS_SIGMOID:
         scores = tl.sigmoid(logits)
     else:
         scores = tl.exp(logits - tl.max(logits, 0))
@@ -79,8 +90,8 @@ def _choose_of_row(
         ranked += tl.load(bias_ptr + experts, mask=is_expert, other=0.0)
     # A row that is not finite must also choose existing experts.
     ranked = tl.where(is_expert & (ranked == ranked), ranked, float("-inf"))
-    if NUM_CHOSEN_GROUPS < NUM_GROUPS:
-        ranked = _best_groups_only(ranked, EXPERT_TILE, NUM_GROUPS, NUM_CHOSEN_GROUPS)
+    if rule.NUM_CHOSEN_GROUPS < rule.NUM_GROUPS:
+        ranked = _best_groups_only(ranked, EXPERT_TILE, rule.NUM_GROUPS, rule.NUM_CHOSEN_GROUPS)
     order = in_order(ranked, experts)
     place = tl.full((EXPERT_TILE,), NUM_CHOSEN, tl.int32)
     for choice in tl.static_range(NUM_CHOSEN):
@@ -88,7 +99,7 @@ def _choose_of_row(
         place = tl.where(is_it, choice, place)
         order = tl.where(is_it, TAKEN, order)
     is_chosen = place < NUM_CHOSEN
-    if IS_RENORMALIZED:
+    if rule.IS_RENORMALIZED:
         scores = scores / (tl.sum(tl.where(is_chosen, scores, 0.0), 0) + 1e-20)
     tl.store(expert_ids_ptr + row * NUM_CHOSEN + place, experts.to(tl.int64), mask=is_chosen)
     tl.store(routing_weights_ptr + row * NUM_CHOSEN + place, scores * scaling, mask=is_chosen)
@@ -118,14 +129,8 @@ def _choose(
         bias_ptr,
         tl.program_id(0).to(tl.int64),
         scaling,
-        NUM_EXPERTS,
-        EXPERT_TILE,
-        NUM_CHOSEN,
-        NUM_GROUPS,
-        NUM_CHOSEN_GROUPS,
-        IS_SIGMOID,
         HAS_BIAS,
-        IS_RENORMALIZED,
+        Rule(NUM_EXPERTS, EXPERT_TILE, NUM_CHOSEN, NUM_GROUPS, NUM_CHOSEN_GROUPS, IS_SIGMOID, IS_RENORMALIZED),
     )
 
 
@@ -190,14 +195,8 @@ def _route(
             bias_ptr,
             row,
             scaling,
-            NUM_EXPERTS,
-            EXPERT_TILE,
-            NUM_CHOSEN,
-            NUM_GROUPS,
-            NUM_CHOSEN_GROUPS,
-            IS_SIGMOID,
             HAS_BIAS,
-            IS_RENORMALIZED,
+            Rule(NUM_EXPERTS, EXPERT_TILE, NUM_CHOSEN, NUM_GROUPS, NUM_CHOSEN_GROUPS, IS_SIGMOID, IS_RENORMALIZED),
         )
 
 
@@ -232,13 +231,13 @@ def route(
     num_rows, hidden_size = rows.shape
     num_experts = gate.shape[0]
     assert (normed is None) == (norm_weight is None)
-    assert_rows_of(gate, num_experts, hidden_size)
-    assert gate.is_contiguous() and rows.stride(1) == 1 and len(arrivals) >= num_rows
+    assert_whole((gate,), num_experts, hidden_size)
+    assert rows.stride(1) == 1 and len(arrivals) >= num_rows
     if normed is not None:
-        assert_rows_of(normed, num_rows, hidden_size)
-        assert normed.is_contiguous() and normed.dtype == rows.dtype
+        assert_whole((normed,), num_rows, hidden_size)
+        assert normed.dtype == rows.dtype
     logits = torch.empty((num_rows, num_experts), dtype=torch.float32, device=rows.device)
-    choice = _choice(expert_ids, weights, logits, num_groups, num_chosen_groups, scores)
+    choice = _choice(expert_ids, weights, logits, bias, num_groups, num_chosen_groups, scores, renormalized)
     hidden_tile = triton.next_power_of_2(hidden_size)
     with launch_on(rows):
         at_once = 1 if num_rows <= _FEW_ROWS else _EXPERTS_AT_ONCE
@@ -259,8 +258,6 @@ def route(
             HIDDEN_TILE=hidden_tile,
             NORMED=norm_weight is not None,
             AT_ONCE=at_once,
-            HAS_BIAS=bias is not None,
-            IS_RENORMALIZED=renormalized,
             **placed(True),
             num_warps=max(1, min(4, hidden_tile // 2048)),
             **choice,
@@ -291,7 +288,7 @@ def choose_experts(
             two best. If these are not all groups, the numbers of experts and groups must be powers of two.
         scores: `sigmoid`, or `softmax` over all experts.
     """
-    choice = _choice(expert_ids, weights, logits, num_groups, num_chosen_groups, scores)
+    choice = _choice(expert_ids, weights, logits, bias, num_groups, num_chosen_groups, scores, renormalized)
     with launch_on(logits):
         _choose[(len(logits),)](
             expert_ids,
@@ -299,8 +296,6 @@ def choose_experts(
             logits,
             logits if bias is None else bias,
             scaling,
-            HAS_BIAS=bias is not None,
-            IS_RENORMALIZED=renormalized,
             num_warps=1 if logits.shape[1] <= 128 else 2,
             **choice,
         )
@@ -310,9 +305,11 @@ def _choice(
     expert_ids: torch.Tensor,
     weights: torch.Tensor,
     logits: torch.Tensor,
+    bias: torch.Tensor | None,
     num_groups: int,
     num_chosen_groups: int,
     scores: str,
+    renormalized: bool,
 ) -> dict[str, int | bool]:
     """Return the compile-time constants of both kernels, and check their preconditions."""
     num_rows, num_experts = logits.shape
@@ -329,6 +326,8 @@ def _choice(
         "NUM_GROUPS": num_groups,
         "NUM_CHOSEN_GROUPS": num_chosen_groups,
         "IS_SIGMOID": scores == "sigmoid",
+        "HAS_BIAS": bias is not None,
+        "IS_RENORMALIZED": renormalized,
     }
 
 

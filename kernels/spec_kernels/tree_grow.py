@@ -12,7 +12,7 @@ import triton.language as tl
 
 from spec_kernels.operators import operator
 from spec_kernels.ordering import TAKEN, in_order, place_of
-from spec_kernels.utils import assert_rows_of, launch_on
+from spec_kernels.utils import assert_rows_of, assert_whole, launch_on
 from spec_kernels.vocabulary import nan_as_largest
 
 _NUMBERS = 4096
@@ -121,16 +121,11 @@ def choose_branches(
     `hidden` and `gathered`, which have the model's dtype."""
     batch, topk = branch_tokens.shape
     num_found, hidden_size = found_tokens[0].numel(), hidden.shape[2]
-    for pool in (pool_tokens, pool_scores, pool_parents):
-        assert_rows_of(pool, *pool_tokens.shape)
-        assert pool.is_contiguous()
-    for branches in (branch_tokens, came_from, numbers, branch_scores):
-        assert_rows_of(branches, batch, topk)
-        assert branches.is_contiguous()
-    assert_rows_of(hidden, batch, num_found // topk, hidden_size)
-    assert_rows_of(gathered, batch * topk, hidden_size)
-    assert all(tensor.is_contiguous() for tensor in (gathered, found_tokens, log_probs, hidden))
-    is_first = numbers_before is None or scores_before is None
+    assert_whole((pool_tokens, pool_scores, pool_parents), *pool_tokens.shape)
+    assert_whole((branch_tokens, came_from, numbers, branch_scores), batch, topk)
+    assert_whole((hidden,), batch, num_found // topk, hidden_size)
+    assert_whole((gathered,), batch * topk, hidden_size)
+    assert found_tokens.is_contiguous() and log_probs.is_contiguous()
     branch_tile = triton.next_power_of_2(topk)
     chunk = min(max(_NUMBERS // branch_tile, 256), triton.next_power_of_2(hidden_size))
     with launch_on(hidden):
@@ -152,7 +147,7 @@ def choose_branches(
             num_before,
             pool_tokens.stride(0),
             hidden_size,
-            IS_FIRST=is_first,
+            IS_FIRST=numbers_before is None or scores_before is None,
             TOPK=topk,
             BRANCH_TILE=branch_tile,
             FOUND_TILE=triton.next_power_of_2(num_found),

@@ -68,8 +68,7 @@ def _follow(
         num_accepted += goes_on.to(tl.int32)
         path = tl.where(goes_on & (columns == level), row, path)
 
-    is_column = columns <= depth
-    out = request * (depth + 1) + columns
+    is_column, out = columns <= depth, request * (depth + 1) + columns
     tokens = tl.sum(tl.where(rows[:, None] == path[None, :], chosen[:, None], 0), 0)
     tl.store(path_ptr + out, path, mask=is_column)
     tl.store(tokens_ptr + out, tokens, mask=is_column)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 
 import torch
 import triton
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 """Whether kernels run in Triton's interpreter: TRITON_INTERPRET=1 was set before triton was imported."""
+
+next_power_of_2 = cache(triton.next_power_of_2)
+"""Triton's own, which takes microseconds for each call."""
 
 
 def launch_on(tensor: torch.Tensor) -> AbstractContextManager[object]:
@@ -31,3 +36,10 @@ def assert_rows_of(tensor: torch.Tensor, *shape: int) -> None:
     passed."""
     assert tuple(tensor.shape) == shape, f"expected {shape}, got {tuple(tensor.shape)}"
     assert tensor.stride(-1) == 1 or tensor.shape[-1] == 1
+
+
+def assert_whole(tensors: Iterable[torch.Tensor], *shape: int) -> None:
+    """Assert that tensors have this shape and are contiguous."""
+    for tensor in tensors:
+        assert tuple(tensor.shape) == shape, f"expected {shape}, got {tuple(tensor.shape)}"
+        assert tensor.is_contiguous()

@@ -99,9 +99,7 @@ def train(
         TrainingDiverged: a loss is not finite, or a weight at a checkpoint or at the end.
     """
     loss_module.to(device).train()
-    together = group is not None and group.size > 1
-    add_up = group.add_up if group is not None and together else None
-    is_first = group is None or group.rank == 0
+    add_up = group.add_up if group is not None and group.size > 1 else None
     take_step = make_step(loss_module, optimisation, device, inputs_of, compiled, add_up, in_16_bits)
     resumed = _resume(checkpoint, loss_module, take_step.optimiser, device)
     first_step, curve = resumed.step, resumed.curve
@@ -117,7 +115,7 @@ def train(
 
     for step in range(first_step, optimisation.num_steps):
         elapsed = time.perf_counter() - started
-        if group is not None and together and seconds is not None:
+        if group is not None and group.size > 1 and seconds is not None:
             elapsed = group.agree(elapsed)
         if seconds is not None and elapsed >= seconds and step > first_step:
             log.info("%.0f s are over at step %d", elapsed, step)
@@ -130,13 +128,11 @@ def train(
             looked = done
             watch.look(done)
         if done % optimisation.checkpoint_every == 0:
-            losses.refuse_unless_finite()
-            _refuse_unless_finite(loss_module, done)
+            _refuse_unless_finite(losses, loss_module, done)
             state = TrainingState(done, curve, time.perf_counter() - started, losses.summed)
-            if is_first:
+            if group is None or group.rank == 0:
                 _save(checkpoint, loss_module, take_step.optimiser, state)
-    losses.refuse_unless_finite()
-    _refuse_unless_finite(loss_module, done)
+    _refuse_unless_finite(losses, loss_module, done)
     if losses.num_summed:  # the curve ends at the last step
         add_point()
     if watch is not None and looked != done:
@@ -195,8 +191,9 @@ class LossReader:
                 raise TrainingDiverged(f"the loss of step {step} is {value}; {LOWER_IT}")
 
 
-def _refuse_unless_finite(module: nn.Module, step: int) -> None:
-    """Raise TrainingDiverged if weights are not finite: a bad gradient in the last step does not show in any loss."""
+def _refuse_unless_finite(losses: LossReader, module: nn.Module, step: int) -> None:
+    """Raise TrainingDiverged if losses or weights are not finite: a bad gradient in the last step is in no loss."""
+    losses.refuse_unless_finite()
     spoilt = [name for name, weight in module.named_parameters() if not weight.isfinite().all()]
     if spoilt:
         raise TrainingDiverged(
