@@ -33,12 +33,10 @@ from tests.fake_runs import CHOICES, make_summary
 EXPERIMENTS = sorted(path.stem for path in (conf_folder() / "experiment").glob("*.yaml"))
 OTHERS = ["drafters", "drafters_quick", "graph_modes", "lossy", "relaxed_thinking"]
 SOME_CELLS = {
-    "adaptive_k": ["batch_size=8", "points=stop0.4"],
-    "trees": ["batch_size=1", "points=depth3_rows8"],
     "relaxed_thinking": ["points=top10_delta0.6", "drafter.num_draft_tokens=1"],
     "lossy": ["points=one_hot,cascade0.6", "workload.per_category=1"],
 }
-"""What is decoded of a study: each feature has tests of its own."""
+"""What is decoded of a study that has no columns below: each feature has tests of its own."""
 KNOBS = {
     "pruning": {"prune": ["none", "catchup"], "K": ["3"]},
     "prefill_outputs": {"prompt tokens": ["64"], "prefill": ["all_rows", "last_row"]},
