@@ -13,6 +13,7 @@ import sys
 from enum import Enum
 from functools import cache
 from pathlib import Path
+from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 import pytest
@@ -530,19 +531,19 @@ def run_of(overrides: list[str]) -> RunConfig:
 
 
 def put(config: RunConfig, knob: str, text: str) -> bool:
-    """Set a knob to what is typed; return whether it takes that."""
+    """Set a knob to what is typed; return whether it takes that. What texts a knob takes is asked in composing."""
     *parts, name = knob.split(".")
     part: Any = functools.reduce(getattr, parts, config)
     types = get_type_hints(type(part)).get(name, str)
     value = yaml.safe_load(text)
     for kind in get_args(types) or (types,):
-        if isinstance(value, kind) and isinstance(value, bool) == (kind is bool):
+        if kind in (int, bool, NoneType) and type(value) is kind:
             setattr(part, name, value)
             return True
-        if kind is float and type(value) is int:
+        if kind is float and type(value) in (int, float):
             setattr(part, name, float(value))
             return True
-        if issubclass(kind, Enum) and value in list(kind):
+        if isinstance(kind, type) and issubclass(kind, Enum) and value in list(kind):
             setattr(part, name, kind(value))
             return True
     return False

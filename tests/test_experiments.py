@@ -55,6 +55,8 @@ CELLS: dict[str, tuple[list[str], int]] = {
     "trees": (["points=static"], 2),
 }
 """Some values of each study, and how many runs they are."""
+DRAWN = ("pruning", "adaptive_k")
+"""Studies whose whole report is asked for: one of numbers, and one of words along its axis."""
 PNG_END = b"IEND\xaeB`\x82"
 SMALLEST = ["max_new_tokens=3", "repeats=1", "warmup_requests=0", "profile_rounds=0", "kernels=torch"]
 
@@ -127,6 +129,9 @@ def test_study_runs_every_cell_and_the_report_has_its_table(
     for name, values in KNOBS[experiment].items():
         place = list(study.keys).index(name)
         assert list(dict.fromkeys(row[place] for row in rows)) == values
+    assert plotted_numbers(study, runs)
+    if experiment not in DRAWN:
+        return
     capsys.readouterr()
     assert report(["outputs"]) == 0
     out = capsys.readouterr().out
