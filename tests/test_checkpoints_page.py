@@ -52,7 +52,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_page_can_be_followed(folders: Path) -> None:
-    with pytest.raises(UserError, match=r"has only pytorch_model\.bin; convert it"):
+    with pytest.raises(UserError, match=r"pytorch_model\.bin.*convert"):
         stored_tensors(folders / "eagle3")
     [convert] = commands("python -c")
     subprocess.run([sys.executable, "-c", *convert], check=True)
@@ -61,7 +61,7 @@ def test_the_page_can_be_followed(folders: Path) -> None:
     }  # fmt: skip
     assert len(list((folders / "llama").glob("model-*-of-*.safetensors"))) > 1
     [doctor] = commands("python -m spec_lab.doctor")
-    assert examine([*doctor, "max_new_tokens=8", "workload.limit=16", "num_threads=1"]) == 1, (
+    assert examine([*doctor, "max_new_tokens=8", "workload.limit=8", "num_threads=1"]) == 1, (
         "random weights are a fault"
     )
     for number, command in enumerate(commands("python -m spec_lab target=hf"), start=1):

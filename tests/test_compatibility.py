@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
 import json
 import math
+import re
 import subprocess
 import sys
+from enum import Enum
+from functools import cache
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 import pytest
+import yaml
 
 from spec_lab.checkpoints.packaged import PACKAGED, PackagedFile
 from spec_lab.core.errors import UserError
@@ -37,6 +44,8 @@ ONLY_FROM_OUTSIDE = {
 BLOCKS = ["drafter=dflash", "drafter.weights=random"]
 STOP = ["drafter.stop=confidence"]
 TRAVERSAL = ["acceptance=rejection", "acceptance.method=traversal", *SAMPLED_DRAFTS]
+FOLLOWED = ("drafter.num_draft_tokens", "tree.depth", "target.tensor_parallel", "device", "dtype", "kernels")
+"""Knobs on which others depend that the lab sets."""
 ONE_HOT = ["acceptance=rejection", "sampling=sampled", "acceptance.method=one_hot"]
 
 # overrides, the knob that must be named, the remedy that must be named
@@ -157,7 +166,7 @@ FORBIDDEN = [
     ),
     ([*STATIC, *SAMPLED_DRAFTS, "acceptance=rejection"], "acceptance.method=standard", "acceptance.method=traversal"),
     (["acceptance=typical"], "acceptance=typical compares distributions", "sampling=sampled"),
-    (["acceptance=mentored"], "acceptance=mentored accepts", "acceptance=strict"),
+    (["acceptance=mentored"], "acceptance=mentored compares distributions", "acceptance=strict"),
     (["acceptance=fly", "acceptance.window=3"], "acceptance.window=3 needs that many drafts", "acceptance.window=2"),
     (["acceptance=fly", "acceptance.lossless_only=true"], "acceptance=fly may change the output", "acceptance=strict"),
     (
@@ -506,13 +515,47 @@ def compose(*overrides: str) -> RunConfig:
     return compose_run(overrides)[0]
 
 
+@cache
+def of_options(*words: str) -> RunConfig:
+    return compose(*words)
+
+
+def run_of(overrides: list[str]) -> RunConfig:
+    """Compose a run. Plain values are set behind composing, which takes a tenth of a second, where nothing that the lab
+    sets itself follows from them."""
+    values = [word.partition("=")[::2] for word in overrides if word.partition("=")[0] not in read_groups()]
+    if any(knob in FOLLOWED or not re.fullmatch(r"[-\w.]+", text) for knob, text in values):
+        return compose(*overrides)
+    config = copy.deepcopy(of_options(*(word for word in overrides if word.partition("=")[0] in read_groups())))
+    return config if all(put(config, knob, text) for knob, text in values) else compose(*overrides)
+
+
+def put(config: RunConfig, knob: str, text: str) -> bool:
+    """Set a knob to what is typed; return whether it takes that. What texts a knob takes is asked in composing."""
+    *parts, name = knob.split(".")
+    part: Any = functools.reduce(getattr, parts, config)
+    types = get_type_hints(type(part)).get(name, str)
+    value = yaml.safe_load(text)
+    for kind in get_args(types) or (types,):
+        if kind in (int, bool, NoneType) and type(value) is kind:
+            setattr(part, name, value)
+            return True
+        if kind is float and type(value) in (int, float):
+            setattr(part, name, float(value))
+            return True
+        if isinstance(kind, type) and issubclass(kind, Enum) and value in list(kind):
+            setattr(part, name, kind(value))
+            return True
+    return False
+
+
 def test_forbidden_is_refused_in_one_line_with_knob_and_remedy(folders: Path) -> None:
     """Every check of the lab refuses one of them."""
     found: set[object] = set()
     for overrides, knob, remedy in FORBIDDEN:
         config = None
         with pytest.raises(UserError, match=r"^[^\n]+$") as refused:
-            config = compose(*overrides)
+            config = run_of(overrides)
             admit(config)
         assert knob in str(refused.value) and remedy in str(refused.value), overrides
         if config is not None:  # else a value outside a closed set, which is refused before anything is composed

@@ -22,6 +22,7 @@ from spec_lab.collect.__main__ import main as collect
 from spec_lab.core.errors import UserError
 from spec_lab.core.types import Request
 from spec_lab.doctor.__main__ import main as examine
+from spec_lab.engine.stopping_loop import collect_drafts
 from spec_lab.menu import registry
 from spec_lab.menu.chosen import choose
 from spec_lab.menu.config import DrafterConfig, RunConfig, WorkloadConfig
@@ -60,6 +61,7 @@ CHEAP = [
     *("max_new_tokens=8", "repeats=1", "warmup_requests=0", "profile_rounds=0", "kernels=torch", "device=cpu"),
     *("references=[plain]", "workload.limit=2", "batch_size=2"),
 ]
+NO_STATE: Any = None
 needs_weights = pytest.mark.skipif(not ZOO.is_dir(), reason="this checkout has no shipped weights")
 
 
@@ -201,7 +203,6 @@ def test_a_rule_that_returns_nothing_is_named(
     ("method", "returned", "said"),
     [
         ("ingest", None, "Copycat.ingest returns None where prompts end"),
-        ("catch_up", None, "returns NoneType; return a state whose `tokens` [batch]"),
         ("catch_up", SimpleNamespace(tokens=torch.zeros(2, 4)), "returns tokens of 2 dimensions"),
     ],
 )
@@ -217,6 +218,12 @@ def test_a_drafter_that_returns_no_state_is_named(
     monkeypatch.setattr(f"my_lab.parts.Copycat.{method}", lambda drafter, given: returned)
     assert main([LAB, "drafter=copycat", *CHEAP, f"output_dir={tmp_path}"]) == 1
     assert said in capsys.readouterr().err
+
+
+def test_a_drafter_that_returns_nothing_is_named() -> None:
+    drafter: Any = SimpleNamespace(num_draft_tokens=1)
+    with pytest.raises(UserError, match=r"returns NoneType; return a state whose `tokens` \[batch\]"):
+        collect_drafts(drafter, drafter, NO_STATE)
 
 
 def test_a_draft_outside_the_vocabulary_is_named(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import itertools
 import os
 import pkgutil
 import re
@@ -229,16 +228,15 @@ def compile_vocabulary() -> None:
         tops = compile_kernel(strict, dtype, VOCAB_TILE=4096)
         assert "ld.global.v4" in tops, "logits in loads of 16 bytes, where 16 divides the vocabulary's size"
         compile_kernel(relaxed, dtype, VOCAB_TILE=4096)
-        compile_kernel(relaxed, dtype, TILE_TILE=64)
         compile_kernel(softmax, dtype, VOCAB_TILE=4096)
         compile_kernel(gumbel, dtype, RACE_TILE=1024)
-        for is_sampled in (False, True):
-            kind = {"IS_SAMPLED": is_sampled, "ALL_OFFERED": dtype == "bf16"}
-            compile_kernel(rejection, dtype, **kind, **merge)
-            compile_kernel(rejection, dtype, RACE_TILE=1024, **kind)
+        kind = {"IS_SAMPLED": dtype == "fp32", "ALL_OFFERED": dtype == "bf16"}
+        compile_kernel(rejection, dtype, **kind, **merge)
+        compile_kernel(rejection, dtype, RACE_TILE=1024, **kind)
     for offered in (False, True):
         compile_kernel(strict, "i64", ALL_OFFERED=offered, **merge)
         compile_kernel(synthetic, "i64", ALL_OFFERED=offered, **merge)
+    compile_kernel(relaxed, "i64", TILE_TILE=64)
     compile_kernel(gumbel, "i64", TILE_TILE=256)
     compile_kernel(rejection, "i64", TILE_TILE=256)
 
@@ -260,11 +258,9 @@ def compile_confidence() -> None:
     from spec_kernels import confidence
 
     for may_stop in (False, True):
-        for is_first in (False, True):
-            compile_kernel(confidence, "i64", IS_FIRST=is_first, MAY_STOP=may_stop, REQUEST_TILE=64)
-        for has_budget in (False, True):
-            tiles = {"DRAFT_TILE": 8, "OTHERS": 32}
-            compile_kernel(confidence, "i64", MAY_STOP=may_stop, HAS_BUDGET=has_budget, **tiles)
+        compile_kernel(confidence, "i64", IS_FIRST=not may_stop, MAY_STOP=may_stop, REQUEST_TILE=64)
+        tiles = {"DRAFT_TILE": 8, "OTHERS": 32}
+        compile_kernel(confidence, "i64", MAY_STOP=may_stop, HAS_BUDGET=may_stop, **tiles)
 
 
 def compile_stops() -> None:
@@ -323,7 +319,7 @@ def compile_experts() -> None:
 
     sizes = {"HIDDEN": 2048, "INNER": 768}
     for num_rows, pairs_each in ((17, 1), (256, 16), (512, 32), (8192, 512)):
-        for dtype in ("bf16", "fp32"):
+        for dtype in ("bf16", "fp32") if num_rows == 8192 else ("bf16",):
             tiles = choose_expert_tiles(num_rows, pairs_each, 4 if dtype == "fp32" else 2)
             both = sizes | {"PAIR_TILE": tiles.pairs, "NUM_EXPERTS": 128, "EXPERT_TILE": 128}
             for product, more in ((tiles.gate_up, {"NUM_CHOSEN": 8, "IS_GELU": False}), (tiles.down, {})):
@@ -564,15 +560,15 @@ def main() -> None:
             compile_attention("bf16", 4, 128, 4, is_whole=False, num_stages=1)
     decode = compile_attention("bf16", 4, 128, 4, is_whole=False)
     assert "wgmma.mma_async" in decode and "cp.async.cg" in decode, "tensor cores, and loads of 16 bytes"
-    for dtype in ("bf16", "fp32"):
-        plain, *others = (layouts_of_sums(dtype, *kind) for kind in itertools.product((False, True), repeat=2))
-        assert len(plain) == 2 and others == [plain] * 3, "a row is the same bits in every form"
+    for dtype, forms in (("bf16", ((False, True), (True, False))), ("fp32", ((True, True),))):
+        plain = layouts_of_sums(dtype, False, False)
+        assert len(plain) == 2, "of its maximum and of its sum"
+        assert all(layouts_of_sums(dtype, *form) == plain for form in forms), "a row is the same bits in every form"
     float32 = compile_attention("fp32", 4, 128, 4, is_whole=False)
     assert "mma." not in float32, "no TF32"
     compile_attention("fp16", 1, 64, 7, is_whole=True)
-    for is_whole in (False, True):
-        tree = compile_attention("bf16", 16, 128, 4, is_whole, is_tree=True)
-        assert "wgmma.mma_async" in tree and "cp.async.cg" in tree, "a tree's keys are read as a chain's are"
+    tree = compile_attention("bf16", 16, 128, 4, is_whole=True, is_tree=True)
+    assert "wgmma.mma_async" in tree and "cp.async.cg" in tree, "a tree's keys are read as a chain's are"
     compile_kernel(tree_metadata, "bf16", 1, PAGE_SIZE=16, ROW_TILE=16)
     compile_kernel(tree_metadata, "bf16", 1, PAGE_SIZE=16, ROW_TILE=4, PLACE_TILE=4)
     compile_attention("bf16", 4, 512, 8, is_whole=True)
@@ -589,12 +585,10 @@ def main() -> None:
     compile_chunk("bf16", 512, is_windowed=True)
     heads = {"HEAD_DIM": 128, "CHANNEL_TILE": 128}
     compile_kernel(rope_write, "bf16", NUM_KV_HEADS=8, PAIR_TILE=16, **heads)
-    for normed in (False, True):
+    for normed, still in ((False, {"REST": 0, "REST_TILE": 1}), (True, {"REST": 192, "REST_TILE": 256})):
         sizes = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HALF": 64, "HALF_TILE": 64, "PAIR_TILE": 16}
-        of_values = {"NORMS_VALUES": False, "KEYS_ARE_VALUES": False}
-        for still in ({"REST": 0, "REST_TILE": 1}, {"REST": 192, "REST_TILE": 256}):
-            options = {"NORMED": normed, **sizes, **still, **of_values}
-            compile_kernel(rope_write, "bf16", ahead=("norm",), given=ANGLES, **options)
+        options = {"NORMED": normed, **sizes, **still, "NORMS_VALUES": False, "KEYS_ARE_VALUES": False}
+        compile_kernel(rope_write, "bf16", ahead=("norm",), given=ANGLES, **options)
     turned = compile_kernel(rope_write, "fp32", form="ttgir", **options)
     assert turned.count("math.fma") == 2, "which product is fused is written down, as in project_heads"
     compile_kernel(metadata, "i64", PAGE_SIZE=16, REQUEST_TILE=128)

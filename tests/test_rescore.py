@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -441,18 +439,3 @@ def test_a_knob_that_cannot_be_parsed_is_named_in_a_line(
     error = capsys.readouterr().err
     assert error.startswith("refused: acceptance.topk=") and "KEY=VALUE" in error
     assert error.count("\n") == 1
-
-
-def test_command_as_a_module(recorded: Path) -> None:
-    """Also where nobody reads on, and where its help is asked for."""
-    command = [sys.executable, "-m", "spec_lab.rescore"]
-    done = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True)
-    assert "acceptance.KNOB=VALUE" in done.stdout
-    with subprocess.Popen(
-        [*command, str(recorded), "acceptance=strict"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None
-        process.stdout.close()
-        assert process.stderr is not None
-        assert process.stderr.read() == b""
-    assert process.returncode == 0

@@ -24,11 +24,18 @@ from spec_lab.wiring import models
 from spec_lab.wiring.engine import build_teacher
 from spec_lab.wiring.limits import engine_limits
 from tests.kernel_lab import DEVICE
-from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts
+from tests.tiny_checkpoints import make_tiny_target
+from tests.tiny_runs import make_run_config, write_prompts, write_tokenizer
 
 DTYPE = torch.float16 if DEVICE.type == "cpu" else torch.bfloat16
-CHUNK, LIMIT = 24, 4
+CHUNK, LIMIT = 24, 3
 PROMPTS = [{"id": "a", "prompt": "spoken-words-of-a-prompt-of-41-characters", "form": "continue"}]
+
+
+def write_target(folder: Path) -> Path:
+    make_tiny_target(folder, "qwen3", num_hidden_layers=2)
+    write_tokenizer(folder)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +43,9 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     """A run in 16 bits whose target is row-invariant, and whose prompt has two chunks."""
     folder = tmp_path_factory.mktemp("invariant")
     config = make_run_config(
-        make_runnable_pair(folder),
+        (write_target(folder), folder),
         write_prompts(folder / "prompts.jsonl", PROMPTS),
+        "ngram",
         references=["plain"],
         max_new_tokens=LIMIT,
         device=str(DEVICE),

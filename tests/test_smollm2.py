@@ -16,9 +16,7 @@ from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.gguf_file import read_head
 from spec_lab.checkpoints.packaged import PACKAGED
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
-from spec_lab.measure.lab import MAIN, load_lab
-from spec_lab.menu.chosen import choose
-from spec_lab.program.compose import compose_run
+from spec_lab.record.reading import read_request_rows
 from spec_lab.workloads.prompt_files import shipped_prompts
 from spec_lab.workloads.tokenizer import TargetTokenizer
 from tests.test_gguf_tokenizer import Rules, plainly
@@ -44,28 +42,27 @@ def reference(path: Path) -> Any:
     return in_transformers(path)
 
 
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a short run by the README's command, in a process of its own, and what it said."""
+    folder = tmp_path_factory.mktemp("run")
+    command = [sys.executable, "-m", "spec_lab", "target=smollm2_135m", "drafter=eagle3", "prune=catchup", "device=cpu"]
+    small = ["workload.limit=2", "max_new_tokens=24", "repeats=1", "profile_rounds=0", "warmup_requests=0"]
+    done = subprocess.run([*command, *small], cwd=folder, capture_output=True, text=True, check=True)
+    (file,) = folder.glob("outputs/*/summary.json")
+    return file.parent, done.stderr
+
+
 @torch.inference_mode()
-def count_wrong(reference: Any, num_requests: int, max_new_tokens: int, *overrides: str) -> tuple[int, int]:
-    """Decode with drafts in batches; count the tokens that are not the likeliest one of transformers' model of the same
-    file behind the same text, which is to say that its greedy decoding would differ. Return them and all."""
-    run = ["target=smollm2_135m", "drafter=ngram", "device=cpu", "batch_size=8", "references=[]"]
-    sizes = [f"workload.limit={num_requests}", f"max_new_tokens={max_new_tokens}"]
-    lab = load_lab(choose(compose_run([*run, *sizes, *overrides])[0]))
-    records = lab.engines[MAIN].generate(lab.requests).requests
-    assert sum(map(sum, (record.accepted_per_round for record in records))) > num_requests
-    wrong, total = 0, 0
-    for record in records:
-        tokens = torch.tensor([[*record.prompt_ids, *record.output_ids]])
-        likeliest = reference(tokens[:, :-1]).logits[0, len(record.prompt_ids) - 1 :].argmax(dim=-1)
-        wrong += int((likeliest != torch.tensor(record.output_ids)).sum())
-        total += len(record.output_ids)
-    return wrong, total
-
-
-def test_text_is_that_of_transformers_to_the_token(reference: Any) -> None:
-    """A hundredth of what was compared once with this function: of 59 requests, no token was wrong."""
-    wrong, total = count_wrong(reference, 4, 32)
-    assert wrong == 0 and total > 100
+def test_text_is_that_of_transformers_to_the_token(reference: Any, run: tuple[Path, str]) -> None:
+    """Each token is the likeliest one of transformers' model of the same file behind the same text, which is to say
+    that its greedy decoding is the same."""
+    rows = list(read_request_rows(run[0]))
+    assert sum(sum(row["accepted_per_round"]) for row in rows) > len(rows) == 2
+    for row in rows:
+        tokens = torch.tensor([[*row["prompt_ids"], *row["output_ids"]]])
+        likeliest = reference(tokens[:, :-1]).logits[0, len(row["prompt_ids"]) - 1 :].argmax(dim=-1)
+        assert likeliest.tolist() == row["output_ids"]
 
 
 def test_weights_are_those_of_transformers_reader(path: Path, reference: Any) -> None:
@@ -112,15 +109,12 @@ def test_a_chat_has_the_files_template(path: Path, tokenizer: TargetTokenizer) -
     assert read_model_config(path).eos_token_ids == (tokenizer.special_id("<|im_end|>"),)
 
 
-def test_the_command_of_the_readme_runs_with_weights_kept_once(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "spec_lab", "target=smollm2_135m", "drafter=eagle3", "prune=catchup", "device=cpu"]
-    small = ["workload.limit=2", "max_new_tokens=8", "repeats=1", "profile_rounds=0", "warmup_requests=0"]
-    done = subprocess.run([*command, *small], cwd=tmp_path, capture_output=True, text=True, check=True)
-    (file,) = tmp_path.glob("outputs/*/summary.json")
-    summary = json.loads(file.read_text())
+def test_the_command_of_the_readme_runs_with_weights_kept_once(run: tuple[Path, str]) -> None:
+    folder, said = run
+    summary = json.loads((folder / "summary.json").read_text())
     assert summary["equal_to_plain"] == 1.0 and summary["divergence"]["diverged"] == 0
     assert summary["stored_types"] == ["Q4_1", "Q8_0", "F32"] and summary["dtype"] == "float32"
-    assert f"kernels={summary['config']['kernels']}" in done.stderr
+    assert f"kernels={summary['config']['kernels']}" in said
     memory = summary["memory"]
     # The cache of these two requests is less than the slack that imports on the way have here.
     assert memory["peak_rss_bytes"] - memory["start_rss_bytes"] < 1.5 * KEPT_BYTES

@@ -144,7 +144,7 @@ def config_of(folder: Path, kernels: str, rollback: Rollback, mode: str) -> RunC
 
 @pytest.mark.parametrize(("mode", "rollback"), IN_GRAPHS)
 def test_an_engine_gives_the_tokens_of_torch(folder: Path, mode: str, rollback: Rollback) -> None:
-    requests = random_requests(2, 5, vocab_size=VOCAB, lengths=(1, 7))
+    requests = random_requests(2, 3, vocab_size=VOCAB, lengths=(1, 7))
     expected = make_engine(config_of(folder, "torch", rollback, "eager"), requests).generate(requests)
     engine = make_engine(config_of(folder, "triton", rollback, mode), requests)
     with LaunchedKernels() as launched:

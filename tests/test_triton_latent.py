@@ -253,7 +253,7 @@ def test_an_engine_gives_the_tokens_of_transformers(drafter: str, graph: str, tm
     head = folder if drafter != "eagle3" else tmp_path / "head"
     if drafter == "eagle3":
         make_latent_eagle3(head, read_model_config(folder), eagle_aux_hidden_state_layer_ids=[1, 2, 3])
-    requests = random_requests(2, max_new_tokens=5, lengths=(1, 12))
+    requests = random_requests(2, max_new_tokens=3, lengths=(1, 12))
     run = make_config(
         (folder, head), drafter, prune="catchup", batch_size=2, device=DEVICE.type, dtype="float32", kernels="triton"
     )

@@ -54,6 +54,8 @@ def in_transformers(path: Path, **changes: Any) -> Any:
         # It reads the file twice, and makes the table of names anew for each module.
         for name in ("GGUFReader", "get_tensor_name_map"):
             patch.setattr(gguf, name, cache(getattr(gguf, name)))
+        # Each of 49 000 tokens is a few slices of a memory map, whose slices are Python's and not numpy's.
+        patch.setattr(np, "memmap", lambda path, **_: np.fromfile(path, np.uint8))
         config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, trust_remote_code=False, **changes)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         tensors = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=model)["tensors"]

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module, metadata
 from inspect import iscoroutinefunction
 from pathlib import Path
@@ -25,6 +26,12 @@ ENTRY_POINTS = "spec_lab.extensions"
 IMPORTED: set[str] = set()
 """Names of the extensions imported so far in this process, and of `spec_lab.options`."""
 ENDINGS = (Exception, SystemExit, GeneratorExit)
+
+
+@cache
+def _distributions() -> Mapping[str, list[str]]:
+    """Return the installed distributions that have each top-level module; all their lists of files are read for it."""
+    return metadata.packages_distributions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +56,7 @@ class Extension:
     def _version(self) -> str | None:
         """Return the version of the distribution that contains it, else its `__version__`."""
         top = self.name.partition(".")[0]
-        for distribution in metadata.packages_distributions().get(top, []):
+        for distribution in _distributions().get(top, ()):
             return metadata.version(distribution)
         version = getattr(self.module, "__version__", None)
         return None if version is None else str(version)
