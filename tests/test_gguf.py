@@ -154,7 +154,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no embedding": ({"tensors": {"token_embd.weight": None}}, "token_embd.weight is missing"),
     "no layer tensor": ({"tensors": {"blk.1.ffn_up.weight": None}}, "1 missing: model.layers.1.mlp.up_proj.weight"),
     "another tensor": ({"tensors": {"blk.0.ffn_gate_inp.weight": np.ones((2, 32), np.float32)}}, "1 not expected"),
-    "another shape": ({"tensors": {"blk.0.attn_norm.weight": np.ones(16, np.float32)}}, "1 of another shape"),
+    "another shape": ({"tensors": {"blk.0.attn_norm.weight": np.ones(16, np.float32)}}, "[16], its header says [32]"),
     "more layers": ({"keys": {"llama.block_count": 3}}, "9 missing"),
     "layers past count": ({"keys": {"llama.block_count": 2**31}}, "num_hidden_layers must be at most"),
     "a wider model": ({"keys": {"llama.embedding_length": 2**30}}, "of another shape"),
@@ -183,6 +183,7 @@ def test_files_that_are_refused_in_a_line(models: dict[str, Any], case: str, tmp
         read(path)
     message = str(refusal.value)
     assert str(path) in message and reason in message and "\n" not in message
+    assert "both" not in message and "config.json" not in message, "a GGUF is one file"
 
 
 def test_a_count_of_zero_and_a_factor_of_one_say_nothing(models: dict[str, Any], tmp_path: Path) -> None:

@@ -443,7 +443,7 @@ def test_verdict_without_rounds(references: dict[str, FakeEngine], pruned: bool)
     measured = {name: measure(engine) for name, engine in references.items()}
     verdict = make_summary(main=measure(ONE_TOKEN), references=measured)["verdict"]
     assert verdict.startswith(NO_ROUND)
-    assert "references has no plain" not in verdict
+    assert "not among the references" not in verdict
     assert ("pruning had no round to change and computed 0 of 0 catch-up rows and 12 of 36 rows" in verdict) is pruned
 
 
@@ -457,7 +457,7 @@ def test_verdict_of_plain_decoding_without_rounds() -> None:
     ("references", "has_speed", "expected"),
     [
         ({"plain": PLAIN}, True, "times as fast as plain decoding"),
-        ({"unpruned": UNPRUNED}, False, "not timed against plain decoding (references has no plain)"),
+        ({"unpruned": UNPRUNED}, False, "not timed against plain decoding (plain is not among the references)"),
         ({"plain": PLAIN_ONE}, False, "not timed against plain decoding (which had no round itself)"),
     ],
 )
@@ -471,7 +471,7 @@ def test_verdict_on_a_lossy_rule_whose_plain_answers_were_not_checked() -> None:
     plain = replace(measure(PLAIN), correct={})
     verdict = make_summary(references={"plain": plain}, acceptance_lossless=False)["verdict"]
     assert "with no answer that was checked in plain decoding too" in verdict
-    assert "references has no plain" not in verdict
+    assert "not among the references" not in verdict
 
 
 def test_load_runs_has_a_row_a_run(outputs: Path) -> None:

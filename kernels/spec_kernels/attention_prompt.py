@@ -1,7 +1,7 @@
-"""Attention of a prompt chunk over the paged keys in place, in tall row tiles, which suit the tensor cores.
+"""Attention of a prompt chunk. Keys are read from their pages without being gathered first.
 
-Source: FlashAttention-2 (Dao 2023). Without a window, a tile first processes tiles of keys that all its rows see,
-without a mask. Then it processes the others. With a window all tiles of keys are masked.
+Tiles have many rows, which suits the tensor cores. Without a window, the keys that all rows of a tile see come first,
+without a mask. The other keys follow with one. With a window all keys are masked. Source: FlashAttention-2 (Dao 2023).
 """
 
 # mypy: allow-untyped-decorators

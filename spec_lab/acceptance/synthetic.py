@@ -31,9 +31,11 @@ def synthetic_accept(
     kv_lens: torch.Tensor,
     num_drafts: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Accept as many drafts as there are `rates` [K or more] above the round's draw, but no more than are offered.
+    """Make one random draw for each round. Accept as many drafts as there are rates above it, but no more than are
+    offered.
 
-    Then emit the argmax of the row reached. Return tokens [batch, N], and n [batch].
+    Then emit the argmax of the row reached. `rates` has K entries, or more, of which the first K are read. Return
+    tokens [batch, N], and n [batch].
     """
     top_tokens = logits.argmax(dim=-1)
     draws = round_draws(slot_ids, slot_seeds, kv_lens)

@@ -10,10 +10,10 @@ from spec_lab.core.types import AttentionMetadata
 
 
 class NativeAttention(TorchAttention):
-    """Builds metadata in one C call, and advances it in one. If metadata already has read slots or masks, which the
-    base class made, the base class also advances it.
+    """Builds metadata in one C call, and advances it in another.
 
-    More than a few rows attend as in the base class.
+    More than a few rows attend as in the base class, which adds read slots and masks to the metadata. The base class
+    then advances it instead of the C call.
     """
 
     def build(

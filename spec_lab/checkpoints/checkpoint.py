@@ -20,15 +20,19 @@ from spec_lab.checkpoints.possible_values import refuse_impossible, refuse_impos
 from spec_lab.checkpoints.slices import WHOLE_TENSORS, Slices, kept_part
 from spec_lab.core.errors import UserError
 
+SAME_CHECKPOINT = "take both from the same checkpoint of a supported architecture"
+WHOLE_GGUF = "use an unchanged file of a supported architecture"
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
-# These are float32 for every dtype of the run. The first is added to scores that differ by less than bfloat16 resolves.
+# These are float32 for every dtype of the run. The first is added to scores, whose differences bfloat16 would lose.
 # The others determine a state's decay over thousands of rows (SGLang #20741).
 FLOAT32_TENSORS = (".e_score_correction_bias", ".A_log", ".dt_bias")
 
 
 def without_mtp(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Return the tensors without those of MTP modules. A layer with an `eh_proj` is a module under DeepSeek's names;
-    other families' modules are known by their names."""
+    """Return the tensors without those of MTP modules.
+
+    DeepSeek names a module like a layer, but only a module has an `eh_proj`. Other families name modules by a prefix.
+    """
     suffix = "eh_proj.weight"
     layers = tuple(name.removesuffix(suffix) for name in stored if name.endswith(f".{suffix}"))
     prefixes = ("mtp.", "model.mtp_layers.", *layers)
@@ -60,7 +64,7 @@ def open_tensors(
         wanted: name -> shape of every tensor the model has.
         optional: names among `wanted` that the checkpoint may lack; they are then absent from the result.
         own: picks the model's tensors from all in the folder, and gives them the names of `wanted`.
-        narrow: whether fp8 products of layers stay fp8, with scales (`block_fp8.with_products_as_stored`).
+        narrow: whether the layers' fp8 matrices stay fp8, with scales (`block_fp8.with_products_as_stored`).
 
     Raises:
         UserError: a missing, unreadable or incomplete file, or tensors missing, of another shape, not expected or in an
@@ -90,7 +94,7 @@ def _open_gguf(
 ) -> LazyTensors:
     """Open a GGUF file, whose tensors are dequantised one by one."""
     stored = gguf_tensors(path)
-    check_tensors(stored, wanted, (), str(path), of="its own sizes")
+    check_tensors(stored, wanted, (), str(path), of="its header", remedy=WHOLE_GGUF)
 
     def read(name: str) -> torch.Tensor:
         value = stored[name].read()
@@ -138,13 +142,15 @@ def check_tensors(
     optional: Collection[str],
     source: str,
     of: str = "config.json",
+    remedy: str = SAME_CHECKPOINT,
 ) -> None:
     """Refuse a checkpoint whose tensors are not the wanted ones, in one line with the first differences of each kind.
 
     An unexpected tensor is refused as well, since in a supported family it means that the model was misread.
 
     Args:
-        of: names in the error what says the wanted names and shapes.
+        of: where the wanted names and shapes come from, for the error.
+        remedy: what the error tells the user to do.
     """
     missing = [name for name in wanted if name not in stored and name not in optional]
     unexpected = [name for name in stored if name not in wanted]
@@ -156,10 +162,7 @@ def check_tensors(
     complaints = [("missing", missing), ("of another shape", reshaped), ("not expected", unexpected)]
     found = [f"{len(names)} {kind}: {few(names)}" for kind, names in complaints if names]
     if found:
-        raise UserError(
-            f"{source}: the tensors do not fit {of} ({'; '.join(found)}); "
-            "take both from the same checkpoint of a supported architecture"
-        )
+        raise UserError(f"{source}: the tensors do not fit {of} ({'; '.join(found)}); {remedy}")
 
 
 def check_floating(stored: Mapping[str, StoredTensor], source: str) -> None:
@@ -172,7 +175,7 @@ def check_floating(stored: Mapping[str, StoredTensor], source: str) -> None:
     ]
     if packed:
         raise UserError(
-            f"{source}: quantized weights are not supported ({few(packed)}); "
+            f"{source}: quantized weights other than fp8 with block scales are not supported ({few(packed)}); "
             "use the float16, bfloat16 or float32 checkpoint"
         )
 

@@ -176,7 +176,8 @@ class Tree:
         return replace(batch, parents=rows_at(self.parents, batch.slot_ids))
 
     def attention(self, batch: RoundBatch) -> AttentionMetadata:
-        """Build the metadata of rows in slots L..L+N-1, at positions L + depth."""
+        """Build the metadata of the tree's rows. Their KV goes to the cache slots of positions L..L+N-1, one after
+        another. A row's own position, for its rotation, is L plus its depth in the tree."""
         parents = _parents(batch)
         max_seq_len = batch.max_kv_len + parents.shape[1]
         return self._tree.backend.build_tree(parents, self._depth, batch.kv_lens, batch.page_table, max_seq_len)
@@ -218,10 +219,11 @@ class Tree:
         return [spine(parents, tokens, self._depth) for parents, tokens in trees]
 
     def _compact(self, batch: RoundBatch, path: torch.Tensor, features: torch.Tensor | None) -> torch.Tensor | None:
-        """Move the KV of the path's rows to the slots L + 1, L + 2, ... of all layers, and return their features.
+        """Move the KV of the path's rows to the cache slots of positions L + 1, L + 2, ... in all layers, and return
+        the rows' features.
 
-        The keys are already rotated for their positions. Rows moved from beyond the path are junk, which the next
-        verify overwrites.
+        The keys are already rotated for their positions. Columns of `path` after its last row are junk. So is the KV
+        that they move, which the next verify overwrites.
         """
         moved = None if features is None else features.new_empty(path.numel(), features.shape[1])
         caches = list(self._cache.tensors)

@@ -73,8 +73,8 @@ class TapeGraph(Generic[Result]):
                 step()
 
     def uses(self, tensor: torch.Tensor) -> bool:
-        """Return whether the graph reads or writes the memory of `tensor`. False if `tensor` replaced a recorded
-        buffer."""
+        """Return whether `tensor` lies in the memory of one of `inputs`. So the answer is False for a tensor that was
+        put in the place of a recorded one, and for results of this graph."""
         return any(storage_id(tensor) == storage_id(known) for known in self.inputs)
 
 
@@ -114,8 +114,8 @@ class Tape(OperatorMode):
         steps: the functions that a replay calls, in order.
         inputs: by storage, the first tensor seen of those that existed before.
         results: by storage, the newest tensor of those that were made.
-        is_assigning: whether a `tensor[...] = value` is running. There a GPU fills with a number, but a CPU makes a
-            tensor of it.
+        is_assigning: whether a `tensor[...] = value` is running. If the value is a number, torch makes a tensor of it
+            on a CPU, but not on a GPU. So this upload is not refused.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 """The figure of rounds as timelines, one band for each graph mode, on one scale.
 
 The profiler makes launches longer, and runs took place at different times. So a band shows the parts of the profiled
-round, but its length is the time of a round without the profiler. That time is relative to an eager round that took
-turns with it. It is in milliseconds if not every mode has such a round.
+round, but its length is the time of a round without the profiler. That time is relative to the time of an eager round,
+measured in turns with it. If a mode was not measured beside eager rounds, all lengths are in milliseconds.
 """
 
 from __future__ import annotations

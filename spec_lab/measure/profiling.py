@@ -51,7 +51,8 @@ def profile_rounds(engine: Engine, requests: list[Request], num_rounds: int, fol
     """Profile `num_rounds` rounds of a full batch, rounded up to whole launches, and keep the trace in `folder`. If a
     request ends earlier, fewer rounds are profiled.
 
-    On a CPU the kernels are torch operators with their own times, and launches are counted in a separate pass.
+    On a CPU the kernels are torch operators. The time of one leaves out the operators that it calls. Launches are
+    counted in a separate pass.
     """
     on_gpu = engine.parts.slots.kv_lens.device.type == "cuda"
     activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA] if on_gpu else [ProfilerActivity.CPU]

@@ -163,15 +163,15 @@ def triton_router(weight: torch.Tensor, bias: torch.Tensor | None, sizes: Expert
 class ResidualExperts:
     """Adds the experts of the normed stream to the stream.
 
-    With up to 16 rows it takes two launches: one for norm and router, one for the experts with their sum, the shared
-    expert and the residual. With a single row the experts take two launches. A shared expert that is gated or has
-    another size takes its own launches.
+    With 2 to 16 rows it takes two launches: one for norm and router, one for the experts with their sum, the shared
+    expert and the residual. With a single row it takes three, since the experts take two. A shared expert that is gated
+    or has another size takes its own launches.
     """
 
     __slots__ = ("_eps", "_experts", "_mlp", "_norm_weight", "_router", "_share", "_shared")
 
     def __init__(self, mlp: ExpertMLP, norm: WeightedNorm) -> None:
-        """`mlp` must have a choice that the kernel supports (`fits_few_rows`); `norm` is the norm before it."""
+        """`mlp` must choose its experts in a way that the kernel supports (`fits_few_rows`). `norm` precedes it."""
         self._mlp = mlp
         self._norm_weight, self._eps = norm.kernel_weight, norm.eps
         self._router = cast(TritonRouter, mlp.router.made_by(triton_router))
@@ -191,7 +191,7 @@ class ResidualExperts:
 
 
 class SharedPart:
-    """Adds a gated shared expert to the stream, for few rows in three launches."""
+    """Adds a gated shared expert to the stream. If rows are few, it takes three launches."""
 
     __slots__ = ("_gate", "_mlp")
 

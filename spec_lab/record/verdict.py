@@ -8,7 +8,7 @@ from spec_lab.record.schema import Accuracy, Rows, Summary
 from spec_lab.record.time_metrics import draft_ms, in_plain_steps
 from spec_lab.record.wording import number, percent, with_range
 
-NO_PLAIN = "references has no plain"
+NO_PLAIN = "plain is not among the references"
 MOSTLY_FIXED = 0.75
 """If at least this share of a plain step's time does not grow with rows, the step is called mostly fixed cost."""
 
@@ -196,8 +196,9 @@ def _shared(summary: Summary) -> str:
 def _caveat(summary: Summary) -> str:
     """Say that a CPU's fixed costs consume the gain, if the stage times show it.
 
-    They show it if verifying more rows is almost free, and drafting costs more than that. Nothing is said if there is a
-    gain, or if there are too few turns for an interval.
+    They show it under two conditions. On average a row after the first adds at most a quarter of a plain step to
+    verify. Drafting takes at least a quarter of a plain step, and at least as long as all these rows. Nothing is said
+    if there is a gain, or if there are too few turns for an interval.
     """
     is_cpu, num_rows = (summary["device"] or "").startswith("cpu"), _verify_rows(summary)
     verify = in_plain_steps(summary, summary["stage_ms_per_round"].get("verify"))

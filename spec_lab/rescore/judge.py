@@ -29,10 +29,10 @@ Indices = np.ndarray[Any, Any]
 
 
 def rescore(folder: Path, options: AcceptanceConfig, extensions: Sequence[str] = ()) -> dict[str, list[int]]:
-    """Return the number of drafts, by request id, that a rule with `options` accepts in each round of a run, before any
-    cut.
+    """Return the number of drafts, by request id, that a rule with `options` accepts in each round of a run.
 
-    `extensions` names the modules outside this package that may have registered the rule.
+    Drafts count even if the output is cut before them, at an EOS or at the limit of tokens. `extensions` names the
+    modules outside this package that may have registered the rule.
 
     Raises:
         UserError: the run kept no verify rows (`record.topk`) or too few tokens of each row, its files are broken, or
@@ -43,7 +43,7 @@ def rescore(folder: Path, options: AcceptanceConfig, extensions: Sequence[str] =
 
 
 def read_prompts(folder: Path, rows: VerifyRows) -> dict[str, list[int]]:
-    """Return the prompt ids of the requests that `rows` are of, by request id.
+    """Return, by request id, the prompt ids of the requests that have `rows`.
 
     Raises:
         UserError: `requests.jsonl` is broken or lacks one of them.
@@ -61,7 +61,7 @@ def read_prompts(folder: Path, rows: VerifyRows) -> dict[str, list[int]]:
 def rescore_rows(
     rows: VerifyRows, prompts: Mapping[str, list[int]], options: AcceptanceConfig, extensions: Sequence[str] = ()
 ) -> dict[str, list[int]]:
-    """Judge rows as `rescore` does. Each request has a slot, and each step judges one round of all requests."""
+    """Judge rows as `rescore` does. Each request has a slot. Step i judges round i of every request that has one."""
     _check_topk(rows, options)
     origin = rows.origin
     context = RuleContext(

@@ -21,8 +21,8 @@ from spec_lab.train.packed_rows import PackedRows
 class KeptStates:
     """Runs a target over rows, and caches its outputs. A step uses it in place of the `FrozenTarget`.
 
-    Each epoch draws every row once. So the first rows stay until the end, and no row is evicted: it would be gone
-    before the next epoch needs it.
+    Once the cache is full, it keeps its rows and takes no more. Each epoch draws every row once, so another row in
+    place of one of them would save no more forwards.
 
     Attributes:
         most_bytes: the limit of the cache.
@@ -38,7 +38,8 @@ class KeptStates:
         return self.target.embed(tokens)
 
     def run(self, rows: PackedRows, taps: Sequence[Tap]) -> FrozenOutputs:
-        """Return the target's outputs for rows [batch, length]; rows that are not cached are run together."""
+        """Return the target's outputs for rows [batch, length], without keys and values. Rows that are not cached are
+        run together."""
         names = [bytes(row.numpy().data) for row in torch.cat([rows.tokens, rows.segments], dim=1)]
         missing = [place for place, name in enumerate(names) if name not in self._kept]
         made: dict[bytes, tuple[Tensor, Tensor]] = {}

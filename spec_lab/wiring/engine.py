@@ -124,7 +124,8 @@ def build_rounds(
 ) -> Rounds:
     """Make the decode rounds of an engine: one, or one for each K that a batch can have.
 
-    A schedule has several K. Beside a drafter on the host, the number of drafts that the device makes is another K.
+    A schedule has several K. With a drafter on the host, the number of drafts that the device makes is one more K. If
+    requests have a K of their own, there is also a round without drafting.
 
     `recorder` captures parts of a round as graphs; None captures nothing.
     """

@@ -1,6 +1,6 @@
-"""The contents of a workspace: sections of panels for what `logger=wandb` logs, with the same names.
+"""The contents of a workspace: sections of panels, which read what `logger=wandb` logs by its names.
 
-Built with W&B's own package `wandb-workspaces`, an optional extra, and not sent anywhere here.
+It is built with W&B's own package `wandb-workspaces`, an optional extra, and not sent anywhere here.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class RelaxedFormChoice(Choice):
-    """The forms in which a draft's required closeness to the likeliest token is given."""
+    """The ways to say how near to the likeliest token a draft must be."""
 
     delta = "delta", "p >= p_top1 - delta"
     ratio = "ratio", "p >= p_top1 * ratio"
