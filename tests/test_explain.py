@@ -23,7 +23,7 @@ BROKEN = {
     "number": (GLOBAL + b"3", ["type: int", "KEY: VALUE"]),
     "bytes": (b"\xff\xfe", ["can't decode byte", "correct it: UTF-8 text"]),
     "loop": (b"a: &a [*a]", ["refers to itself", "correct it"]),
-    "aliases": (GLOBAL + BOMB, ["aliases stand for more than 100000 values"]),
+    "aliases": (GLOBAL + BOMB, ["more than 100000 values, counting what its aliases stand for", "use fewer"]),
     "defaults of itself": (GLOBAL + b"defaults: [mine]", ["includes itself"]),
     "sweep without end": (
         GLOBAL + b"hydra: {sweeper: {params: {seed: 'range(0,1000000000)'}}}",
@@ -75,14 +75,14 @@ BROKEN = {
     ),
     "values of a sweep that cannot be read": (
         GLOBAL + b"hydra: {mode: MULTIRUN, sweeper: {params: {seed: '1,,2'}}}",
-        ["seed: 1,,2 cannot be read", "write values with one comma between two: seed: 1,2"],
+        ["seed: 1,,2 cannot be read", "separate values by single commas, as in seed: 1,2"],
     ),
     "misspelt defaults": (GLOBAL + b"default: [override /drafter: ngram]", ["no key default; did you mean defaults?"]),
     "an option behind the file's own keys": (
         GLOBAL + b"defaults: [_self_, /experiment/drafters]\nseed: 3",
         ["put _self_ last"],
     ),
-    "no value": (GLOBAL + b"workload:\n  limit: ???", ["limit: ??? leaves the value that it has"]),
+    "no value": (GLOBAL + b"workload:\n  limit: ???", ["`limit: ???` does not change limit"]),
     "group without override": (GLOBAL + b"defaults: [/drafte: ngram]", ["no drafte/ngram", "did you mean drafter?"]),
 }
 

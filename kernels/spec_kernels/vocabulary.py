@@ -26,8 +26,8 @@ def load_logits(row_ptr: tl.tensor, ids: tl.tensor, vocab_size: tl.tensor) -> tl
 
 @triton.jit
 def nan_as_largest(logits: tl.tensor) -> tl.tensor:
-    """Replace NaN by the largest value, as `torch.argmax` treats it. Otherwise no value would equal the maximum, and no
-    token would be the argmax."""
+    """Replace NaN by the largest value, as `torch.argmax` treats it. `tl.max` would ignore NaN, and a tile of NaN alone
+    would have no argmax."""
     return tl.where(logits == logits, logits, float("inf"))
 
 

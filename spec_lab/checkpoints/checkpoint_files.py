@@ -26,7 +26,7 @@ class StoredTensor:
 
     Attributes:
         shape: shape of the whole tensor, as it is checked against the model's: after `form`, but for block scales.
-        dtype: the safetensors code, such as BF16.
+        dtype: the safetensors code, such as BF16; for a stack, that of its first piece.
         part: the part of it that is read; None is all.
         stack: the tensors that it is made of, if the file has separate ones for each expert. An expert's tensors are
             concatenated by rows, and the experts are stacked.

@@ -1,8 +1,8 @@
-"""Experts as checkpoints store them: a tensor for each, or one for all experts of a layer.
+"""Experts as checkpoints store them: with tensors for each expert, or with tensors for all experts of a layer.
 
-Most files on the hub have `experts.3.up_proj.weight` (DeepSeek, GLM, Qwen3, and all that transformers 5 saves); those
-of Qwen3.5 and Gemma 4 have `experts.gate_up_proj`. The lab's layers read the second form: all experts in one tensor,
-gate above up.
+Most files on the hub have `experts.3.up_proj.weight` (DeepSeek, GLM, Qwen3). Those of Qwen3.5 and Gemma 4 have
+`experts.gate_up_proj`. transformers 5 saves Qwen3.5 in the first form and Gemma 4 in the second. The lab's layers read
+the second form: all experts in one tensor, gate above up.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _STACKS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)
 def with_stacked_experts(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
     """Return the tensors with each layer's experts in two: `experts.gate_up_proj` and `experts.down_proj`.
 
-    An expert that lacks a part, or has one with another shape than the first expert's, is left unstacked. The stack
-    then has too few experts, and the check of names and shapes reports both.
+    An expert is left unstacked if it lacks a part, or if a part has another shape than the first expert's. The check
+    of names and shapes then reports its tensors, and a stack with too few experts.
     """
     layers: dict[str, dict[int, dict[str, StoredTensor]]] = {}
     for name, tensor in stored.items():
@@ -56,6 +56,4 @@ def _stacked(name: str, pieces: list[tuple[StoredTensor, ...]]) -> StoredTensor:
     """Describe a tensor in which each expert's pieces are concatenated by rows, and the experts are stacked."""
     first = pieces[0]
     rows, columns = sum(piece.shape[0] for piece in first), first[0].shape[1:]
-    # Codes of packed dtypes are last in the alphabet, so one packed piece makes the stack's code a packed one.
-    dtype = max(piece.dtype for expert in pieces for piece in expert)
-    return replace(first[0], name=name, shape=(len(pieces), rows, *columns), dtype=dtype, stack=tuple(pieces))
+    return replace(first[0], name=name, shape=(len(pieces), rows, *columns), stack=tuple(pieces))

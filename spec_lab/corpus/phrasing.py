@@ -1,8 +1,8 @@
 """A small language of templates, each of which has many wordings.
 
 `[a|b|c]` stands for one of its alternatives, drawn with equal probability. Alternatives may be nested, or empty.
-`{slot}` stands for a value given with the call, else for a fact of the scene, else for a rule of the grammar, which is
-expanded in turn.
+`{slot}` stands for a value given with the call, else for one of the phraser's facts, else for a rule of the grammar.
+The rule is expanded in turn.
 """
 
 from __future__ import annotations

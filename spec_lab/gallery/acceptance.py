@@ -46,7 +46,7 @@ def read_drafted(runs: Sequence[Run]) -> list[DraftedRun]:
     """
     drafting = [run for run in runs if run.summary["num_draft_tokens"]]
     if not drafting:
-        raise UserError("none of its runs drafts; make some with python -m spec_lab experiment=drafters")
+        raise UserError("none of these runs drafts; make some with python -m spec_lab experiment=drafters")
     names = told_apart(drafting, [run.summary["choices"].get("drafter", "drafter") for run in drafting])
     found = [
         DraftedRun(
@@ -190,12 +190,12 @@ def _positions(best: DraftedRun) -> str:
         return ""
     first, last = conditional[0], conditional[-1]
     assert first is not None and last is not None
-    how = "fewer" if last < first else "no fewer"
+    how = "less" if last < first else "no less"
     return (
         f"Of {best.drafter}'s drafts the first is accepted in {percent(plain[0])} of the rounds and number "
-        f"{len(plain)} in {percent(plain[-1])}; where all before it were accepted, number {len(plain)} is accepted in "
-        f"{percent(last)} of them, {how} than of the firsts. Only rounds on easier text get so far, so this does not "
-        "say what depth alone does."
+        f"{len(plain)} in {percent(plain[-1])}. In the rounds that accept all before it, number {len(plain)} is "
+        f"accepted in {percent(last)}, {how} often than the first. Only rounds on easier text get so far, so "
+        "this does not say what depth alone does."
     )
 
 

@@ -47,7 +47,7 @@ def savings(runs: Sequence[Run]) -> pd.DataFrame:
 
     drafting = [run for run in runs if run.summary["num_draft_tokens"] and run.summary["rounds"]]
     if not drafting:
-        raise UserError("none of its runs drafts; make some with python -m spec_lab experiment=pruning")
+        raise UserError("none of these runs drafts; make some with python -m spec_lab experiment=pruning")
     names = told_apart(drafting, [run.summary["choices"].get("prune", "prune") for run in drafting])
     rows = [_row(name, run.summary) for name, run in zip(names, drafting, strict=True)]
     frame = pd.DataFrame(rows).astype(dict.fromkeys(TIMES, float))

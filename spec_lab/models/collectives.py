@@ -1,9 +1,8 @@
 """All-reduce and all-gather between the processes of `torchrun`, by `torch.distributed` and its default group.
 
 The group uses NCCL, or gloo on CPUs. Both functions are custom operators, so that the recorder of graphs on a CPU
-(`engine.tape`) sees what they write. (`torch.library.triton_op` is only for functions that launch Triton kernels.) A
-CUDA graph captures them directly. torch's functional collectives are operators too, but they have a private name, and
-each needs a separate wait.
+(`engine.tape`) sees what they write. A CUDA graph captures them directly. torch's functional collectives are operators
+too, but they have a private name, and each needs a separate wait.
 """
 
 from __future__ import annotations

@@ -266,7 +266,7 @@ class DecoderLayer:
     ) -> torch.Tensor:
         """Turn the residual stream [rows, hidden_size] into [kept rows, hidden_size], possibly no rows.
 
-        `rows` is the mixer's input if the layer has no norm before it.
+        `rows` is the mixer's input if it is already normed. If it is None, the input is made from the stream.
         """
         if rows is None:
             rows = stream if self.norm is None else self.norm(stream)

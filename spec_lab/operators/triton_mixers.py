@@ -1,8 +1,9 @@
 """The mixers of layers (attention, latent attention, delta nets) for few rows under kernels=triton, up to their output
 product. The layer's first norm, if it has one, is fused into the mixer's first product.
 
-Before the output product, attention takes two launches, or three if heads are rotated separately. Latent attention
-takes four or five. Attention whose keys are split takes one more launch, which merges the splits.
+Before the output product, attention takes two launches, or three if heads are rotated separately. A gate is applied by
+torch, in further launches. Latent attention takes four launches, or five if its queries have a bottleneck. If some rows
+need no query, it takes two more. If keys are split, one more launch merges the splits.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from spec_lab.operators.triton_linear import SkinnyLinear, SkinnyProduct, Triton
 class ProjectedAttention:
     """Computes a mixer's first product in one launch, and leaves the rest to the mixer.
 
-    It supports delta nets, and heads of every kind, which attention rotates and writes in another launch.
+    The mixer is a delta net, or attention with heads of any kind. Attention rotates and writes them in another launch.
     """
 
     attention: Attention | GatedDeltaNet
@@ -52,7 +53,8 @@ class ProjectedAttention:
 
 
 class FusedHeadsAttention:
-    """Makes, rotates and writes heads in one launch; the heads must be rotated whole, without norms or gates."""
+    """Makes, rotates and writes heads in one launch. All channels of the heads are rotated; there are no norms of heads
+    and no gates."""
 
     __slots__ = ("_arrivals", "_attention", "_bias", "_eps", "_norm_weight", "_scales", "_weight")
 
@@ -100,7 +102,7 @@ class FusedHeadsAttention:
 
 
 class SkinnyQuery:
-    """Computes queries by two products. With up to 64 rows, the norm between them is fused into the second."""
+    """Computes queries by two products with a norm between them. Up to 16 rows, the norm is fused into the second."""
 
     __slots__ = ("_few", "_many", "_narrow", "_norm")
 
@@ -116,16 +118,13 @@ class SkinnyQuery:
 
 class NarrowProducts:
     """The first products of latent attention: one that makes both queries and cache rows, or a separate product for
-    each if some rows need no query. They share one weight.
-
-    `query_width`: width of the query product's output, which is `q_lora_rank` or that of whole queries.
-    """
+    each if some rows need no query. They share one weight."""
 
     __slots__ = ("_both", "_query", "_query_width", "_row")
 
     def __init__(self, query: StreamedLinear, row: StreamedLinear, norm: WeightedNorm | None) -> None:
         both = DenseLinear(torch.cat((query.weight, row.weight)), _cat_bias(query, row))
-        self._query_width = len(query.weight)
+        self._query_width = len(query.weight)  # `q_lora_rank`, or the width of all heads without a bottleneck
         # These are views of `both`, so that the weights are stored once.
         query.weight, row.weight = both.weight[: self._query_width], both.weight[self._query_width :]
         self._both, self._query, self._row = (SkinnyProduct(part, norm) for part in (both, query, row))

@@ -71,7 +71,8 @@ def _without_hidden(group: Group, knobs: Knobs) -> Knobs:
 
 
 def _from_option(presets: Mapping[str, Knobs], chosen: str, knobs: Knobs) -> str:
-    """Return the nearest option that builds the same part, and the differences from it; `chosen` if there is none."""
+    """Return the nearest option that builds the same part, and the differences from it. Return `chosen` if no option
+    builds that part."""
     alike = {option: preset for option, preset in presets.items() if preset["name"] == knobs["name"]}
     if not alike:
         return chosen
@@ -81,8 +82,8 @@ def _from_option(presets: Mapping[str, Knobs], chosen: str, knobs: Knobs) -> str
 
 
 def _from_knobs(presets: Mapping[str, Knobs], knobs: Knobs) -> str:
-    """Return all knobs in which the options differ, texts without their key. Add each other knob that the run
-    changes."""
+    """Return the values of all knobs in which the options differ, with a key before all but texts. Also return each
+    other knob whose value no option has, with its key."""
     parts = []
     for key, value in knobs.items():
         usual = [preset[key] for preset in presets.values()]
@@ -94,7 +95,7 @@ def _from_knobs(presets: Mapping[str, Knobs], knobs: Knobs) -> str:
 
 
 def _with_key(key: str, value: Any) -> str:
-    """Return `topk3`, `verify_false`; a folder is its last part."""
+    """Return a knob and its value, such as `topk3` or `verify_false`; for a folder, the last part of its path alone."""
     if (key == "path" or key.endswith("_path")) and isinstance(value, str):
         return Path(value).absolute().name
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)

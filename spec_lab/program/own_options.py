@@ -43,7 +43,8 @@ def typed_folders(arguments: Sequence[str]) -> list[Path]:
     """
     typed = [value for flag, value in pairwise(arguments) if flag in FOLDER_FLAGS]
     if len(typed) > 1:
-        raise UserError(f"--config-dir is given twice; use one, and hydra.searchpath=[{','.join(typed[1:])}]")
+        others = ",".join(typed[1:])
+        raise UserError(f"--config-dir is given twice; keep the first, and write hydra.searchpath=[{others}] instead")
     for folder in typed:
         if not folder or not Path(folder).is_dir():
             raise UserError(
@@ -117,7 +118,7 @@ def _refuse_unread_contents(file: Path) -> None:
     if package is not None and package["name"] != "_global_" and package["name"].strip("_").lower() == "global":
         raise UserError(f"{file}: '# @package {package['name']}' is read as a key; write '# @package _global_'")
     if num_nodes(contents.decode(errors="replace")) > MOST_NODES:
-        raise UserError(f"{file}: its aliases stand for more than {MOST_NODES} values; write them out")
+        raise UserError(f"{file}: has more than {MOST_NODES} values, counting what its aliases stand for; use fewer")
 
 
 def _refuse_joined_keys(file: Path) -> None:
@@ -144,7 +145,7 @@ def _refuse_question_marks(file: Path) -> None:
     for part in parts:
         for key, value in part.items() if isinstance(part, dict) else ():
             if value == "???":
-                raise UserError(f"{file}: {key}: ??? leaves the value that it has; write a value, or leave {key} out")
+                raise UserError(f"{file}: `{key}: ???` does not change {key}; write a value, or leave {key} out")
 
 
 def _refuse_defaults(file: Path) -> None:
@@ -182,12 +183,12 @@ def _swept_value(text: str) -> Override:
     except HydraException as error:
         key, _, value = text.partition("=")
         said = f"hydra.sweeper.params: {key}: {value} cannot be read"
-        raise UserError(f"{said}; write values with one comma between two: {key}: 1,2") from error
+        raise UserError(f"{said}; separate values by single commas, as in {key}: 1,2") from error
 
 
 def num_nodes(text: str) -> int:
-    """Return the number of values in a YAML file with its aliases expanded; 0 for a text that is not YAML, which its
-    reader refuses."""
+    """Return the number of values in a YAML file with its aliases expanded. Return 0 for a text that is not YAML, which
+    is refused when it is read."""
     sizes: dict[str, int] = {}
     open_nodes: list[tuple[str | None, int]] = []
     total = 0

@@ -80,7 +80,7 @@ class TargetKindModule(UnderFrozenHead):
     ) -> list[Tensor]:
         """Unroll the module like `spec_lab.train.chain.unroll_chain`. The embedding precedes the hidden state in its
         input."""
-        assert rows is None, "each row has one text of a pocket target"
+        assert rows is None, "rows with several texts are not supported here"
         (hidden,) = features
         hidden, chain = hidden.float(), StepsSoFar()
         turns = self.rotary(hidden, torch.arange(hidden.shape[1], device=hidden.device)[None])

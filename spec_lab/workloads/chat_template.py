@@ -158,8 +158,8 @@ def _of_folder(folder: Path) -> PreTrainedTokenizerBase | None:
     except Exception as error:  # broken files make transformers raise anything
         reason = _short(describe_error(error))
         raise UserError(
-            f"{settings}: this or a file in its folder is not a tokenizer that transformers reads without running the "
-            f"checkpoint's own code ({reason}); fetch tokenizer and config.json again"
+            f"{settings}: transformers cannot read the tokenizer in this folder without running the checkpoint's own "
+            f"code ({reason}); fetch tokenizer and config.json again"
         ) from error
 
 
@@ -171,8 +171,8 @@ def _require_files(folder: Path) -> None:
 
 
 def _of_file(path: Path) -> PreTrainedTokenizerBase | None:
-    """Return a tokenizer that renders a GGUF file's template, which needs the texts of a few tokens but no vocabulary;
-    None if it has none."""
+    """Return a tokenizer that renders a GGUF file's template; None if the file has no template. Rendering needs the
+    texts of a few tokens, but no vocabulary."""
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 

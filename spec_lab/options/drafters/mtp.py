@@ -123,8 +123,8 @@ def _use_fewer(options: DrafterConfig, num_modules: int, there_are: str) -> str:
 def read_mtp_modules(
     chosen: Chosen, options: MtpDrafterConfig, build: DrafterBuild, num_modules: int
 ) -> tuple[MtpConfig, list[dict[str, torch.Tensor]]]:
-    """Read the first modules in the drafter's folder, or make as many with random weights. In their config, the knobs
-    set the sides of the norms."""
+    """Read the first `num_modules` modules in the drafter's folder, or make them with random weights. In their
+    config, the knobs `target_hidden` and `recycled_hidden` apply unless they are `auto`."""
     from spec_lab.checkpoints.mtp_checkpoint import load_mtp
     from spec_lab.checkpoints.random_weights import random_mtp
 
