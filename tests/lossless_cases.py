@@ -59,6 +59,14 @@ KNOBS: dict[str, dict[str, Any]] = {
 TRAINED = ("eagle3", "draft_model", "mtp_eagle", "mtp_vanilla", "frozen_kv", "dflash")
 CAPTURED = (*TRAINED, "p_eagle", "ngram", "oracle", "random", "suffix", "hybrid")
 """Every drafter whose rounds can be captured."""
+GUESSERS = {
+    "ngram": ("eager", "full_loop", "overlap", "round"),
+    "oracle": ("eager", "round", "step_replay"),
+    "random": ("eager", "full_loop", "verify_eager"),
+    "suffix": ("eager", "split_seed"),
+    "hybrid": ("eager", "step_replay", "round"),
+}
+"""Drafters without layers of their own to capture, and the graph modes of each in `CASES`: together, all of them."""
 BATCHES, PAGES, CHUNKS, PADDINGS = (1, 3, 8), (1, 4, 16), (1, 5, 512), (1, 4)
 GATHERING = ("post_attention", "catchup")
 """Prunings of the catch-up step, which a block drafter asks the host for."""
@@ -176,7 +184,15 @@ def every_case() -> Iterator[Case]:
         )
 
 
-NUMBERS = (0, 1, 2, 3, 5, 8)
+NUMBERS = (0, 1, 3, 5, 8)
 """The numbers of drafts in `CASES`: those between are as those beside them."""
-CASES = [Case(**row) for row in covering_array(FACTORS | {"num_draft_tokens": NUMBERS}, may_stand_together)]
+
+
+def may_meet(row: dict[str, Any]) -> bool:
+    """Tell whether values that may stand together also do in `CASES`."""
+    graphs = GUESSERS.get(row.get("drafter", ""))
+    return may_stand_together(row) and (graphs is None or row.get("graph", "eager") in graphs)
+
+
+CASES = [Case(**row) for row in covering_array(FACTORS | {"num_draft_tokens": NUMBERS}, may_meet)]
 PRODUCT = list(every_case())

@@ -17,10 +17,6 @@ from spec_lab.core.types import AttentionMetadata, Request, VerifiedRound
 from spec_lab.drafters.frozen_kv import FrozenKVDrafter, FrozenState
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.stopping_loop import collect_drafts
-from spec_lab.menu.chosen import choose
-from spec_lab.options.shipped import ZOO
-from spec_lab.wiring.workloads import load_requests
-from spec_lab.workloads.tokenizer import TargetTokenizer
 from tests.fake_target import PaddedGraph
 from tests.lab import PRUNING, Reference, make_config, make_engine, random_requests
 from tests.scripted_rule import ScriptedRule, install
@@ -137,7 +133,7 @@ def test_drafts_equal_the_slow_model(targets: dict[str, tuple[Path, Reference]],
     assert set(lab.rule.accepted) == {0, 1, 2, 3} and lab.rule.compared > 40
 
 
-@pytest.mark.parametrize("num_draft_tokens", [1, 4, 8])
+@pytest.mark.parametrize("num_draft_tokens", [1, 8])
 def test_other_numbers_of_drafts(
     targets: dict[str, tuple[Path, Reference]], tmp_path: Path, num_draft_tokens: int
 ) -> None:
@@ -149,9 +145,8 @@ def test_other_numbers_of_drafts(
     assert len(set(lab.rule.accepted)) > min(num_draft_tokens, 4) and lab.rule.compared > 25
 
 
-@pytest.mark.parametrize("batch_size", [1, 8])
-def test_other_batches(targets: dict[str, tuple[Path, Reference]], tmp_path: Path, batch_size: int) -> None:
-    lab = make_lab(targets, tmp_path, CASES["last_full_layer"], batch_size=batch_size, bucket=4, num_requests=9)
+def test_a_larger_batch(targets: dict[str, tuple[Path, Reference]], tmp_path: Path) -> None:
+    lab = make_lab(targets, tmp_path, CASES["last_full_layer"], batch_size=8, bucket=4, num_requests=9)
     lab.generate()
     assert lab.rule.compared > 100
 
@@ -344,23 +339,3 @@ def test_padded_rows_are_inert(targets: dict[str, tuple[Path, Reference]], tmp_p
     alone, padded = (make_lab(targets, tmp_path, CASES["sliding"], bucket=bucket).generate() for bucket in (1, 4))
     assert padded == alone
     assert sum(map(len, alone.values())) > 12
-
-
-def acceptance_length(num_requests: int, change: Callable[[torch.Tensor], torch.Tensor]) -> float:
-    """The acceptance length of the shipped pair, with `change` done to every feature that the drafter is handed."""
-    config = make_config((ZOO / "pocket", ZOO / "pocket-frozen_kv"), "frozen_kv", batch_size=8, max_new_tokens=24)
-    config.workload.limit = num_requests
-    requests = load_requests(choose(config), TargetTokenizer(ZOO / "pocket"))
-    engine = make_engine(config, requests)
-    drafter = engine.parts.drafter
-    ingest, catch_up = drafter.ingest, drafter.catch_up
-    drafter.ingest = lambda chunk: ingest(replace(chunk, features=change(chunk.features)))
-    drafter.catch_up = lambda verified: catch_up(replace(verified, features=change(verified.features)))
-    accepted = [count for record in engine.generate(requests).requests for count in record.accepted_per_round]
-    return 1 + sum(accepted) / len(accepted)
-
-
-def test_without_the_targets_hidden_state_the_shipped_head_is_accepted_less() -> None:
-    """Measured were 2.40 tokens a round, and 2.02 with zeros; the rest it reads from the target's KV."""
-    as_it_is, zeroed = acceptance_length(9, torch.clone), acceptance_length(9, torch.zeros_like)
-    assert zeroed < as_it_is - 0.2

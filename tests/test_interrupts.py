@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
+from threading import Timer
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -266,27 +267,19 @@ def test_other_endings_take_the_interpreter_apart(code: int) -> None:
     assert ended.value.code == code
 
 
-def test_a_real_ctrl_c_in_the_profiler_ends_a_sweep(empty_folder: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "spec_lab",
-        "-m",
-        "debug=smoke",
-        "seed=1,2,3",
-        "profile_rounds=16",
-        "kernels=torch",
-    ]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    for line in process.stderr:
-        if "profiling" in line:
-            break
-    time.sleep(0.1)  # inside it
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
-    assert errors.splitlines()[-1] == "interrupted"
-    assert "Traceback" not in errors
+def test_a_real_ctrl_c_in_the_profiler_ends_a_sweep(
+    empty_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start = profile.start
+
+    def press_soon(self: profile) -> None:
+        start(self)
+        Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    monkeypatch.setattr(profile, "start", press_soon)
+    typed = ["-m", "debug=smoke", "seed=1,2,3", "profile_rounds=16", "references=[]", "kernels=torch"]
+    assert main(typed) == 130
+    errors = capsys.readouterr().err
+    assert errors.splitlines()[-1] == "interrupted" and "Traceback" not in errors
     [summary] = summaries(empty_folder).values()
     assert summary["status"] in ("interrupted", "finished")

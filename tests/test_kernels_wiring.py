@@ -96,7 +96,6 @@ CASES = {
     "mtp_eagle": Case(frozenset({"strict_accept", "rope_write"}), drafter="mtp_eagle"),
     "frozen_kv": Case(frozenset({"strict_accept", "rope_write"}), drafter="frozen_kv"),
     "draft_model": Case(frozenset({"strict_accept", "rope_write"}), drafter="draft_model"),
-    "stop": Case(frozenset({"strict_accept", "rope_write"}) | OFFERS, options=STOP),
     "stop_relaxed": Case(
         frozenset({"draft_standing", "rope_write"}) | OFFERS, acceptance=RelaxedThinkingConfig(), options=STOP
     ),

@@ -144,7 +144,7 @@ def default_taps(folder: Path) -> list[int]:
     ("head", "prune"),
     [
         *((head, "catchup") for head in HEADS),
-        *(("kimi_k25", prune) for prune in ("none", "prefill", "post_attention")),
+        *(("kimi_k25", prune) for prune in ("none", "post_attention")),
     ],
 )
 def test_drafts_equal_the_whole_chain_recomputed(
@@ -165,9 +165,8 @@ def test_on_a_target_with_latent_attention(latent_target: tuple[Path, Reference]
     assert set(rule.accepted) == {0, 1, 2, 3} and rule.compared > 50
 
 
-@pytest.mark.parametrize("batch_size", [1, 3])
 def test_a_head_with_keys_and_values_on_a_target_with_latent_attention(
-    latent_target: tuple[Path, Reference], tmp_path: Path, batch_size: int
+    latent_target: tuple[Path, Reference], tmp_path: Path
 ) -> None:
     """The reverse: text equals greedy decoding by transformers."""
     folder, reference = latent_target
@@ -175,7 +174,7 @@ def test_a_head_with_keys_and_values_on_a_target_with_latent_attention(
     make_tiny_eagle3(tmp_path, read_model_config(folder), **taps)
     requests = random_requests(3, max_new_tokens=12)
     plain = {request.request_id: reference.greedy(request) for request in requests}
-    config = make_config((folder, tmp_path), "eagle3", prune="catchup", batch_size=batch_size)
+    config = make_config((folder, tmp_path), "eagle3", prune="catchup", batch_size=3)
     reference.assert_lossless(requests, generate(config, requests), plain)
 
 

@@ -7,7 +7,7 @@ and the pairs are taught (`taught_pairs.py`), so that drafts are accepted in par
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 
-from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.drafters.oracle import OracleDrafter
@@ -35,6 +34,7 @@ from tests.lossless_cases import (
     CAPTURED,
     CASES,
     DRAFTERS,
+    GUESSERS,
     KNOBS,
     NUMBERS,
     OFFERS,
@@ -44,9 +44,9 @@ from tests.lossless_cases import (
     TREE_DRAFTERS,
     TREES,
     Case,
+    may_meet,
 )
 from tests.taught_pairs import TEACHERS, teach_drafters
-from tests.tiny_assistant import make_tiny_assistant
 from tests.tiny_checkpoints import make_tiny_target
 
 VOCAB = 24
@@ -179,7 +179,9 @@ def test_every_two_values_meet_that_meet_in_the_product() -> None:
         names = ("drafter", "tree", "num_draft_tokens", "graph", "prune", "options")
         return {(a, getattr(case, a), b, getattr(case, b)) for case in cases for a, b in combinations(names, 2)}
 
-    assert meetings(CASES) == meetings([case for case in PRODUCT if case.num_draft_tokens in NUMBERS])
+    met = [case for case in PRODUCT if case.num_draft_tokens in NUMBERS and may_meet(asdict(case))]
+    assert meetings(CASES) == meetings(met)
+    assert {graph for graphs in GUESSERS.values() for graph in graphs} == {"eager", *MODES}
     for size in ("target", "batch_size", "page_size", "chunk"):
         assert len({(case.drafter, getattr(case, size)) for case in CASES}) == 3 * len(DRAFTERS)
 
@@ -218,14 +220,16 @@ def test_drafts_are_accepted_in_part(labs: Labs, drafter: str, lengths: set[int]
     by an end of sequence and by limits."""
     accepted: set[int] = set()
     ends: set[str] = set()
+    wanted_ends = {"eos", "length"} if drafter in TRAINED else set()
     for target in TARGETS:
         result = labs[target].run(Case(target, drafter, "catchup", batch_size=8))
         for rounds in accepted_in(result):
             accepted |= set(rounds[:-1] if drafter == "oracle" else rounds)
         ends |= {record.finish_reason.value for record in result.requests if record.truncated}
-    assert accepted >= lengths
+        if accepted >= lengths and ends >= wanted_ends:
+            break
+    assert accepted >= lengths and ends >= wanted_ends
     assert drafter != "oracle" or accepted == lengths
-    assert drafter not in TRAINED or ends == {"eos", "length"}
 
 
 @pytest.mark.parametrize("drafter", TREE_DRAFTERS)
@@ -294,15 +298,6 @@ def test_sampled_drafts_are_verified_by_their_own_distribution(labs: Labs, draft
     lab = labs["qwen3"]
     result = lab.engine(case, acceptance=rule, sampling=sampling).generate(lab.requests)
     assert sum(map(sum, accepted_in(result))) > 3
-
-
-@pytest.mark.parametrize("graph", ["step_replay", "round"])
-def test_a_head_of_centroids_is_captured_alike(labs: Labs, tmp_path: Path, graph: str) -> None:
-    """The frozen-KV assistant has another head, which scores some tokens only."""
-    ordered = {"use_ordered_embeddings": True, "num_centroids": 8, "centroid_intermediate_top_k": 3}
-    make_tiny_assistant(tmp_path, read_model_config(labs["qwen3"].target), **ordered)
-    lab = replace(labs["qwen3"], weights={"frozen_kv": tmp_path}, results={})
-    lab.check(Case("qwen3", "frozen_kv", batch_size=3, page_size=4, graph=graph))
 
 
 def test_few_pages_change_nothing(labs: Labs) -> None:

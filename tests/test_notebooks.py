@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
+from nbclient import NotebookClient
+from nbclient.util import run_sync
 
 from spec_lab.__main__ import main
 from spec_lab.gallery.__main__ import main as gallery
-from spec_lab.gallery.export import conclusion_of, execute, read_notebook, run_notebook
+from spec_lab.gallery.export import KERNEL, conclusion_of, execute, read_notebook, run_notebook
 from spec_lab.record.reading import read_summary
 from spec_lab.record.runs import newest_run
 
@@ -67,9 +70,32 @@ def test_the_gallery_has_every_picture_that_has_a_name_and_no_other() -> None:
     assert names == sorted(path.stem for path in (ROOT / "docs" / "gallery").glob("*.png"))
 
 
+@pytest.fixture(scope="module")
+def shared() -> Iterator[NotebookClient]:
+    """A client of a kernel that finds the lab, whose imports all notebooks share."""
+    place = {"metadata": {"path": str(ROOT / "notebooks")}}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'kernels'}")
+        manager = NotebookClient(nbformat.v4.new_notebook(), kernel_name=KERNEL).create_kernel_manager()
+        client = NotebookClient(nbformat.v4.new_notebook(), km=manager, resources=place, timeout=300)
+        client.execute()
+        yield client
+        client.kc.stop_channels()
+        run_sync(manager.shutdown_kernel)(now=True)
+
+
 @pytest.fixture(autouse=True)
-def kernels_find_the_lab(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'kernels'}")
+def one_kernel(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Where a notebook is executed, it is in that kernel, which has forgotten the names of the one before."""
+
+    def client(notebook: Any, **_: Any) -> NotebookClient:
+        client: NotebookClient = request.getfixturevalue("shared")
+        client.nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("%reset -f")])
+        client.execute()
+        client.nb = notebook
+        return client
+
+    monkeypatch.setattr("nbclient.NotebookClient", client)
 
 
 CHEAP = ["max_new_tokens=6", "repeats=1", "warmup_requests=0", "workload.limit=2"]

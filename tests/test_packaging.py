@@ -22,7 +22,7 @@ LEFTOVERS = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints", "*.egg-i
 NOT_IN_THE_WHEEL = shutil.ignore_patterns(".*", "build", "dist", "outputs", "tests", "notebooks", "docs", "wandb")
 COMMAND = [sys.executable, "-m", "spec_lab"]
 DRY_RUN = [*COMMAND, "--dry-run", "drafter=ngram", "prune=catchup"]
-SMOKE = [*COMMAND, "drafter=eagle3", "prune=catchup", "debug=smoke", "num_threads=1"]
+SMOKE = [*COMMAND, "drafter=eagle3", "prune=catchup", "debug=smoke", "num_threads=1", "references=[plain]"]
 
 
 def run(command: list[str], folder: Path, *paths: Path) -> subprocess.CompletedProcess[str]:
@@ -146,7 +146,6 @@ def test_installed_package_runs_elsewhere(tmp_path: Path) -> None:
         metadata.distribution("spec-lab")
     except metadata.PackageNotFoundError:
         pytest.skip("a raw checkout: the package is not installed")
-    assert_composes(run(DRY_RUN, tmp_path))
     script = Path(sys.executable).with_name("spec-lab")
     assert_composes(run([str(script), *DRY_RUN[3:]], tmp_path))
 

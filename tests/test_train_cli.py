@@ -133,8 +133,11 @@ def test_the_default_output_dir_may_be_out_of_reach(
     assert all(line.startswith("refused: output_dir=outputs/train-drafters cannot be written") for line in lines)
 
 
-@pytest.mark.parametrize("cleans_up", [False, True], ids=["alone", "behind a library's error"])
-@pytest.mark.parametrize("arguments", [["debug=smoke"], ["-m", "debug=smoke", "drafter=eagle3,mtp_eagle"]])
+@pytest.mark.parametrize(
+    ("arguments", "cleans_up"),
+    [(["debug=smoke"], False), (["-m", "debug=smoke", "drafter=eagle3,mtp_eagle"], True)],
+    ids=["alone", "behind a library's error"],
+)
 def test_ctrl_c_ends_a_training_and_the_multirun_it_is_one_of(
     arguments: list[str],
     cleans_up: bool,

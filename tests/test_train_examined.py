@@ -28,8 +28,6 @@ from tests.tiny_checkpoints import make_tiny_target
 STEPS = OptimisationConfig(
     num_steps=60, batch_size=16, peak_learning_rate=0.01, num_warmup_steps=4, log_every=60, checkpoint_every=99
 )
-SLOW_LEARNERS = ("draft_model", "frozen_kv")
-"""They have an embedding of their own to learn: no more is asked of them than that nothing is read wrongly."""
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +44,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["eagle3", "mtp_eagle", "draft_model", "frozen_kv", "dspark", "p_eagle"])
+@pytest.mark.parametrize("name", ["mtp_eagle", "dspark", "p_eagle"])
 def test_the_doctor_finds_no_fault_in_what_was_trained(folder: Path, tmp_path: Path, name: str) -> None:
+    """A form each. Shipped heads of other forms are healthy in `test_doctor_faults.py` and `test_doctor_trees.py`; that
+    a tiny one is served as it was trained is proved in `test_train_heads.py`."""
     target, texts = FrozenTarget.load(folder / "target", CPU, torch.float32, 256), Texts.load(folder / "texts")
     given = RECIPES[name].config
     if getattr(given, "draft_vocab_size", None) is not None:
@@ -61,6 +61,5 @@ def test_the_doctor_finds_no_fault_in_what_was_trained(folder: Path, tmp_path: P
     run = ["target=hf", f"target.path={folder / 'target'}", f"drafter={name}", f"drafter.path={tmp_path / name}"]
     run += ["drafter.num_draft_tokens=2", "workload=random_ids", "workload.limit=3", "max_new_tokens=24", "device=cpu"]
     found = examine(load_subject(choose(strict_greedy(compose_run(run)[0]))))
-    learnt_little = {"teacher forcing"} if name in SLOW_LEARNERS else set()
-    assert {fault.check for fault in faults(found)} <= learnt_little
+    assert faults(found) == []
     assert found[-1].check == "teacher forcing"

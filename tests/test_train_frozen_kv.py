@@ -21,7 +21,6 @@ from spec_lab.train.generations import Generations
 from spec_lab.train.layers import leading_directions
 from spec_lab.train.module_config import OptimisationConfig
 from spec_lab.train.target import run_target
-from tests.test_train_pipeline import smoke_pipeline
 from tests.tiny_checkpoints import refused
 
 VOCAB, HIDDEN, HEAD_DIM, LENGTH = 30, 12, 6, 14
@@ -312,13 +311,3 @@ def test_training_learns_a_text_by_heart(tmp_path: Path) -> None:
     curve = make_recipe([1, 3], optimisation=optimisation).train(task, tmp_path / "drafter")
     assert curve[-1].loss < curve[0].loss - 0.3
     assert load_frozen_kv(tmp_path / "drafter").shape.kv_source_layers == (1, 3)
-
-
-def test_the_pipeline_trains_it_and_a_draft_model_side_by_side(tmp_path: Path) -> None:
-    for name, words in (("frozen_kv", ("A frozen-KV drafter", "layers 3, 5, 7")), ("draft_model", ("A draft model",))):
-        folder = smoke_pipeline(tmp_path, f"drafter={name}").run()
-        report = json.loads(folder.evaluation(folder.drafter(name)).read_text())
-        assert report["pooled"]["acceptance_length"] >= 1.0
-        card = (folder.drafter(name) / "README.md").read_text()
-        for fragment in (*words, f"drafter={name}"):
-            assert fragment in card

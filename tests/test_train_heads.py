@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import multiprocessing
 import os
 import shutil
-import subprocess
+import socket
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -220,12 +222,9 @@ def test_a_large_drafter_lies_in_several_files(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("family", "drafter"),
     [
-        ("llama", "mtp_eagle"),
-        ("qwen2", "mtp_eagle"),
         ("qwen3", "eagle3"),
         ("gemma4", "mtp_eagle"),
         ("gemma4", "eagle3"),
-        ("llama", "draft_model"),
         ("gemma4", "draft_model"),
         ("qwen2", "frozen_kv"),
         ("gemma4", "frozen_kv"),
@@ -395,14 +394,34 @@ def test_a_cpu_computes_in_bfloat16_where_it_is_told_to(llama: Path) -> None:
     assert rounded == pytest.approx(exact, rel=2e-2) and rounded != pytest.approx(exact, rel=1e-5)
 
 
-def test_torchrun_trains_what_one_process_does(llama: Path, whole: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    ended = subprocess.run(
-        [*command, "-m", "spec_lab.train", *words(llama, *EAGLE3)], capture_output=True, text=True, check=False
-    )
-    assert ended.returncode == 0, ended.stderr
+def train_as_rank(rank: int, port: int, printed: Path, typed: list[str]) -> None:
+    """Run the command as one of two processes that torchrun starts, and write down what it prints."""
+    of_torchrun = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
+    os.environ |= {name: str(value) for name, value in of_torchrun.items()} | {"MASTER_ADDR": "127.0.0.1"}
+    with printed.open("w") as out, redirect_stdout(out), redirect_stderr(out):
+        sys.exit(main(typed))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_processes_of_torchrun_train_what_one_does(llama: Path, whole: Path) -> None:
+    """They are forks of this one, which spares their imports; `test_torchrun.py` has torchrun itself."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    printed, start = [llama / "printed-0", llama / "printed-1"], multiprocessing.get_context("fork").Process
+    arguments = [(rank, port, printed[rank], words(llama, *EAGLE3)) for rank in range(2)]
+    processes = [start(target=train_as_rank, args=each) for each in arguments]
+    try:
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(240)
+        assert [process.exitcode for process in processes] == [0, 0], [path.read_text() for path in printed]
+    finally:
+        for process in processes:
+            process.kill()
     together, alone = record_of(llama), record_of(whole)
-    assert together["num_processes"] == 2 and ended.stdout.count("step 6 loss") == 1
+    assert together["num_processes"] == 2
+    assert [path.read_text().count("step 6 loss") for path in printed] == [1, 0]
     card = (llama / "out" / "hf-eagle3" / "README.md").read_text()
     assert "s on 2 x cpu with torch" in " ".join(card.split())
     losses, expected = ([point["loss"] for point in record["curve"]] for record in (together, alone))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -29,6 +30,8 @@ from spec_lab.train.target import load_target, save_target, without_progress_bar
 
 DRAFTERS = sorted(set(train_menu().groups["drafter"].options) - {"none"})
 MTP_DRAFTERS = ("mtp_eagle", "mtp_vanilla")
+OF_A_CARD = {"frozen_kv": ("A frozen-KV drafter", "layers 3, 5, 7"), "draft_model": ("A draft model",)}
+"""What the cards of other drafters say."""
 
 
 def smoke_pipeline(output_dir: Path, *overrides: str) -> Pipeline:
@@ -52,9 +55,9 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 @pytest.fixture(scope="module")
 def shipped_folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """Two drafters for the shipped target, trained one after the other in one folder."""
+    """Drafters for the shipped target, trained one after the other in one folder."""
     output_dir = tmp_path_factory.mktemp("shipped")
-    for drafter in MTP_DRAFTERS:
+    for drafter in (*MTP_DRAFTERS, *OF_A_CARD):
         folder = smoke_pipeline(output_dir, f"drafter={drafter}").run()
     return folder
 
@@ -159,7 +162,13 @@ def test_without_a_drafter_only_the_target_is_described(tmp_path: Path) -> None:
 def test_a_drafter_for_the_shipped_target_trains_nothing_else(shipped_folder: RunFolder) -> None:
     assert shipped_folder.target == ZOO / "pocket"
     made = {path.name for path in shipped_folder.root.iterdir()} - {LOG_FILE}
-    assert made == {"generations", "pocket-mtp_eagle", "pocket-mtp_vanilla", "records", "checkpoints"}
+    heads = {f"pocket-{drafter}" for drafter in (*MTP_DRAFTERS, *OF_A_CARD)}
+    assert made == {"generations", "records", "checkpoints"} | heads
+    for drafter, words in OF_A_CARD.items():
+        report = json.loads(shipped_folder.evaluation(shipped_folder.drafter(drafter)).read_text())
+        assert report["pooled"]["acceptance_length"] >= 1.0
+        card = (shipped_folder.drafter(drafter) / "README.md").read_text()
+        assert all(fragment in card for fragment in (*words, f"drafter={drafter}"))
     for drafter in MTP_DRAFTERS:
         config = json.loads((shipped_folder.drafter(drafter) / "config.json").read_text())
         target = json.loads((shipped_folder.target / "config.json").read_text())
@@ -220,9 +229,12 @@ def test_of_several_runs_at_once_one_builds_a_stage_and_the_others_wait(tmp_path
 
 
 def test_what_ends_a_training_saves_no_weights_and_the_next_command_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    shipped_folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A loss that is no number, and Ctrl-C behind a checkpoint."""
+    shutil.copytree(shipped_folder.generations, tmp_path / "generations")
+    (tmp_path / "records").mkdir()
+    shutil.copy(shipped_folder.record(shipped_folder.generations), tmp_path / "records")
     arguments = ["debug=smoke", f"output_dir={tmp_path}"]
     with monkeypatch.context() as patch:
         patch.setitem(LOSSES, Loss.kl, lambda logits, _: logits.sum(-1) * float("nan"))
