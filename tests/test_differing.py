@@ -58,6 +58,18 @@ def test_no_two_rows_read_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert len(set(words)) == 3 and words[0].endswith("drafter.offset=1")
 
 
+def test_runs_that_differ_in_an_option_alone_are_told_apart(tmp_path: Path) -> None:
+    """graph=full_loop and graph=split_seed have the same keys."""
+    graphs = ("full_loop", "split_seed")
+    for graph in graphs:
+        record_run(tmp_path / graph, info=make_info(with_offset(1) | {"graph": {"name": graph, "verify": True}}))
+    runs = find_runs([tmp_path])
+    header, _, *lines = (line.split() for line in format_runs(runs).splitlines()[:4])
+    assert [line[header.index("graph")] for line in lines] == list(graphs)
+    words = distinct_words([run.summary for run in runs])
+    assert [text.rpartition(", ")[2] for text in words] == [f"graph={graph}" for graph in graphs]
+
+
 def test_positions_and_stages_are_scalars() -> None:
     summary = make_summary()
     found = scalars(summary)

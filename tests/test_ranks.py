@@ -92,9 +92,9 @@ def test_what_is_no_number_of_processes_is_not_one_process(
     started(2)
     monkeypatch.setenv(variable, value)
     assert main(["--help"]) == 2
-    assert f"refused: {variable}={value} is not a number" in capsys.readouterr().err
+    assert f"refused: {variable}={value} is not a whole number" in capsys.readouterr().err
     assert report(["--last=1"]) == 2
-    assert f"refused: {variable}={value} is not a number" in capsys.readouterr().err
+    assert f"refused: {variable}={value} is not a whole number" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The activation of a gated MLP. Also a kernel for activation(gate) * up, where no matrix product computes it."""
+"""The activation of a gated MLP. Also a kernel for activation(gate) * up, for use beside the library's products."""
 
 # mypy: allow-untyped-decorators
 from __future__ import annotations

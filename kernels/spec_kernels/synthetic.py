@@ -71,7 +71,9 @@ def write_synthetic(
     kv_lens: torch.Tensor,
     num_drafts: torch.Tensor | None,
 ) -> None:
-    """Accept as many drafts as there are rates above the round's draw, then emit the argmax of the row reached.
+    """Accept as many drafts as there are rates above the round's draw, but no more than are offered.
+
+    Then emit the argmax of the row reached.
 
     Args:
         tokens: [batch, N] int64, contiguous, written in full.

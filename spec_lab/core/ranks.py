@@ -29,7 +29,7 @@ def ranks() -> Ranks:
     """Read the environment variables; without them this process is the only one.
 
     Raises:
-        UserError: one of them is not a number.
+        UserError: one of them is not a whole number from 0 on.
     """
     size = max(1, _number("WORLD_SIZE", 1))
     if size == 1:
@@ -58,6 +58,6 @@ def _number(variable: str, alone: int) -> int:
     value = os.environ.get(variable, "")
     if value and not value.isdecimal():
         raise UserError(
-            f"{variable}={value} is not a number in digits alone; start processes with torchrun, or unset {variable}"
+            f"{variable}={value} is not a whole number from 0 on; start processes with torchrun, or unset {variable}"
         )
     return int(value or alone)

@@ -1,8 +1,8 @@
 """Accounts on the host for finished rounds: appends tokens to sequences, and makes a record for each round.
 
 In a captured mode the host only checks whether a request may have ended before it launches the next round. It does the
-accounting while the device runs that round. An eager round needs the lengths, and a drafter on the host needs the
-tokens. Then the accounting comes before the next launch.
+accounting while the device runs that round. The accounting comes before the next launch in two cases: an eager round
+needs the lengths, and a drafter on the host needs the tokens.
 
 Rounds that were launched together (`graph.rounds_per_replay`) are accounted for one after another.
 """

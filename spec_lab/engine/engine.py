@@ -43,7 +43,7 @@ class Engine:
         overlap: bool = False,
         make_prompt_pass: Callable[..., PromptPass] = PromptPass,
     ) -> None:
-        """Make the prompt pass of an engine.
+        """Keep the parts of an engine, and make its prompt pass.
 
         Args:
             prefill_tokens: the most rows of a forward over several prompts; None for one prompt at a time.
@@ -123,8 +123,8 @@ class _GenerationRun:
 
         Prompt chunks share forwards as far as they fit. In a captured mode the host only checks, between the end of a
         round and the next launch, whether a request may have ended. It accounts for tokens and records while the device
-        runs the next round. An eager round needs the lengths, and a drafter on the host needs the tokens. Then the
-        accounting comes before the next launch. A graph of several rounds is launched like one round.
+        runs the next round. The accounting comes before the next launch in two cases: an eager round needs the lengths,
+        and a drafter on the host needs the tokens. A graph of several rounds is launched like one round.
 
         With overlap the host launches the next round before it reads the previous one. Before a prompt pass it reads
         first, so that no round's time includes a prompt's; the prompt pass waits for the device anyway. It also reads
@@ -205,7 +205,8 @@ class _GenerationRun:
         self._retire_if_finished(sequence)
 
     def _launch(self, ready: list[Sequence], follows: bool) -> Launch:
-        """Launch a round, or R rounds. If it directly `follows` another, its time begins at the latest read."""
+        """Launch a round, or R rounds. If it `follows` another without a prompt pass in between, its time begins when
+        the host last read results."""
         engine, parts = self._engine, self._engine.parts
         decode_round = engine.rounds.of_requests(ready)
         for possible in engine.rounds.to_prepare(len(ready)):
@@ -246,7 +247,7 @@ class _GenerationRun:
                 self._retire_if_finished(sequence)
 
     def _ended_on_device(self, launched: Launch) -> bool:
-        """Return whether a request of `launched` had already ended before that launch.
+        """Return whether the device has ended a request of `launched` in an earlier launch.
 
         Only a graph of several rounds ends requests on the device.
         """

@@ -1,8 +1,8 @@
 """IF nodes of CUDA graphs (CUDA 12.4): a replay skips the node's body if a condition on the device is false.
 
 torch 2.13 can capture into such a node, but 2.11 cannot, so this module calls the driver. A kernel of one thread sets
-the condition. The node is added after it in the graph under capture. Its body is captured from another stream, in which
-further nodes can be nested. Bodies allocate from a memory pool of their own. Otherwise torch could reuse their memory
+the condition. The node is added after it in the graph under capture. Its body is captured from another stream, and may
+contain further nodes. Bodies allocate from a memory pool of their own. Otherwise torch could reuse their memory
 elsewhere once it is freed.
 """
 
@@ -58,7 +58,7 @@ class _NodeParams(ctypes.Structure):
 
 
 class IfNodes:
-    """Puts parts of the captures of one device into IF nodes."""
+    """Makes IF nodes in the graphs that are captured on one device."""
 
     def __init__(self, device: torch.device) -> None:
         self._bodies: list[int] = []

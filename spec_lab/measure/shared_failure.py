@@ -1,8 +1,8 @@
-"""If one process of a run fails, all of them end, and the first one says why, once.
+"""If one process of a run fails, all of them end, and the process of rank 0 says why, once.
 
 If a process fails, the others wait for it in their next all-reduce, where they cannot be notified. So a thread of the
-first process waits for a failure message in the store of `torchrun`. It records and prints the message, and ends the
-process. `torchrun` then ends the other processes.
+first process, which has rank 0, waits for a failure message in the store of `torchrun`. It records and prints the
+message, and ends the process. `torchrun` then ends the other processes.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _listen(store: dist.Store, folder: Path) -> None:
     if news == NOTHING:
         return
     told = json.loads(news)
-    with suppress(OSError):  # the disk is full: the record says that the run was killed
+    with suppress(OSError):  # on a full disk the record keeps saying that the run was killed
         amend_status(folder, "failed", told["reason"])
     print(told["shown"], file=sys.stderr, flush=True)
     os._exit(1)

@@ -1,4 +1,4 @@
-"""The functions that `kernels=triton` replaces. Triton is imported here."""
+"""The Triton functions with which `kernels=triton` replaces torch forms. Triton is imported here."""
 
 from __future__ import annotations
 

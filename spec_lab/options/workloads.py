@@ -39,13 +39,13 @@ def has_those_categories(config: RunConfig) -> str | None:
 
 
 def tells_nothing(config: RunConfig) -> str | None:
-    """A system prompt is only set for chats."""
+    """A system prompt is not set for prompts of one length, since these are no chats."""
     workload = config.workload
     return None if workload.system is None else f"workload.system is not read by workload={workload.name}; leave it out"
 
 
 def asks_one_turn(config: RunConfig) -> str | None:
-    """Several turns need a workload from files, since only files have conversations."""
+    """The number of turns is only set for a workload from files, since only files have conversations."""
     turns, name = config.workload.turns, config.workload.name
     if turns is None:
         return None

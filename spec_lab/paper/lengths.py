@@ -7,6 +7,8 @@
 | `deepspec` | tokens up to and including the end of sequence / rounds, pooled; only first turns | not counted |
 | `aiperf` | 1 + accepted drafts / rounds of a request, then mean over requests | not counted |
 
+A chunk is the tokens that a round or the prompt pass emits.
+
 Sources: Model-Optimizer's examples/specdec_bench, vLLM's counters, DeepSpec's evaluator, and AIPerf's documentation of
 its metrics. `docs/paper.md` compares each with the lab's.
 """
@@ -24,8 +26,7 @@ ENDED = "eos"
 
 
 def specdec_bench(rows: Sequence[RequestRow]) -> float | None:
-    """Return the mean over turns of a turn's mean chunk, without the end of sequence. A chunk is the tokens that a
-    round or the prompt pass emits."""
+    """Return the mean over turns of a turn's mean chunk, without the end of sequence."""
     chunks = [_chunks(row) for row in rows]
     return _mean([fmean(turn) for turn in chunks if turn])
 

@@ -1,4 +1,4 @@
-"""Aligned plain-text tables, no wider than the terminal."""
+"""Aligned plain-text tables, no wider than the terminal if the columns that name a line leave room."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def format_table(
 ) -> str:
     """Format a table. Columns are as wide as their widest cell, and right-aligned except those in `left`.
 
-    If the table is too wide, its further columns follow below, with the keys of each line repeated. A cell that is too
-    wide by itself is cut at its beginning, since the names of folders differ at the end.
+    If the table is too wide, its further columns follow below, with the keys of each line repeated. If a cell does not
+    fit beside the keys, it is cut at its beginning, since the names of folders differ at the end. Keys are never cut.
 
     Args:
-        num_keys: number of leading columns that name a line.
+        num_keys: number of leading columns that name a line, the keys.
         width: the available width in characters; None for the terminal's.
     """
     width = table_width() if width is None else width

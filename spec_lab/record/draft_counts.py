@@ -6,9 +6,9 @@ The rule's decisions on drafts after an end of sequence cannot be used, since ne
 text there. So these drafts are censored, as in survival analysis (Kaplan and Meier 1958). A draft counts at its
 position if it is in the text. The rate at a position is over the rounds that could be judged there.
 
-A token limit hides nothing: the round was judged before it was cut, and counts as judged. The number of rounds then
-depends only on earlier rounds, so the mean is unbiased (Wald 1944). `benchmarks/acceptance_length_bias.py` compares the
-ways of counting.
+A token limit hides nothing: the round was judged before it was cut, and counts as judged. Whether a round takes place
+then depends only on the rounds before it, so the mean is unbiased (Wald 1944). `benchmarks/acceptance_length_bias.py`
+compares the ways of counting.
 
 A round that offers fewer than K drafts accepts none at later positions, and counts with the tokens that it emits. The
 conditional rate at a position is over the drafts that were offered there.

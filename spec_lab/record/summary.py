@@ -1,7 +1,8 @@
 """Builds `summary.json` from the results of the timed passes.
 
-Rates and times are medians over the timed repeats; latencies are over the requests of all of them. Acceptance, rows and
-accuracy are those of the first repeat, since greedy runs repeat exactly. `repeats_identical` says if one did not.
+Tokens per second and times are medians over the timed repeats; latencies are over the requests of all of them.
+Acceptance, rows and accuracy are those of the first repeat, since a repeat gives the same tokens, also if they are
+sampled. `repeats_identical` says if one did not.
 """
 
 from __future__ import annotations
@@ -265,7 +266,7 @@ def _ratio_over(name: str, main: Measured, references: Mapping[str, Measured]) -
 
 
 def _break_even(main: Measured, references: Mapping[str, Measured]) -> float | None:
-    """Return the break-even acceptance length; None without drafts."""
+    """Return the break-even acceptance length; None without drafts or without plain decoding beside them."""
     if "plain" not in references or not any(result.num_draft_tokens for result in main.repeats):
         return None
     pairs = zip(main.repeats, references["plain"].repeats, strict=True)

@@ -1,6 +1,6 @@
 """Decides which runs may be compared: those with the same definitions, the same prompts and the same versions.
 
-A difference between other runs could come from any of these rather than from what was changed on purpose.
+If any of these differs too, a difference need not come from what was changed on purpose.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ BESIDE_THE_RUN = (
     *("output_dir", "dry_run", "fresh", "leave_out", "shared_device", "auto"),
     *("logger", "name", "record", "profile_rounds"),
 )
-"""Keys that say how a run is started, and where and what it records; they do not change the numbers it measures."""
+"""Keys that say how a run is started, and where and what it records. They change no number that the run measures, but
+`shared_device=true` makes times meaningless."""
 SHOWN_REASONS = 3
 
 
@@ -46,8 +47,8 @@ def numbered(runs: Iterable[Run]) -> list[NumberedRun]:
 def comparable_sets(runs: Sequence[NumberedRun]) -> list[list[NumberedRun]]:
     """Return the runs as sets within which they may be compared, in their order.
 
-    A run without requests, such as a failed one, is in every set with its definitions and versions. It has no number to
-    compare, but a table can say how it ended.
+    A run without `prompts`, such as one that did not finish, is in every set with its definitions and versions. It is
+    not compared, but a table can say how it ended. Such runs that fit no set make a last one together.
     """
     sets: list[list[NumberedRun]] = []
     for run in (run for run in runs if run.prompts is not None):
@@ -109,7 +110,7 @@ def _other_standards(base: Run, other: Run) -> Iterator[str]:
         layouts = "" if versions[0] == versions[1] else f" (schema versions {versions[0]} and {versions[1]})"
         yield f"other definitions of {' and '.join(others[:2])}{' and more' if len(others) > 2 else ''}{layouts}"
     elif _is_old(base) != _is_old(other):
-        yield "acceptance length as of schema version 2 and as of later ones"
+        yield "the acceptance length of schema versions 1 and 2, and that of later ones"
     yield from _other_versions(base.summary["versions"], other.summary["versions"])
 
 

@@ -1,4 +1,4 @@
-"""Finds the knobs in which runs differ, including those of extensions, so that no two rows have the same label."""
+"""Finds the options and knobs in which runs differ, also those of extensions, so that they get different labels."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from spec_lab.record.schema import Summary
 from spec_lab.report.comparable import BESIDE_THE_RUN
 from spec_lab.report.origin import run_words
 
-NAMED = ("name",)
-"""Last parts of knob names that are left out, since the group's name already says the value."""
+OPTION = "name"
+"""The key of a group that holds the name of the chosen option."""
 
 
 def knobs_of(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the value of every knob of a run by its dotted name, except those that say how it is recorded."""
+    """Return the value of every knob of a run by its dotted name, without `BESIDE_THE_RUN` and the names of options."""
     found: dict[str, Any] = {}
     for key, value in config.items():
         if not prefix and key in BESIDE_THE_RUN:
             continue
         if isinstance(value, Mapping):
             found |= knobs_of(value, f"{prefix}{key}.")
-        elif not prefix or key not in NAMED:
+        elif not prefix or key != OPTION:
             found[prefix + key] = value
     return found
 
@@ -30,22 +30,20 @@ def knobs_of(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def differing_knobs(configs: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the knobs that have several values among `configs`; a knob that only some runs have counts as
     differing."""
-    knobs = [knobs_of(config) for config in configs]
-    names = dict.fromkeys(name for each in knobs for name in each)
-    return [name for name in names if len({repr(each.get(name, Missing)) for each in knobs}) > 1]
+    return _differing([knobs_of(config) for config in configs])
 
 
-def telling_apart(summaries: Sequence[Summary], names: Sequence[Hashable]) -> list[str]:
-    """Return the knobs that are needed to distinguish runs with the same name."""
-    alike: dict[Hashable, list[Mapping[str, Any]]] = defaultdict(list)
-    for name, summary in zip(names, summaries, strict=True):
-        alike[name].append(summary["config"])
-    return list(dict.fromkeys(knob for configs in alike.values() for knob in differing_knobs(configs)))
+def telling_apart(summaries: Sequence[Summary], labels: Sequence[Hashable]) -> list[str]:
+    """Return the groups and knobs in which runs with the same label differ; `labels` has one for each run."""
+    alike: dict[Hashable, list[dict[str, Any]]] = defaultdict(list)
+    for label, summary in zip(labels, summaries, strict=True):
+        alike[label].append(_options_and_knobs(summary))
+    return list(dict.fromkeys(name for values in alike.values() for name in _differing(values)))
 
 
 def distinct_words(summaries: Sequence[Summary]) -> list[str]:
-    """Describe each run's drafter, acceptance rule and pruning, and add each knob in which runs with the same
-    description differ."""
+    """Describe each run's drafter, acceptance rule and pruning, and add each option and knob in which runs with the
+    same description differ."""
     words = [run_words(summary) for summary in summaries]
     knobs = telling_apart(summaries, words)
     return [
@@ -55,8 +53,20 @@ def distinct_words(summaries: Sequence[Summary]) -> list[str]:
 
 
 def knob_value(summary: Summary, knob: str) -> Any:
-    """Return the value of a knob by its dotted name; None if the run has no such knob."""
-    return knobs_of(summary["config"]).get(knob)
+    """Return the value of a knob by its dotted name, or the option of a group; None if the run has no such knob."""
+    return _options_and_knobs(summary).get(knob)
+
+
+def _options_and_knobs(summary: Summary) -> dict[str, Any]:
+    config = summary["config"]
+    groups = {group: part for group, part in config.items() if isinstance(part, Mapping) and OPTION in part}
+    options = {group: part[OPTION] for group, part in groups.items() if group not in BESIDE_THE_RUN}
+    return options | knobs_of(config)
+
+
+def _differing(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    names = dict.fromkeys(name for values in runs for name in values)
+    return [name for name in names if len({repr(values.get(name, Missing)) for values in runs}) > 1]
 
 
 class Missing:

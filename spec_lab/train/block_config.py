@@ -25,7 +25,7 @@ class SlotWeights(Choice):
 
     exp = "exp", "e^(-(j - 1) / g)"
     dspark = "dspark", "e^(-j / g), which differs from exp only with drafter.normalise_by=slots"
-    dpace = "dpace", "the expected number of slots from j on that are still reached"
+    dpace = "dpace", "the expected number of slots from j on that are accepted"
 
 
 class Normaliser(Choice):

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from spec_lab.wiring.models import DrafterBuild
 
 
-# The default has the first level and the number of rows of the default dynamic tree, and is deepest below the likeliest
-# draft.
+# The default has the first level and the number of rows of the default dynamic tree. The likelier a draft of
+# the first level, the more drafts are below it.
 DEFAULT_PATHS = [
     [0], [1], [2], [3],
     [0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [2, 0],
@@ -61,9 +61,9 @@ def paths_are_a_tree(config: RunConfig) -> str | None:
     for path in options.paths:
         shown = ",".join(map(str, path))
         if not path or not all(0 <= rank < MAX_TOPK for rank in path):
-            return f"tree.paths: [{shown}] must be ranks of 0..{MAX_TOPK - 1}, at least one; use [0]"
+            return f"tree.paths: [{shown}] must have one rank or more, each of 0..{MAX_TOPK - 1}; use [0]"
         if len(path) > MAX_DEPTH:
-            return f"tree.paths: [{shown}] is {len(path)} drafts long, but the longest path has {MAX_DEPTH}; shorten it"
+            return f"tree.paths: [{shown}] has {len(path)} ranks, and a path has at most {MAX_DEPTH}; shorten it"
         if options.paths.count(path) > 1:
             return f"tree.paths names [{shown}] more than once; name each draft once"
         if len(path) > 1 and tuple(path[:-1]) not in paths:
@@ -86,8 +86,8 @@ def siblings_are_drawn(config: RunConfig) -> str | None:
 
 
 def drawn_ranks_have_no_gap(config: RunConfig) -> str | None:
-    """Sampled siblings must have no gap in their ranks, since each is drawn from the tokens that the ones before it
-    left."""
+    """Sampled siblings must have no gap in their ranks. Without tree.replacement, each is drawn from the tokens that
+    those before it left."""
     options: Any = config.tree
     if not drafts_are_drawn(config):
         return None

@@ -1,4 +1,7 @@
-"""The loss of blocks: compares each slot, scored after the text's own tokens, with the target's distribution."""
+"""The loss of blocks: compares each slot's distribution with the target's.
+
+A slot is scored as if the drafts before it were the text's own tokens.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from spec_lab.train.losses import LOSSES, overlap
 from spec_lab.train.packed_training import chunks
 
 FLOOR = 0.5
-"""D-PACE's smoothing: the part of a slot's confidence that does not depend on the drafter."""
+"""D-PACE's smoothing: a token of probability p counts as accepted with probability FLOOR + (1 - FLOOR) * p."""
 LEAST = 1e-6
 
 
@@ -29,7 +32,8 @@ class SlotLaws:
     """Per-slot quantities of some blocks, each [blocks, slots].
 
     Attributes:
-        loss: the loss of the slot's distribution, plus `alone_weight` times the loss of its logits without the head.
+        loss: the loss of the slot's distribution, plus `alone_weight` times that of its logits before the head
+            changes them.
         label: the probability of the text's own token.
         unsure: the cross-entropy of the confidence head against the probability of acceptance; 0 without such a head.
         reached: whether the head scores the text's own token in every earlier slot.
@@ -42,7 +46,7 @@ class SlotLaws:
 
 
 class BlockLoss(nn.Module):
-    """The mean loss of the slots that count, by their weights.
+    """The weighted loss of the slots that count, divided as `normalise_by` says, plus the confidence head's mean loss.
 
     Logits are computed for one chunk of blocks at a time. With several chunks they are recomputed for gradients, so
     that memory is bounded.
@@ -132,7 +136,7 @@ def label_probability(law: SlotScores, label: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def still_reached(label: Tensor, counts: Tensor) -> Tensor:
-    """Return D-PACE's weights (arXiv 2605.18810): of the counted slots from this one on, the expected number that
-    drafting still reaches."""
+    """Return D-PACE's weights (arXiv 2605.18810): of the counted slots from this one on, the expected number that are
+    accepted, with `FLOOR`."""
     chance = ((1 - FLOOR) * label + FLOOR).cumprod(1) * counts
     return chance.flip(1).cumsum(1).flip(1) * counts
