@@ -8,9 +8,8 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -302,6 +301,13 @@ def test_only_a_launchers_own_error_is_a_lost_worker() -> None:
     assert lost_worker(RuntimeError("ours")) is None
 
 
+def run_lab(*typed: str) -> subprocess.CompletedProcess[str]:
+    """What `python -m spec_lab` does in a process of its own."""
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}:{Path.cwd()}", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "spec_lab", *typed]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
 def write_probe(folder: Path) -> None:
     option = folder / "probe" / "conf" / "logger" / "probe.yaml"
     option.parent.mkdir(parents=True)
@@ -313,53 +319,40 @@ def statuses_in(sweep: Path) -> list[str]:
     return sorted(read_summary(path.parent)["status"] for path in sweep.glob("*/summary.json"))
 
 
-@pytest.fixture
-def workers(host: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What workers find: the lab, and an extension in the folder of work, which the command here also imports."""
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'kernels'}:{host}")
-    monkeypatch.syspath_prepend(host)
-    for name in ("probe", "spec_lab.measure.runner"):  # what the extension brings goes behind the test
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.delitem(sys.modules, "probe")
-    yield
-    if (loky := sys.modules.get("joblib.externals.loky")) is not None:
-        loky.get_reusable_executor().shutdown(kill_workers=True)
-
-
-def test_joblib_gives_every_worker_a_gpu_and_the_folders_say_how_it_ended(
-    host: Path, workers: None, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_joblib_gives_every_worker_a_gpu_and_the_folders_say_how_it_ended(host: Path) -> None:
     """With an extension, which the workers have to import: it decodes nothing, as workers of submitit do below."""
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="needs the extra `launchers`")
     write_probe(host)
     launcher = ("-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "extensions=[probe]", "logger=probe")
-    assert main([*launcher, *TWO_AND_A_REFUSED_ONE]) == 2
-    assert "3 jobs: 2 finished, 1 refused" in capsys.readouterr().out
+    done = run_lab(*launcher, *TWO_AND_A_REFUSED_ONE)
+    assert done.returncode == 2, done.stderr
+    assert "3 jobs: 2 finished, 1 refused" in done.stdout
     [sweep] = host.glob("outputs/smoke-sweep-*")
     assert statuses_in(sweep) == ["finished", "finished", "refused"]
     assert (sweep / "sweep.json").exists() and not (sweep / OUTCOMES_FOLDER).exists()
     assert all(len(list(sweep.glob(f"*/{name}"))) >= 2 for name in ("requests.jsonl", "worker.txt"))
     gpu_of = {pid: gpu for gpu, pid in (path.read_text().split() for path in sweep.glob("*/worker.txt"))}
-    assert set(gpu_of.values()) <= set(GPUS) and str(os.getpid()) not in gpu_of
+    assert set(gpu_of.values()) <= set(GPUS)
     assert len(set(gpu_of.values())) == len(gpu_of), "no two workers have one GPU"
 
-    assert main([*launcher, "drafter=none", "seed=13,14", *CHEAP]) == 1
-    lost = capsys.readouterr().err
-    assert "failed: a worker ended before its job" in lost and "Traceback" not in lost
+    lost = run_lab(*launcher, "drafter=none", "seed=13,14", *CHEAP)
+    assert lost.returncode == 1
+    assert "failed: a worker ended before its job" in lost.stderr and "Traceback" not in lost.stderr
     [killed] = set(host.glob("outputs/smoke-sweep-*")) - {sweep}
     assert not (killed / "sweep.json").exists(), "the same command continues"
 
 
 def test_submitit_leaves_outcomes_in_the_folders_and_its_jobs_take_turns(
-    host: Path, workers: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    host: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its local executor starts all jobs at once; on a CPU one runs at a time."""
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="needs the extra `launchers`")
     without_gpus(monkeypatch)
-    assert main(["-m", "hydra/launcher=submitit_local", *TWO_AND_A_REFUSED_ONE]) == 2
-    printed = capsys.readouterr()
-    assert "3 jobs: 2 finished, 1 refused" in printed.out
-    assert "refused: drafter.num_draft_tokens=5: drafter=mtp_vanilla has a module for each draft" in printed.err
+    typed = ("-m", "hydra/launcher=submitit_local", *TWO_AND_A_REFUSED_ONE)
+    done = run_lab(*typed)
+    assert done.returncode == 2, done.stderr
+    assert "3 jobs: 2 finished, 1 refused" in done.stdout
+    assert "refused: drafter.num_draft_tokens=5: drafter=mtp_vanilla has a module for each draft" in done.stderr
     [sweep] = host.glob("outputs/smoke-sweep-*")
     assert statuses_in(sweep) == ["finished", "finished", "refused"]
     waited = [path for path in sweep.glob(".submitit/**/*.err") if "waiting for cpu" in path.read_text()]
