@@ -324,7 +324,7 @@ def test_refuses_missing_and_truncated_files(tmp_path: Path) -> None:
     with refused(file, "truncated"):
         load(tmp_path)
     file.rename(tmp_path / "pytorch_model.bin")
-    with refused(tmp_path, "convert it to model.safetensors"):
+    with refused(tmp_path, "convert them to model.safetensors"):
         load(tmp_path)
     text = (tmp_path / "config.json").read_text()
     (tmp_path / "config.json").write_text(json.dumps(json.loads(text))[:40])
