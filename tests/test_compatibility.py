@@ -190,7 +190,7 @@ FORBIDDEN = [
     ([*TREE, "tree.depth=99"], "tree.depth=99", "tree.depth=16"),
     (
         ["drafter=frozen_kv", "tree=static", f"tree.paths=[{','.join(str([0] * n) for n in range(1, 18))}]"],
-        "17 drafts",
+        "17 ranks",
         "16",
     ),
     ([*STATIC, "tree.paths=[]"], "tree.paths", "tree.paths=[[0],[1],[0,0]]"),
@@ -198,7 +198,7 @@ FORBIDDEN = [
     ([*STATIC, "tree.paths=[[true]]"], "tree.paths takes a list of lists", "not [[True]]"),
     (["drafter.k_schedule=[[1,1,3],[2,null,1]]"], "drafter.k_schedule takes", "a list of [first, last, K]"),
     (["drafter.k_schedule=[[true,4,3]]"], "drafter.k_schedule takes a list of lists or null", "not [[True, 4, 3]]"),
-    ([*STATIC, "tree.paths=[[0],[0,-1]]"], "[0,-1]", "ranks of 0..15"),
+    ([*STATIC, "tree.paths=[[0],[0,-1]]"], "[0,-1]", "each of 0..15"),
     ([*STATIC, "tree.paths=[[0],[1,0]]"], "[1,0] is below [1]", "add [1]"),
     ([*STATIC, "tree.paths=[[0],[0]]"], "[0] more than once", "once"),
     (["drafter.k_schedule=[[2,4,3]]"], "drafter.k_schedule: [2,4,3] must begin at 1", "drafter.k_schedule=[[1,4,5]"),
