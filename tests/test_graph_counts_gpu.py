@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.autograd.profiler import profile
 
 from spec_lab.engine.capture import CudaGraphRecorder
 from spec_lab.engine.timing import CudaEventTimer
@@ -23,7 +23,7 @@ def test_a_profiled_round_has_its_launches_syncs_and_busy_time(device: torch.dev
     """A kernel, a graph of two and a blocking copy a round; what happens between rounds does not count."""
     x = torch.ones(1 << 20, device=device)
     graph = CudaGraphRecorder(device).capture(lambda: (x * 2 + 1)[:4])
-    profiler = profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
+    profiler = profile(use_device="cuda", use_kineto=True)
     rounds = ProfiledRounds(profiler, num_skipped=1, num_launches=2)
     for _ in range(4):
         with rounds.round():

@@ -11,7 +11,7 @@ from spec_lab.core.errors import UserError, one_line
 from spec_lab.core.regular import regular_text
 
 
-class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """Refuses duplicate keys, which YAML's own loader accepts, and `{values: 1, 2}`, in which 2 is a key."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
