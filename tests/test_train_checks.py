@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from spec_lab.checkpoints.eagle3_config import default_tap_layer_inputs
 from spec_lab.collect.__main__ import main as collect
 from spec_lab.core.errors import UserError
 from spec_lab.options.drafters.block_keys import Form, Head
@@ -33,7 +34,6 @@ from spec_lab.train.fitting import MIN_TAPPED_LAYERS
 from spec_lab.train.menu import train_menu
 from spec_lab.train.options import DRAFTERS as OPTIONS
 from spec_lab.train.recipes import build_pipeline
-from spec_lab.train.target import tapped_layers
 from spec_lab.train.target_config import HfTarget, PocketTrainingConfig, ShippedTarget, SmolLm2Target, TargetChoice
 from tests.tiny_checkpoints import refused
 
@@ -235,9 +235,9 @@ def test_what_is_not_trained_is_not_checked() -> None:
 
 
 def test_from_the_least_number_of_layers_on_three_can_be_tapped() -> None:
-    assert len(set(tapped_layers(MIN_TAPPED_LAYERS))) == 3
-    with refused(f"num_layers={MIN_TAPPED_LAYERS - 1}"):
-        tapped_layers(MIN_TAPPED_LAYERS - 1)
+    assert len(set(default_tap_layer_inputs(MIN_TAPPED_LAYERS))) == 3
+    with refused(f"{MIN_TAPPED_LAYERS - 1} layers"):
+        default_tap_layer_inputs(MIN_TAPPED_LAYERS - 1)
 
 
 def test_every_option_has_a_row_that_trains_what_its_schema_says() -> None:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from spec_lab.checkpoints.checkpoint import run_dtype
 from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.eagle3_config import default_tap_layer_inputs
 from spec_lab.checkpoints.families.table import read_decoder
-from spec_lab.core.errors import UserError
 from spec_lab.corpus.example import END_OF_TEXT, END_OF_TURN
 from spec_lab.train.data import TrainingTokens, next_token_loss
 from spec_lab.train.experts import EVERY_EXPERT, every_expert
@@ -205,14 +205,6 @@ def without_progress_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def tapped_layers(num_layers: int) -> tuple[int, int, int]:
-    """Return the layers whose inputs an EAGLE-3 head reads when its config names none (vLLM's and SGLang's default)."""
-    taps = (2, num_layers // 2, num_layers - 3)
-    if not taps[0] < taps[1] < taps[2]:
-        raise UserError(f"num_layers={num_layers} gives the head fewer than three different taps; use 7 or more")
-    return taps
-
-
 @dataclass(frozen=True, slots=True)
 class TargetOutputs:
     """The outputs of one forward over rows `[batch, length]` that drafters read.
@@ -230,7 +222,8 @@ class TargetOutputs:
 
     def taps(self) -> Tensor:
         """Return `[batch, length, 3 * hidden]`: the inputs of the tapped layers, concatenated."""
-        return torch.cat([self.layer_inputs[layer] for layer in tapped_layers(len(self.layer_inputs))], dim=-1)
+        taps = default_tap_layer_inputs(len(self.layer_inputs))
+        return torch.cat([self.layer_inputs[layer] for layer in taps], dim=-1)
 
 
 @torch.no_grad()
