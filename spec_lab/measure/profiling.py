@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import NamedTemporaryFile
+from tempfile import TemporaryDirectory
 
 import torch
 from torch.autograd.profiler import profile, record_function
@@ -74,9 +74,11 @@ def _keep_trace(profiler: profile, path: Path) -> None:
     """Compress the trace so that `path` never exists incomplete."""
     unfinished = path.with_name(f".unfinished-{path.name}")
     try:
-        with NamedTemporaryFile(suffix=".json") as plain, gzip.open(unfinished, "wb") as compressed:
-            profiler.export_chrome_trace(plain.name)
-            shutil.copyfileobj(plain, compressed)
+        with TemporaryDirectory() as folder, gzip.open(unfinished, "wb") as compressed:
+            plain = Path(folder) / "trace.json"
+            profiler.export_chrome_trace(str(plain))
+            with plain.open("rb") as file:
+                shutil.copyfileobj(file, compressed)
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
