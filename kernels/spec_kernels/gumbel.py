@@ -155,7 +155,7 @@ def sample_draft(
     column: torch.Tensor,
     temperature: float,
 ) -> torch.Tensor:
-    """Return the tokens that `write_draft` writes."""
+    """Call `write_draft`, and return the tokens."""
     tokens = torch.empty_like(slot_ids)
     write_draft(tokens, kept_logits, logits, slot_ids, slot_seeds, kv_lens, column, temperature)
     return tokens
