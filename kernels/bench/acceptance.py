@@ -4,10 +4,10 @@
 
 Lower bound: strict acceptance and the standing of drafts read every logit once, `batch * rows * vocab * 2` bytes in
 bfloat16, and write very little. Standard rejection also reads the drafter's float32 logits, and one row per request of
-both again. One-hot rejection has no drafter logits to read. At batch 1 strict acceptance reads about 1 MB, which takes an H200 at 4.2 TB/s under half a
-microsecond. So launches must be few, and each must fill the GPU. One block per row would be only 4 blocks. Torch's
-operators write intermediate results (a sorted vocabulary, probabilities, float64 arrival times) and launch a kernel for
-each.
+both again. One-hot rejection has no drafter logits to read. At batch 1 strict acceptance reads about 1 MB, which takes
+an H200 at 4.2 TB/s under half a microsecond. So launches must be few, and each must fill the GPU. One block per row
+would be only 4 blocks. Torch's operators write intermediate results (a sorted vocabulary, probabilities, float64
+arrival times) and launch a kernel for each.
 
 Times are for one call inside a CUDA graph of many, on the same logits. As in a round, where the LM head has just
 written them, logits are in the L2 cache if they fit. So times can be below the printed bound of memory bandwidth.

@@ -97,7 +97,7 @@ def main() -> None:
     for name, default in (("heads", [20, 128]), ("batch", [1, 16]), ("keys", [1024, 8192, 32_768])):
         parser.add_argument(f"--{name}", type=int, nargs="+", default=default)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16])
-    parser.add_argument("--split-keys", type=int, nargs="+", help="keys in a split, to try; default: the choice for --keys")
+    parser.add_argument("--split-keys", type=int, nargs="+", help="keys in a split, to try; default: chosen for --keys")
     options = options_of(parser)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bfloat16, medians of replays")
     print("heads batch   keys  rows  split   kernel us     sdpa us    floor us    of floor  TFLOP/s")

@@ -2,10 +2,11 @@
 
     PYTHONPATH=.:kernels python kernels/bench/products.py [--rows 1 4 16 64] [--fp8]
 
-Lower bound: a product reads its weight once, in numbers of 2 bytes, or of 1 with `--fp8`, and little else. Times are for one call inside a CUDA graph of several, which cycles through weights so that none is still
-in L2. The column `bytes` is the time that reading the weight takes at 4.2 TB/s. `with all` is the kernel with all that
-a decoder layer fuses into it: gate, residual, and for up to 16 rows the norm. `F.linear` is the product alone; with
-`--fp8` the weight is converted to bfloat16 first.
+Lower bound: a product reads its weight once, in numbers of 2 bytes, or of 1 with `--fp8`, and little else. Times are
+for one call inside a CUDA graph of several, which cycles through weights so that none is still in L2. The column
+`bytes` is the time that reading the weight takes at 4.2 TB/s. `with all` is the kernel with all that a decoder layer
+fuses into it: gate, residual, and for up to 16 rows the norm. `F.linear` is the product alone; with `--fp8` the weight
+is converted to bfloat16 first.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
     PYTHONPATH=.:kernels python kernels/bench/prompt_attention.py [--keys 2048 8192 32768 122880] [--rows 2048]
 
-Lower bound: without a window, `rows` query rows against all keys before them need `4 * rows * (keys - rows / 2) * num_heads * head_dim`
-operations. The bound is their number divided by the rate of the tensor cores. An H200 multiplies large bf16 matrices at
-about 790 TFLOP/s. The keys are read once for each tile of rows, mostly from L2. SDPA gets keys and values in
-consecutive slots, so its time does not include gathering them from pages. It is timed without a
-window, for heads of up to 256 channels.
+Lower bound: without a window, `rows` query rows against all keys before them need
+`4 * rows * (keys - rows / 2) * num_heads * head_dim` operations. The bound is their number divided by the rate of the
+tensor cores. An H200 multiplies large bf16 matrices at about 790 TFLOP/s. The keys are read once for each tile of rows,
+mostly from L2. SDPA gets keys and values in consecutive slots, so its time does not include gathering them from pages.
+It is timed without a window, for heads of up to 256 channels.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def paged_attention(
         queries: [batch * num_queries, num_heads, head_dim], any stride but that of the last dimension, which is 1.
         kv: [num_slots, 2, num_kv_heads, head_dim], contiguous, of the queries' dtype; slot = page * page_size + offset.
         page_table: [batch, num_pages + 1] int64; the last column is the scratch page and is not read.
-        seq_lens: [batch] int64 number of keys of each request, including those of its query rows.
+        seq_lens: [batch] int64 number of keys of each request up to its last query row; for a tree, of all keys.
         max_seq_len: upper bound of `seq_lens` known to the host; bounds the launch grid and the positions read.
         split_keys: keys in a split, see `choose_split_keys`. Keys of a prompt chunk, a chain of more than
             `MAX_DECODE_QUERIES` rows, are not split.

@@ -84,7 +84,8 @@ def float16_of(bits: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def multiplier(DTYPE: tl.constexpr) -> tl.constexpr:
-    """Return the factor that corrects e4m3 bits read as bfloat16, whose exponent bias is 127 instead of 7; 1 for other types."""
+    """Return the factor that corrects e4m3 bits read as bfloat16, whose exponent bias is 127 instead of 7; 1 for other
+    types."""
     return 2.0**120 if tl.bfloat16 == DTYPE else 1.0
 
 

@@ -1,9 +1,9 @@
 """The gated delta rule (Yang et al. 2024, arXiv 2412.06464), row by row, over states in the slots of requests.
 
 A program keeps a tile of one head's state in registers, and processes the rows one after another. Without replay,
-verify writes the tile after every row, as in vLLM (`fused_recurrent_gated_delta_rule`). With replay, verify repeats the rows that the
-last round accepted, writes the tile, and then runs its own rows without writing. A prompt writes the tile once, at the
-end. All three compute a row with the same instructions.
+verify writes the tile after every row, as in vLLM (`fused_recurrent_gated_delta_rule`). With replay, verify repeats the
+rows that the last round accepted, writes the tile, and then runs its own rows without writing. A prompt writes the tile
+once, at the end. All three compute a row with the same instructions.
 """
 
 # mypy: allow-untyped-decorators

@@ -157,8 +157,8 @@ def add_terms_of_tile(
     HAS_SHARED: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
 ) -> None:
-    """Adds the terms of all rows in some columns, in the order in which their experts were chosen, then shared expert and
-    residual."""
+    """Adds the terms of all rows in some columns, in the order in which their experts were chosen, then shared expert
+    and residual."""
     rows = tl.arange(0, ROW_TILE)
     is_entry = (rows < num_rows)[:, None] & is_column[None, :]
     total = tl.zeros((ROW_TILE, COLUMN_TILE), tl.float32)

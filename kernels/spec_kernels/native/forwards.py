@@ -141,7 +141,7 @@ def decoder_layers(
         positions: [rows] int64, indices into the table.
         slots: [rows] int64.
         pages: [requests, num_pages] int64, pages of the keys.
-        lengths: [requests] int64, number of keys that the last row of each request sees.
+        lengths: [requests] int64, number of keys of each request up to its last row.
         layers: `NativeLayers.address`.
     """
     place = _place_in_table(table, positions, slots, (pages, lengths, num_queries))

@@ -1,4 +1,4 @@
-"""The steps between the forwards of a round for kernels=native. Each is one call, where torch takes about ten."""
+"""The steps between the forwards of a round for kernels=native. Each is one call, where torch takes ten or more."""
 
 from __future__ import annotations
 
@@ -107,7 +107,8 @@ def commit_into(
     draft_tokens: torch.Tensor,
 ) -> None:
     """Add `num_emitted` to the `kv_lens` of `slot_ids`, and write the last emitted token, then the drafts, to their
-    `input_ids`. `last` [requests] becomes that token's index `num_emitted` - 1, or 0 if nothing was emitted."""
+    `input_ids`. `last` [requests] becomes that token's index `num_emitted` - 1. If nothing was emitted, it is the token
+    at index 0."""
     check_places(kv_lens, input_ids, slot_ids, tokens, num_emitted)
     num_requests, width = slot_ids.shape[0], input_ids.shape[1]
     assert draft_tokens.dtype is torch.int64 and draft_tokens.shape == (num_requests, width - 1)
@@ -140,8 +141,8 @@ def build_metadata(
     page_size: int,
     num_positions: int,
 ) -> None:
-    """Write the metadata of rows at positions `wanted` [requests, num_queries]; each request's last row sees `keys`
-    [requests] keys.
+    """Write the metadata of rows at positions `wanted` [requests, num_queries]. Each request has `keys` [requests]
+    keys up to its last row.
 
     It writes `positions`, clamped, and `slots`, both [requests * num_queries], and `lengths`, at least 1. `pages` is
     [requests, num_pages]; the last column is scratch.

@@ -71,7 +71,8 @@ static void *work(void *argument) {
     }
 }
 
-/* Do all items of a job. Each thread does an equal share; if another caller uses the threads, the caller does all. */
+/* Do all items of a job. Each thread does an equal share. With a single item, or if another caller uses the
+   threads, the caller does all. */
 static void share(part_t part, const void *job, int64_t num_items) {
     if (team.num_threads == 1 || num_items < 2 || atomic_flag_test_and_set(&team.is_busy)) {
         part(job, 0, num_items, 0);
