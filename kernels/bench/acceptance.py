@@ -3,8 +3,8 @@
     PYTHONPATH=.:kernels python kernels/bench/acceptance.py [--batch 1 16 64] [--vocab 128256 151936] [--rows 4]
 
 Lower bound: strict acceptance and the standing of drafts read every logit once, `batch * rows * vocab * 2` bytes in
-bfloat16, and write very little. Standard rejection also reads the drafter's float32 logits, and one row per request of
-both again. One-hot rejection has no drafter logits to read. At batch 1 strict acceptance reads about 1 MB, which takes
+bfloat16, and write very little. Rejection reads one row per request again. Standard rejection reads the drafter's
+float32 logits in the same way. At batch 1 strict acceptance reads about 1 MB, which takes
 an H200 at 4.2 TB/s under half a microsecond. So launches must be few, and each must fill the GPU. One block per row
 would be only 4 blocks. Torch's operators write intermediate results (a sorted vocabulary, probabilities, float64
 arrival times) and launch a kernel for each.

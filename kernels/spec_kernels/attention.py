@@ -50,9 +50,9 @@ def paged_attention(
 ) -> None:
     """Attention of the newest query rows of each request over its paged keys and values.
 
-    Query row j of a request sees the key positions [max(0, end - window), end) with
-    `end = seq_lens - (num_queries - 1 - j)`; a row that sees nothing gives zeros. Positions from `max_seq_len`
-    on, and those of the scratch page, are not read. `seq_lens` is read on the device only.
+    In a chain, query row j of a request sees the key positions [max(0, end - window), end) with
+    `end = seq_lens - (num_queries - 1 - j)`. A row that sees nothing gives zeros. Positions from `max_seq_len` on, and
+    those of the scratch page, are not read. `seq_lens` is read on the device only.
 
     For a row of a tree, the keys are the prefix (all but the newest `num_tail`) and then those on its own path, as if
     these were consecutive. So a row has the same bits as in a decoded chain of its path.

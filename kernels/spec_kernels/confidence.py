@@ -1,5 +1,5 @@
-"""Two kernels: one notes in each draft step the confidence in its drafts. With a threshold it also counts the requests
-that want another draft. The other decides in each round how many drafts each request offers.
+"""One kernel notes in each draft step the confidence in its drafts; with a threshold it also counts the requests that
+want another draft. A second kernel decides in each round how many drafts each request offers.
 
 A draft step of a small drafter is some thirty launches. With the eleven more that torch needs to store confidences,
 stopping early would save nothing.
@@ -67,7 +67,7 @@ def note_confidence(
     column: torch.Tensor | None,
     threshold: float | None,
 ) -> None:
-    """Store the confidence in a draft of each of up to 1024 requests. With a threshold, count those that want another.
+    """Store the confidence in a draft of each of up to 1024 requests. With a threshold, count those that go on.
 
     Args:
         survival: [num_slots + 1, K] float32; the product of a slot's probabilities up to this draft is written.
@@ -163,8 +163,8 @@ def _count_offered(
     DRAFT_TILE: tl.constexpr,
     OTHERS: tl.constexpr,
 ) -> None:
-    """Counts the offered drafts of one request. A draft's rank is the number of drafts that survive likelier, or as
-    likely and come earlier."""
+    """Counts the offered drafts of one request. A draft's rank is the number of offered drafts of higher survival, or
+    of equal survival and an earlier place."""
     request = tl.program_id(0)
     columns = tl.arange(0, DRAFT_TILE)
     of = DraftedSlots(slot_ids_ptr, active_ptr, num_drafted_ptr, survival_ptr)

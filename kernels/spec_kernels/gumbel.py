@@ -111,7 +111,7 @@ def write_draft(
         logits: [batch, vocab] float32, float16 or bfloat16; -inf outside the draft vocabulary.
         slot_ids: [batch] int64.
         slot_seeds: [num_slots + 1] int64 request seed of each slot.
-        kv_lens: [batch] int64 L of the round that will verify the draft.
+        kv_lens: [batch] int64 length L of each request in the round that will verify the draft.
         column: [1] int64 index of the draft in the round, from 0.
         temperature: above 0.
     """

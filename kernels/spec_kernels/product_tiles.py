@@ -101,8 +101,7 @@ def row_tile(num_rows: int) -> int:
 
 @cache
 def choose_tiles(rows: int, out_features: int, in_features: int, gated: bool, is_fp8: bool = False) -> SkinnyTiles:
-    """Return the tiles of a product with the row tile `rows`. They are the same for all
-    numbers of rows up to 16.
+    """Return the tiles of a product with the row tile `rows`. They are the same for all numbers of rows up to 16.
 
     A gated product has two weights [out_features, in_features], and so two tiles in each step.
     """

@@ -218,7 +218,7 @@ def write_rejection(
         active: [batch] bool.
         slot_ids: [batch] int64.
         slot_seeds: [num_slots + 1] int64 request seed of each slot.
-        kv_lens: [batch] int64 L at the start of the round.
+        kv_lens: [batch] int64 length L of each request at the start of the round.
         temperature: above 0.
         num_drafts: [batch] int64, the number of drafts that each request offers, up to K; None if all are offered.
     """

@@ -27,7 +27,7 @@ def move_path_reference(
         moved: [batch * (depth + 1), width], written: the features of the paths; None if there are none.
         features: [batch * N, width]; None likewise.
         path: [batch, depth + 1] rows; column 0 is the root.
-        kv_lens: [batch] L.
+        kv_lens: [batch], the committed length L of each request.
         page_table: [batch, num_pages + 1], the last column scratch.
     """
     batch, num_columns = path.shape

@@ -265,8 +265,8 @@ def write_path(
 ) -> None:
     """Accept as many drafts as there are rates above the round's draw.
 
-    The path is the first one with that number of drafts, or the longest one if all are shorter. The tokens are the
-    path's drafts, followed by the argmax of its last row.
+    The path is the first one with that number of drafts, or the first of the longest if all are shorter. The tokens are
+    the path's drafts, followed by the argmax of its last row.
 
     Args:
         logits: [batch, N, vocab] float32, float16 or bfloat16.

@@ -1,4 +1,4 @@
-"""Several parts of a model in one call of kernels=native: all layers of a target, or the parts of a draft step."""
+"""Several parts of a model in one call of kernels=native: all layers of a target, or the parts of draft steps."""
 
 from __future__ import annotations
 

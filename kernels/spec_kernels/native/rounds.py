@@ -22,7 +22,8 @@ def write_strict(
 
     Args:
         tokens: [requests, N] int64, written: the argmax of each row; ties go to the lowest id.
-        num_emitted: [requests] int64, written: 1 plus the number of leading correct drafts; 0 for inactive requests.
+        num_emitted: [requests] int64, written: 1 + the number of leading offered drafts that are correct; 0 if
+            inactive.
         logits: [requests, N, vocabulary] float32.
         draft_tokens: [requests, N - 1] int64, contiguous in the last dimension.
         active: [requests] bool.
@@ -196,7 +197,7 @@ def extend_and_look_up(
     min_ngram: int,
     num_draft_tokens: int,
 ) -> torch.Tensor:
-    """Return drafts [batch, num_draft_tokens] as `spec_kernels.lookup` does."""
+    """Extend texts, and return drafts [batch, num_draft_tokens], as `spec_kernels.lookup` does."""
     drafts = slot_ids.new_empty((slot_ids.shape[0], num_draft_tokens))
     _look_up_into(drafts, texts, slot_ids, starts, tokens, counts, max_ngram, min_ngram)
     return drafts
