@@ -172,7 +172,7 @@ class _Division:
     """The division of rows and splits among the programs of a launch.
 
     Attributes:
-        num_own: programs of a KV head that each take the root's split of (heads of) a query row of a tree.
+        num_own: programs of a KV head that each take the root's split for a tile of one query row of a tree.
         num_shared: programs of a KV head that take the splits before a tree's root, or those of a chain.
         num_splits: how many of the shared programs a row tile has.
         num_entries: the number of a row's partial results; 0 if there is nothing to merge.
