@@ -1,5 +1,5 @@
-/* Threads that share the outputs of a large product, or the heads of attention. Each output is still summed up by one thread,
-   in one order, so that no bit depends on the number of threads.
+/* Threads that share the outputs of a large product, or the heads of attention. Each output is still summed up by one
+   thread, in one order, so that no bit depends on the number of threads.
 
    Threads other than the caller's poll for work for tens of microseconds or more. This is longer than the time between
    two products of a layer. Then they sleep. */
