@@ -8,7 +8,7 @@ As a library:
     result = spec_lab.run(config)
     print(result)
 
-Neither `import spec_lab` nor `compose` imports torch.
+Neither `import spec_lab` nor `compose` imports torch, unless an extension does.
 """
 
 from __future__ import annotations

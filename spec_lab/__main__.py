@@ -1,7 +1,7 @@
 """`python -m spec_lab`: checks the command line, lets Hydra compose one run or a sweep, and runs the jobs.
 
 Exit codes: 0 finished, 1 failed, 2 refused, 130 interrupted. A sweep goes on past a job that is refused or fails, and
-ends with the code of its worst job. Composing and refusing never import torch.
+ends with the code of its worst job. Composing a run does not import torch, nor does refusing its config.
 """
 
 from __future__ import annotations

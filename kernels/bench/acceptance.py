@@ -1,13 +1,13 @@
-"""Times the kernels over the vocabulary on a GPU, and the torch forms that they replace.
+"""Times kernels over the vocabulary on a GPU, and the torch forms that they replace.
 
     PYTHONPATH=.:kernels python kernels/bench/acceptance.py [--batch 1 16 64] [--vocab 128256 151936] [--rows 4]
 
 Lower bound: strict acceptance and the standing of drafts read every logit once, `batch * rows * vocab * 2` bytes in
-bfloat16, and write very little. Rejection reads the logits and the drafter's float32 logits once, and one row per
-request of both again. At batch 1 strict acceptance reads about 1 MB, which takes an H200 at 4.2 TB/s under half a
-microsecond. So launches must be few, and each must fill the GPU. One block per row would be only 4 blocks. Torch's
-operators write intermediate results (a sorted vocabulary, probabilities, float64 arrival times) and launch a kernel for
-each.
+bfloat16, and write very little. Rejection reads one row per request again. Standard rejection reads the drafter's
+float32 logits in the same way. At batch 1 strict acceptance reads about 1 MB, which takes
+an H200 at 4.2 TB/s under half a microsecond. So launches must be few, and each must fill the GPU. One block per row
+would be only 4 blocks. Torch's operators write intermediate results (a sorted vocabulary, probabilities, float64
+arrival times) and launch a kernel for each.
 
 Times are for one call inside a CUDA graph of many, on the same logits. As in a round, where the LM head has just
 written them, logits are in the L2 cache if they fit. So times can be below the printed bound of memory bandwidth.

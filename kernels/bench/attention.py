@@ -2,17 +2,18 @@
 
     PYTHONPATH=.:kernels python kernels/bench/attention.py [--batch 1 16 64] [--keys 512 4096] [--rows 1 4] [--tree]
 
-Lower bound: with few query rows per request, attention reads every key and value once and does little arithmetic. So
-the bound is `2 * keys * num_kv_heads * head_dim * bytes` per request, divided by the memory bandwidth (about 4.2 TB/s
-on an H200). One request has only `num_kv_heads` independent pieces, far fewer than the GPU has multiprocessors, so the
-keys are split to use them all. Splitting costs a second kernel, and the writing and reading of partial results:
-`splits * rows * num_heads * (head_dim + 2)` floats. With few keys none of these bytes shows in the time: two dependent
-kernels in a CUDA graph take some microseconds however little they read. The partial results mostly stay in L2, so the
-printed bound leaves them out. If requests and heads alone fill the GPU, a program takes all splits of its rows.
+Lower bound: with few query rows per request, attention reads the keys and values in reach once and does little
+arithmetic. So the bound is `2 * keys * num_kv_heads * head_dim * bytes` per request, divided by the memory bandwidth
+(about 4.2 TB/s on an H200). One request has only `num_kv_heads` independent pieces, far fewer than the GPU has
+multiprocessors, so the keys are split to use them all. Splitting costs a second kernel, and the writing and reading of
+partial results: `splits * rows * num_heads * (head_dim + 2)` floats. With few keys none of these bytes shows in the
+time: two dependent kernels in a CUDA graph take some microseconds however little they read. The partial results mostly
+stay in L2, so the printed bound leaves them out. If requests and heads alone fill the GPU, a program takes all splits
+of its rows.
 
-Times are for one launch inside a CUDA graph of many, which cycles through caches that together exceed L2, so that keys
-are never read from L2. SDPA gets keys and values that are already contiguous, so its time does not include gathering
-them from pages; it reads the same number of bytes.
+Times are for one launch inside a CUDA graph of many, which cycles through up to 64 caches. Together these exceed L2
+from about 1 MB a cache on, so that keys are not read from L2. SDPA gets keys and values that are already contiguous, so
+its time does not include gathering them from pages; it reads the same number of bytes.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def microseconds(launch: Callable[[int], object]) -> float:
 
 
 def num_copies(shape: Shape) -> int:
-    """Return how many caches to cycle through so that each has left L2 when it is used again."""
+    """Return how many caches to cycle through: enough to exceed L2 twice, but at most LAUNCHES."""
     return min(LAUNCHES, 1 + int(2 * L2_BYTES / shape.kv_bytes))
 
 
@@ -160,7 +161,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("batch", [1, 16, 64]), ("keys", [512, 1024, 4096]), ("rows", [1, 4, 8])):
         parser.add_argument(f"--{name}", type=int, nargs="+", default=default)
-    parser.add_argument("--split-keys", type=int, nargs="+", help="keys in a split, to try; default: what --keys get")
+    parser.add_argument("--split-keys", type=int, nargs="+", help="keys in a split, to try; default: chosen for --keys")
     for name, default in (("num-heads", 32), ("num-kv-heads", 8), ("head-dim", 128), ("page-size", 16)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--window", type=int)

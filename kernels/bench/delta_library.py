@@ -3,8 +3,8 @@
     PYTHONPATH=.:kernels:FOLDER python kernels/bench/delta_library.py [--batch 1 16 64] [--rows 1 4] [--prompts 512]
 
 FOLDER holds the packages `fla` and `einops` from the wheels of fla-core and einops, which are plain Python. The sizes
-are those of one layer of Qwen3.5-9B. The library's recurrence returns the state after the last row; this project's
-returns a state after each row, as verify needs. Both have a chunked form for prompts. The library's queries, keys and
+are those of one layer of Qwen3.5-9B. The library's recurrence returns the state after the last row. In verify this
+project's returns a state after each row. Both have a chunked form for prompts. The library's queries, keys and
 values are bf16, and the states of both are float32. The printed difference is the largest one of outputs and last
 states, divided by the largest value.
 """
@@ -29,8 +29,8 @@ Library = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 def compare(
     library: Library, net: Net, batch: int, num_rows: int, is_prompt: bool
 ) -> tuple[float, float | None, float, float]:
-    """Return the microseconds of our recurrence row by row, of our chunked form, and of the library, and the largest
-    difference between the library's results and ours."""
+    """Return the microseconds of our recurrence row by row, of our chunked form (None for verify), and of the library,
+    and the largest difference between the library's results and ours."""
     rows = random_rows(net, batch, num_rows)
     rows_kept = 1 if is_prompt else num_rows
     copies = min(LAUNCHES, 1 + int(2 * L2_BYTES / (batch * rows_kept * net.state_bytes)))
@@ -58,7 +58,7 @@ def compare(
 
 
 def library_rows(net: Net, mixed: torch.Tensor, log_decay: torch.Tensor, strength: torch.Tensor) -> dict[str, Any]:
-    """Return the rows [batch, rows, heads, head_dim] by the library's argument names."""
+    """Return by the library's argument names rows [batch, rows, heads, head_dim] and gates [batch, rows, heads]."""
     key_size = net.num_key_heads * net.head_dim
     parts = mixed.split([key_size, key_size, net.num_value_heads * net.head_dim], dim=-1)
     queries, keys, values = (part.unflatten(-1, (-1, net.head_dim)).bfloat16().contiguous() for part in parts)

@@ -1,4 +1,4 @@
-"""Times the kernels of a gated delta net on a GPU; compares them with torch references and the bytes that have to move.
+"""Times the kernels of a gated delta net on a GPU; compares them with the bytes that have to move, and with torch.
 
     PYTHONPATH=.:kernels python kernels/bench/delta_net.py [--batch 1 16 64] [--rows 4] [--prompts 512] [--tiles 16:1]
 
@@ -9,7 +9,8 @@ request take 2.5 us in verify of 4 rows. With so little to move, enough programs
 launches must be few. The rows of a prompt are computed one after the other with the state in registers, so the bound is
 the latency of one row times the number of rows.
 
-Times are for one call inside a CUDA graph of many, which cycles through states that together exceed L2.
+Times are for one call inside a CUDA graph of many. The rule and the replay cycle through states that together exceed
+L2. The other steps find their inputs in L2 if they fit.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Net:
 
 @dataclass(frozen=True)
 class Case:
-    """One measurement: its name, the bytes that have to move, the kernel and its reference."""
+    """One measurement: its name, the bytes that have to move, the kernel, and its reference, if it is timed."""
 
     name: str
     num_bytes: int
@@ -55,7 +56,7 @@ class Case:
 
 
 def random_rows(net: Net, batch: int, num_rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Make the inputs of the delta rule, with keys of unit length."""
+    """Make the inputs of the delta rule, with queries and keys of unit length."""
     heads = torch.randn(batch, num_rows, 2 * net.num_key_heads, net.head_dim, device="cuda")
     unit = torch.nn.functional.normalize(heads, dim=-1).flatten(2)
     values = torch.randn(batch, num_rows, net.num_value_heads * net.head_dim, device="cuda")
@@ -64,7 +65,7 @@ def random_rows(net: Net, batch: int, num_rows: int) -> tuple[torch.Tensor, torc
 
 
 def cases(net: Net, batch: int, num_rows: int, is_prompt: bool) -> Iterator[Case]:
-    """Yield the steps of a layer, for verify or for a prompt."""
+    """Yield the measured steps of a layer, for verify or for a prompt."""
     rows = random_rows(net, batch, num_rows)
     slots, begin = torch.arange(batch, device="cuda"), torch.zeros(batch, dtype=torch.int64, device="cuda")
     out = torch.empty(batch, num_rows, net.num_value_heads, net.head_dim, device="cuda")
@@ -149,7 +150,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 16, 64])
     parser.add_argument("--rows", type=int, nargs="+", default=[4])
     parser.add_argument("--prompts", type=int, nargs="+", default=[512], help="rows of one prompt's chunk")
-    parser.add_argument("--tiles", nargs="+", default=[""], help="VALUE_TILE:NUM_WARPS of the rule, in turn")
+    parser.add_argument("--tiles", nargs="+", default=[""], help="VALUE_TILE:NUM_WARPS of rule and replay, in turn")
     options = options_of(parser)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, medians of {REPEATS} replays")
     print("tile   batch  rows  what          kernel us   torch us   floor us")

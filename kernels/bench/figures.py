@@ -29,7 +29,7 @@ def options_of(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 class Figure(NamedTuple):
-    """One measurement: the bytes to move, the operations, and the times of the kernel and its reference."""
+    """One measurement: the bytes to move, the operations if they are counted, and the times of kernel and reference."""
 
     kernel: str
     shape: str

@@ -5,7 +5,8 @@
 Lower bound: for each key one row of 1,152 bytes is read for all heads. It is multiplied with `heads * rows` queries of
 576 channels, and its 512 values with as many attention weights: 1.89 operations per byte for each pair of query row and
 head. So from about 100 pairs on, arithmetic is the bound rather than bytes (790 TFLOP/s over 4.2 TB/s), and the printed
-bound is the longer of both times. A split writes and reads 2 kB for each pair, which the bound leaves out.
+bound is the longer of both times. If keys are split, each split writes and reads 2 kB for each pair, which the bound
+leaves out.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class LatentShape:
 
     @property
     def num_copies(self) -> int:
-        """Return how many caches to cycle through so that each has left L2 when it is used again."""
+        """Return how many caches to cycle through: enough to exceed L2 twice, but at most LAUNCHES."""
         return min(LAUNCHES, 1 + int(2 * L2_BYTES / self.num_bytes))
 
     def __str__(self) -> str:
@@ -96,7 +97,7 @@ def main() -> None:
     for name, default in (("heads", [20, 128]), ("batch", [1, 16]), ("keys", [1024, 8192, 32_768])):
         parser.add_argument(f"--{name}", type=int, nargs="+", default=default)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16])
-    parser.add_argument("--split-keys", type=int, nargs="+", help="splits to try; default: that of --keys positions")
+    parser.add_argument("--split-keys", type=int, nargs="+", help="keys in a split, to try; default: chosen for --keys")
     options = options_of(parser)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bfloat16, medians of replays")
     print("heads batch   keys  rows  split   kernel us     sdpa us    floor us    of floor  TFLOP/s")

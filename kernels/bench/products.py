@@ -2,10 +2,11 @@
 
     PYTHONPATH=.:kernels python kernels/bench/products.py [--rows 1 4 16 64] [--fp8]
 
-Lower bound: a product reads its weight once, `out_features * in_features` numbers of 2 bytes, or of 1 with `--fp8`, and
-little else. Times are for one call inside a CUDA graph of several, which cycles through weights so that none is still
-in L2. The column `bytes` is the time that reading the weight takes at 4.2 TB/s. `with all` is the kernel with all that
-a decoder layer fuses into it: gate, residual, and for up to 16 rows the norm. `F.linear` is the product alone.
+Lower bound: a product reads its weight once, in numbers of 2 bytes, or of 1 with `--fp8`, and little else. Times are
+for one call inside a CUDA graph of several, which cycles through weights so that none is still in L2. The column
+`bytes` is the time that reading the weight takes at 4.2 TB/s. `with all` is the kernel with all that a decoder layer
+fuses into it: gate, residual, and for up to 16 rows the norm. `F.linear` is the product alone; with `--fp8` the weight
+is converted to bfloat16 first.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ SHAPES = {
 OF_A_LAYER = ("qkv", "o", "gate_up", "down")
 
 BYTES_IN_TURN = 9e8
-"""Total bytes of the weights that a case cycles through, many times the size of L2."""
+"""About how many bytes of weights a case cycles through, or more: many times the size of L2."""
 
 
 def times(num_rows: int, out_features: int, in_features: int, fused: str, is_fp8: bool) -> tuple[float, float, float]:

@@ -2,10 +2,11 @@
 
     PYTHONPATH=.:kernels python kernels/bench/prompt_attention.py [--keys 2048 8192 32768 122880] [--rows 2048]
 
-Lower bound: `rows` query rows against all keys before them need `4 * rows * (keys - rows / 2) * num_heads * head_dim`
-operations. The bound is their number divided by the rate of the tensor cores. An H200 multiplies large bf16 matrices at
-about 790 TFLOP/s. The keys are read once for each tile of rows, mostly from L2. SDPA gets keys and values that are
-already contiguous, so its time does not include gathering them from pages.
+Lower bound: without a window, `rows` query rows against all keys before them need
+`4 * rows * (keys - rows / 2) * num_heads * head_dim` operations. The bound is their number divided by the rate of the
+tensor cores. An H200 multiplies large bf16 matrices at about 790 TFLOP/s. The keys are read once for each tile of rows,
+mostly from L2. SDPA gets keys and values in consecutive slots, so its time does not include gathering them from pages.
+It is timed without a window, for heads of up to 256 channels.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def main() -> None:
 
 
 def sdpa_time(queries: torch.Tensor, kv: torch.Tensor) -> float:
-    """Time SDPA's flash kernel over contiguous keys and values."""
+    """Time SDPA's flash kernel over keys and values in consecutive slots."""
     heads = [rows.transpose(0, 1).unsqueeze(0) for rows in (queries, kv[:, 0], kv[:, 1])]
     causal = causal_lower_right(heads[0].shape[2], heads[1].shape[2])
 

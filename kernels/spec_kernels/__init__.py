@@ -1,1 +1,1 @@
-"""Triton kernels of the lab, each with a torch reference. Depends only on torch and triton, not on spec_lab."""
+"""Triton kernels of the lab, and parts of a decoder in C. Depends only on torch and triton, not on spec_lab."""

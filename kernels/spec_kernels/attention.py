@@ -1,9 +1,9 @@
 """Attention of the newest query rows of each request over a paged KV cache: a few rows of decoding, or a prompt chunk.
 
 A decoding row's result is a fixed sequence of roundings. Key tiles and splits start at absolute positions. For 1 to
-`MAX_DECODE_QUERIES` query rows, tiles of both heights add in the same order. Splits are merged one after another, in
-ascending order. So a row's bits do not depend on other query rows, other requests, `max_seq_len`, or how many programs
-share its splits.
+`MAX_DECODE_QUERIES` query rows, tiles of 16 and of 32 pairs add in the same order. Splits are merged one after another,
+in ascending order. So a row's bits do not depend on other query rows, other requests, `max_seq_len`, or how many
+programs share its splits.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ def paged_attention(
 ) -> None:
     """Attention of the newest query rows of each request over its paged keys and values.
 
-    Query row j of a request sees the key positions [max(0, end - window), end) with
-    `end = seq_lens - (num_queries - 1 - j)`; a row that sees nothing gives zeros. Positions from `max_seq_len`
-    on, and those of the scratch page, are not read. `seq_lens` is read on the device only.
+    In a chain, query row j of a request sees the key positions [max(0, end - window), end) with
+    `end = seq_lens - (num_queries - 1 - j)`. A row that sees nothing gives zeros. Positions from `max_seq_len` on, and
+    those of the scratch page, are not read. `seq_lens` is read on the device only.
 
-    Rows of a tree see the prefix, which is all keys but the newest `num_tail`, and then the keys on their own path, as
-    if these were consecutive. So a row has the same bits as in a chain of its path.
+    For a row of a tree, the keys are the prefix (all but the newest `num_tail`) and then those on its own path, as if
+    these were consecutive. So a row has the same bits as in a decoded chain of its path.
 
     Args:
         out: [batch * num_queries, num_heads * head_dim], contiguous, written.
         queries: [batch * num_queries, num_heads, head_dim], any stride but that of the last dimension, which is 1.
         kv: [num_slots, 2, num_kv_heads, head_dim], contiguous, of the queries' dtype; slot = page * page_size + offset.
         page_table: [batch, num_pages + 1] int64; the last column is the scratch page and is not read.
-        seq_lens: [batch] int64 number of keys that the last query row sees; for a tree, the number of all keys.
+        seq_lens: [batch] int64 number of keys of each request up to its last query row; for a tree, of all keys.
         max_seq_len: upper bound of `seq_lens` known to the host; bounds the launch grid and the positions read.
         split_keys: keys in a split, see `choose_split_keys`. Keys of a prompt chunk, a chain of more than
             `MAX_DECODE_QUERIES` rows, are not split.
@@ -121,8 +121,7 @@ def _launch_splits(
 ) -> None:
     """Launch a program for each split of each tile, or for each tile if there are many.
 
-    A tree also has a program for each query row and split from the root's split on. Those of the root's split come
-    first, since they take longest.
+    A tree also has programs for each query row and each split from the root's on. Those of the root's split come first.
 
     Args:
         inputs: queries, kv, page_table, seq_lens.
@@ -173,12 +172,12 @@ class _Division:
     """The division of rows and splits among the programs of a launch.
 
     Attributes:
-        num_own: programs that each take a query row of a tree and the root's split.
-        num_shared: programs that take the splits before a tree's root, or those of a chain.
-        num_splits: how many of these a row tile has.
+        num_own: programs of a KV head that each take the root's split for a tile of one query row of a tree.
+        num_shared: programs of a KV head that take the splits before a tree's root, or those of a chain.
+        num_splits: how many of the shared programs a row tile has.
         num_entries: the number of a row's partial results; 0 if there is nothing to merge.
-        is_whole: a program takes all its splits, one after another.
-        constants: compile-time constants that follow from it, and the number of warps.
+        is_whole: a shared program takes all splits of its row tile, one after another.
+        constants: compile-time constants of tree and tiles, and the number of warps.
     """
 
     grid: tuple[int, int, int]
@@ -194,7 +193,7 @@ class _Division:
 def _division(
     queries: torch.Size, kv: torch.Size, batch: int, element_size: int, split_keys: int, num_splits: int, path_len: int
 ) -> _Division:
-    """Divide the splits of all rows; `path_len` is 0 for a chain. It is kept, since every layer asks for it."""
+    """Divide the splits of all rows; `path_len` is 0 for a chain. The result is kept, since every layer asks for it."""
     (num_rows, num_heads, head_dim), num_kv_heads = queries, kv[2]
     group = num_heads // num_kv_heads
     num_pairs = num_rows // batch * group
@@ -227,7 +226,7 @@ def _launch_chunk(
     scale: float,
     heads: dict[str, int],
 ) -> None:
-    """Launch a program for each row tile of each head of a prompt chunk."""
+    """Launch a program for each row tile of each head of each request's prompt chunk."""
     queries, kv, page_table, seq_lens = inputs
     num_queries = queries.shape[0] // page_table.shape[0]
     tiles = prompt_tiles(heads["CHANNEL_TILE"], kv.element_size())
@@ -252,7 +251,7 @@ def _launch_chunk(
 
 
 def _assert_shapes(out: torch.Tensor, queries: torch.Tensor, kv: torch.Tensor, page_table: torch.Tensor) -> None:
-    """Check the preconditions of the kernels."""
+    """Check shapes, layouts and dtypes."""
     num_rows, num_heads, head_dim = queries.shape
     num_slots, _, num_kv_heads, _ = kv.shape
     assert_rows_of(out, num_rows, num_heads * head_dim)

@@ -1,5 +1,5 @@
-"""Attention of a few query rows for each request. It is split over the keys (Flash-Decoding, Dao et al. 2023) if there
-are too few row tiles to fill the GPU."""
+"""Attention of a few query rows for each request. If row tiles are too few to fill the GPU, several programs share the
+keys of each (Flash-Decoding, Dao et al. 2023)."""
 
 # mypy: allow-untyped-decorators
 from __future__ import annotations
@@ -81,7 +81,7 @@ def attend_split(
 
     If IS_WHOLE, a program of a chain takes all splits one after another. So does a tree's program of shared splits.
 
-    All rows of a tree share the splits before its root. In later splits each query row has its own keys and its own
+    All rows of a tree share the splits before its root's. From the root's split on, each query row has its own
     programs. A path's keys count as consecutive, so splits and tiles cut them as they cut a chain. Therefore a row's
     sums equal those of plain decoding.
     """

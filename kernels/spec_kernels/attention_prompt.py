@@ -1,7 +1,8 @@
 """Attention of a prompt chunk. Keys are read from their pages without being gathered first.
 
-Tiles have many rows, which suits the tensor cores. Without a window, the keys that all rows of a tile see come first,
-without a mask. The other keys follow with one. With a window all keys are masked. Source: FlashAttention-2 (Dao 2023).
+In 16-bit types tiles have many rows, which suits the tensor cores. Without a window, the key tiles that all rows of a
+tile see whole come first, without a mask. The other keys follow with one. With a window all keys are masked. Source:
+FlashAttention-2 (Dao 2023).
 """
 
 # mypy: allow-untyped-decorators

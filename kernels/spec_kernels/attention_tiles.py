@@ -62,7 +62,7 @@ def tree_tiles(num_rows: int, channel_tile: int, element_size: int) -> Tiles:
 
 
 def prompt_tiles(channel_tile: int, element_size: int) -> Tiles:
-    """Returns tiles as tall as registers allow, so that many rows share each read of a key.
+    """Returns tall tiles, so that many rows share each read of a key.
 
     Heads in float32 get smaller tiles, the wide heads the smallest. There is no tensor core product for float32, and an
     unrolled product of large tiles takes long to compile.
@@ -103,8 +103,9 @@ def choose_latent_tiles(num_heads: int, split_keys: int, element_size: int) -> T
 def choose_latent_split_keys(max_positions: int, batch_size: int, num_heads: int) -> int:
     """Returns the number of keys in a split of latent attention, which is constant in a run.
 
-    With it, four rows of `batch_size` requests keep a GPU busy; with many heads, two rows. The partial result of a
-    split for one row and head takes about as many bytes as two cache rows, so more splits would not help.
+    It is chosen so that four rows of `batch_size` requests keep a GPU busy, or two rows with more than 32 heads. The
+    partial result of a split for one row and head takes about as many bytes as two cache rows, so more splits would not
+    help.
     """
     if num_heads <= 32:
         num_tiles = triton.cdiv(4 * num_heads, 16 if num_heads <= 16 else 32)

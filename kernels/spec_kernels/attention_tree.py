@@ -1,7 +1,7 @@
 """Divides the rows and keys of a tree's attention among its programs.
 
-All rows share the splits before the root, as a chain's rows share all splits. In the root's split and those behind it,
-each query row has its own programs, so that none reads another row's keys.
+All rows share the splits before the root's, as a chain's rows share all splits. From the root's split on, each query
+row has its own programs, so that none reads keys that only another row sees.
 """
 
 # mypy: allow-untyped-decorators
@@ -23,9 +23,9 @@ def tree_tile(
 ) -> tuple[tl.tensor, ...]:
     """Returns the task of the program at `place` of a tree's launch.
 
-    A query row is a token of the tree, and has GROUP rows, one for each head. The first `num_own` programs each take
-    the root's split of a query row. The next `num_shared` take the splits before it, each for a tile of rows. The rest
-    take further splits of a query row; these often have no keys.
+    A query row is a token of the tree, and has GROUP rows, one for each query head of the KV head. Each program takes a
+    tile of rows. The first `num_own` take the root's split, each for a single query row. The next `num_shared` take the
+    splits before it. The rest take later splits, again for a single query row; these often have no keys.
 
     Returns:
         Whether the program has a single query row, its request, its first row, the end of the rows of its query row or
@@ -59,9 +59,8 @@ def tree_keys(
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Returns the keys [low, high) that a program reads, and the entry of its result among a row's partial results.
 
-    If there are no keys, the result is not read. If `is_own`, the program has one query
-    row, of depth `own_depth`, and split 0 is the root's. If IS_WHOLE, all shared splits are one entry, and those of a
-    query row follow.
+    If there are no keys, the result is not read. If `is_own`, the program has one query row, of depth `own_depth`, and
+    split 0 is the root's. If IS_WHOLE, all shared splits are one entry, and those of a query row follow.
     """
     root_split = prefix_len // split_keys
     first, end = split * split_keys, (split + 1) * split_keys

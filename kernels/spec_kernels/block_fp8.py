@@ -30,9 +30,7 @@ def load_scale(
 ) -> tl.tensor:
     """Load, for one block of inputs, the scales of the weight's rows `first + columns`.
 
-    Their shape broadcasts against a tile of sums.
-
-    A tile within one block of rows has a single scale.
+    Their shape broadcasts against a tile of sums. If every tile is within one block of rows, it is a single scale.
     """
     scales_ptr += block
     NUM_BLOCKS: tl.constexpr = (IN_FEATURES + BLOCK - 1) // BLOCK
@@ -86,7 +84,8 @@ def float16_of(bits: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def multiplier(DTYPE: tl.constexpr) -> tl.constexpr:
-    """Return the factor that corrects e4m3 bits read as bfloat16, whose exponent bias is 127 instead of 7; else 1."""
+    """Return the factor that corrects e4m3 bits read as bfloat16, whose exponent bias is 127 instead of 7; 1 for other
+    types."""
     return 2.0**120 if tl.bfloat16 == DTYPE else 1.0
 
 
@@ -118,7 +117,7 @@ def _dequantise(
 
 @operator("dequantise", mutates_args=("out",))
 def dequantise(out: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor) -> None:
-    """Multiply every block of a packed weight by its scale in float32, and round the products to the dtype of `out`.
+    """Multiply a packed weight by its scales in float32, and round the products to the dtype of `out`.
 
     Args:
         out: [rows, inputs], contiguous, written.

@@ -1,7 +1,8 @@
-"""Weights in e4m3, an 8-bit floating point format, with a float32 scale for each block of 128 rows and 128 inputs.
+"""Weights in e4m3, an 8-bit floating point format, with a float32 scale for each block of 128 inputs and 128 rows, or
+of 128 inputs of one row.
 
-DeepSeek-V3 is published in this format, and the engines (vLLM, SGLang) run it. Here only weights are e4m3. A round of
-few rows takes as long as reading its weights, so narrow activations would save nothing.
+DeepSeek-V3 is published in blocks of 128 rows, and the engines (vLLM, SGLang) run it. Here only weights are e4m3. A
+round of few rows takes as long as reading its weights, so narrow activations would save nothing.
 
 In memory two inputs of a block share 16 bits. Input i has the bits where bfloat16 has them: the sign and bits 4 to 10.
 Input 64 + i has the other bits. So one instruction extracts two numbers from a register, and five extract the other

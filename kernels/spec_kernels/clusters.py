@@ -110,8 +110,8 @@ def likeliest_in_clusters(
     arrivals: torch.Tensor,
     num_chosen: int,
 ) -> None:
-    """Find the argmax of each row over the tokens of its likeliest clusters. Of clusters with equal scores
-    the first are chosen, and of tokens with equal logits the lowest id.
+    """Find the argmax of each row over the tokens of its likeliest clusters. Of clusters with equal scores the first
+    are chosen, and of tokens with equal logits the lowest id.
 
     Args:
         tokens: [rows] int64, contiguous, written.

@@ -1,5 +1,5 @@
-"""Two kernels: one notes in each draft step the confidence in its drafts, and counts the requests that want another
-draft. The other decides in each round how many drafts each request offers.
+"""One kernel notes in each draft step the confidence in its drafts; with a threshold it also counts the requests that
+want another draft. A second kernel decides in each round how many drafts each request offers.
 
 A draft step of a small drafter is some thirty launches. With the eleven more that torch needs to store confidences,
 stopping early would save nothing.
@@ -19,7 +19,7 @@ from spec_kernels.utils import assert_rows_of, launch_on
 
 _MOST_REQUESTS = 1024
 _OTHERS = 32
-"""The number of other requests whose drafts are compared with one request's at a time."""
+"""The number of requests whose drafts are compared with one request's at a time."""
 
 
 @triton.jit(do_not_specialize=["batch", "num_slots"])
@@ -67,7 +67,7 @@ def note_confidence(
     column: torch.Tensor | None,
     threshold: float | None,
 ) -> None:
-    """Store the confidence in a draft of each of up to 1024 requests, and count the requests that want another draft.
+    """Store the confidence in a draft of each of up to 1024 requests. With a threshold, count those that go on.
 
     Args:
         survival: [num_slots + 1, K] float32; the product of a slot's probabilities up to this draft is written.
@@ -163,7 +163,8 @@ def _count_offered(
     DRAFT_TILE: tl.constexpr,
     OTHERS: tl.constexpr,
 ) -> None:
-    """Counts the offered drafts of one request. A draft's rank is the number of offered drafts that precede it."""
+    """Counts the offered drafts of one request. A draft's rank is the number of offered drafts of higher survival, or
+    of equal survival and an earlier place."""
     request = tl.program_id(0)
     columns = tl.arange(0, DRAFT_TILE)
     of = DraftedSlots(slot_ids_ptr, active_ptr, num_drafted_ptr, survival_ptr)
@@ -240,7 +241,7 @@ def count_offered(
 
     Args:
         slot_ids: [batch] int64.
-        active: [batch] bool; other rows offer none.
+        active: [batch] bool; inactive requests offer none.
         num_drafted: [num_slots + 1] int64, drafts that each slot holds.
         survival: [num_slots + 1, K] float32 the product of top-1 probabilities up to each draft. It never grows along a
             row; entries after the slot's drafts are stale. None if it is not used.

@@ -1,4 +1,4 @@
-"""The inputs of the gated delta rule: causal convolution, queries and keys of unit length, decay and strength.
+"""The inputs of the gated delta rule: causal convolution, normed queries and keys, decay and strength.
 
 The convolution's window is kept for later rows. Its columns follow vLLM's scheme (`causal_conv1d`,
 num_accepted_tokens). After verify, column r + i holds the i-th input (from 0) of those that precede row r + 1, for
@@ -74,7 +74,7 @@ def _convolve(
     CONV_SIZE: tl.constexpr,
     HISTORY: tl.constexpr,
 ) -> tl.tensor:
-    """Return the causal convolution [rows, channels], whose first rows also read the window."""
+    """Return the causal convolution [rows, channels]. The request's first HISTORY rows also read the window."""
     total = tl.zeros((rows.shape[0], channels.shape[0]), dtype=tl.float32)
     for tap in tl.static_range(HISTORY + 1):
         source = rows + tap - HISTORY
@@ -217,8 +217,7 @@ def delta_inputs(
             strengths before the sigmoid, time steps.
         conv_weight: [conv_size, history + 1] float32.
         rate, time_bias: [num_value_heads] float32; log_decay is -rate * softplus(time step + time_bias).
-        slot_ids, committed: [batch] int64; the inputs before row 0 are columns `committed` to `committed + history` -
-            1.
+        slot_ids, committed: [batch] int64; the inputs before row 0 are the `history` columns from `committed` on.
         is_prompt: all rows are committed, so the window begins with the last `history` inputs. Else column r + i is the
             i-th (from 0) of the inputs that precede row r + 1.
     """

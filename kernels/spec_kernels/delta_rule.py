@@ -1,9 +1,9 @@
 """The gated delta rule (Yang et al. 2024, arXiv 2412.06464), row by row, over states in the slots of requests.
 
-A program keeps a tile of one head's state in registers, and processes the rows one after another. Verify writes the
-tile after every row, as in vLLM (`fused_recurrent_gated_delta_rule`). With replay, verify repeats the rows that the
-last round accepted, writes the tile, and then runs its own rows without writing. A prompt writes the tile once, at the
-end. All three compute a row with the same instructions.
+A program keeps a tile of one head's state in registers, and processes the rows one after another. Without replay,
+verify writes the tile after every row, as in vLLM (`fused_recurrent_gated_delta_rule`). With replay, verify repeats the
+rows that the last round accepted, writes the tile, and then runs its own rows without writing. A prompt writes the tile
+once, at the end. All three compute a row with the same instructions.
 """
 
 # mypy: allow-untyped-decorators
@@ -17,7 +17,7 @@ from spec_kernels.operators import operator
 from spec_kernels.utils import assert_rows_of, launch_on
 
 VALUE_TILE, NUM_WARPS = 16, 1
-"""The number of value channels of a program, and the number of its warps. A program has all channels of a key, since
+"""The most value channels of a program, and the number of its warps. A program has all channels of a key, since
 each row sums over them."""
 
 
@@ -88,8 +88,8 @@ def _delta_rule(
 ) -> None:
     """Runs all rows of one request for VALUE_TILE channels of one value head.
 
-    `rows_kept` is N, the number of states or of kept rows in a slot. Each tile of a state is read and written by the
-    same program, and read first, so there is no race. What happens to states is decided at run time. Compiled
+    `rows_kept` is N, the number of states or of kept rows in a slot. Each tile of a request's state is read and written
+    by the same program, and read first, so there is no race. What happens to states is decided at run time. Compiled
     separately, a prompt's rows would use other fused instructions than verify's, and round differently (seen on an
     H200).
     """

@@ -1,5 +1,5 @@
-"""The work between two draft steps: stores the draft in its column, and hands its token and hidden state to the next
-step.
+"""The work after a draft step: stores the draft in its column, and hands its token and hidden state to the next step
+if there is one.
 
 The index of the step is a tensor of one element, so one captured step can be replayed for every column (vLLM #41162,
 `update_eagle_draft_inputs`). `metadata` advances positions and lengths.

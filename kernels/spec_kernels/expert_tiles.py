@@ -54,8 +54,8 @@ FLOAT32 = ExpertTiles(16, ProductTiles(32, 32, 4, 2), ProductTiles(32, 32, 4, 2)
 def choose_expert_tiles(num_rows: int, pairs_each: float, element_size: int) -> ExpertTiles:
     """Choose tiles for a number of rows and a type.
 
-    With many rows these are the smallest that hold twice `pairs_each` pairs, or the largest. `pairs_each` is the mean
-    number of pairs an expert has.
+    With many rows of a 16-bit type these are the smallest that hold twice `pairs_each` pairs, or the largest.
+    `pairs_each` is the mean number of pairs an expert has.
     """
     if element_size == 4:
         return FLOAT32

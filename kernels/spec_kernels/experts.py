@@ -1,8 +1,8 @@
-"""Routed experts (mixture of experts) for more rows than `few_experts` takes, up to a pack of prompts.
+"""Routed experts (mixture of experts) for any number of rows. Up to 16 rows, runs use `few_experts` instead.
 
 Pairs of a row and a chosen expert are sorted by expert on the device. A program takes a tile of one expert's pairs and
-columns, and finds its pairs by itself. So nothing synchronises with the host, and the number of rows determines the
-size of every buffer. A row's terms are added in the order in which its router chose the experts.
+columns, and finds its pairs by itself. So nothing synchronises with the host, and the size of no buffer depends on the
+choices. A row's terms are added in the order in which its router chose the experts.
 
 Sources: the fused MoE kernels of vLLM and SGLang for the product of sorted pairs.
 """
@@ -29,7 +29,8 @@ _LEAST_HEIGHT = tl.constexpr(64)
 left."""
 
 _ROWS_OF_EXACT_TERMS = 256
-"""With more rows than this, a pair's term is rounded before the sum, which halves its bytes."""
+"""With more rows than this, a pair's term is rounded to the rows' dtype before the sum. In bfloat16 this halves its
+bytes."""
 
 
 @triton.jit(do_not_specialize=["num_pairs"])
@@ -254,7 +255,7 @@ def routed_experts(
 
 
 def _sorted_pairs(expert_ids: torch.Tensor, num_experts: int, pair_tile: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the pairs in the order of their experts, and where each expert's begin."""
+    """Return the pairs in the order of their experts, where each expert's begin, and where the last one's end."""
     sizes, device = (expert_ids.numel(), num_experts + 1), expert_ids.device
     order, starts = (torch.empty(size, dtype=torch.int32, device=device) for size in sizes)
     _sort_pairs[sizes[1:]](order, starts, expert_ids, sizes[0], PAIR_TILE=pair_tile, NO_EXPERT=_NO_EXPERT)
@@ -269,7 +270,7 @@ def assert_experts(
     expert_ids: torch.Tensor,
     weights: torch.Tensor,
 ) -> None:
-    """Check the preconditions of the experts' kernels."""
+    """Check shapes, layouts and dtypes."""
     num_rows, hidden_size = rows.shape
     num_experts, _, inner_size = down.shape
     assert_rows_of(out, num_rows, hidden_size)
@@ -289,8 +290,8 @@ def routed_experts_reference(
     weights: torch.Tensor,
     activation: str,
 ) -> torch.Tensor:
-    """Do what `routed_experts` does in float32, one expert after another; return [rows, hidden_size] in the rows'
-    dtype."""
+    """Do what `routed_experts` does without a residual, in float32, one expert after another; return [rows,
+    hidden_size] in the rows' dtype."""
     out = torch.zeros(rows.shape, dtype=torch.float32, device=rows.device)
     for expert in expert_ids.unique().tolist():
         chose, choice = torch.where(expert_ids == expert)

@@ -1,8 +1,8 @@
 """Routed experts, a shared expert and the residual for up to 16 rows, in one launch; for a single row, in two.
 
-Nothing is sorted. Each program belongs to a pair of a row and an expert. It looks at the choices of all rows, and
-computes the expert if its row is the first that chose it. Tiles have a place for each row, so no list of an expert's
-rows is needed, and a row's bits do not depend on other rows.
+Nothing is sorted. Each program belongs to the shared expert, or to a pair of a row and an expert. In a pair it looks at
+the choices of all rows, and computes the expert if its row is the first that chose it. Tiles have a place for each row,
+so no list of an expert's rows is needed, and a row's bits do not depend on other rows.
 
 Sources: the fused MoE kernels of vLLM and SGLang, which also treat the shared expert as another routed one. As in
 `product.py`, the last program to finish computes the sum.
@@ -79,8 +79,8 @@ def _few_experts(
     expert. The last program to finish in a tile of outputs adds the terms of all rows. A launch may contain only one
     half.
 
-    GPUs start programs in order, so a waiting program does not block those it waits for. There are counters for each
-    tile of the outputs, for the finished tiles, and for each expert's finished tiles of gates and ups.
+    In practice GPUs start programs in order, so a waiting program does not block those it waits for. There are counters
+    for each tile of the outputs, for the finished tiles, and for each expert's finished tiles of gates and ups.
     """
     wait_for_inputs(EARLY)
     INNER_TILES: tl.constexpr = (INNER + INNER_COLUMNS - 1) // INNER_COLUMNS
@@ -173,7 +173,7 @@ def few_experts(
     arrivals: torch.Tensor,
     activation: str,
 ) -> None:
-    """Compute the weighted sum of experts, plus shared expert and residual, for up to 16 rows, rounded once.
+    """Compute the weighted sum of experts, plus shared expert and residual, for up to 16 rows. The sum is rounded once.
 
     Args:
         out: [rows, hidden_size], contiguous, written; `rows` to `weights`, and `activation`, as in `routed_experts`. A
@@ -229,8 +229,8 @@ def few_experts(
 def _division(
     element_size: int, num_experts: int, num_chosen: int, hidden_size: int, inner_size: int
 ) -> tuple[int, int, dict[str, int]]:
-    """Return the tiles of an expert's inner channels and of its outputs, and compile-time constants; both are kept,
-    since every layer asks for them."""
+    """Return the numbers of tiles of an expert's inner channels and of its outputs, and compile-time constants. They
+    are kept, since every layer asks for them."""
     tiles = choose_expert_tiles(MAX_INVARIANT_ROWS, 1, element_size)
     assert tiles.down.columns >= _MIN_COLUMNS
     constants = {

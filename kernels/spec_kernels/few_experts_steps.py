@@ -44,7 +44,7 @@ def rows_of_slot(
     """Returns the expert of a slot, the rows that chose it, the pair of each, and whether this slot does the expert's
     work.
 
-    The slot after those of all pairs is the shared expert's, which all rows choose.
+    The slot after those of all pairs is the shared expert's, which all rows choose; its expert is given as 0.
     """
     rows = tl.arange(0, ROW_TILE)
     choices = tl.arange(0, CHOICE_TILE)
@@ -122,7 +122,7 @@ def down_of_tile(
     num_pairs: tl.tensor,
     size: Tile,
 ) -> None:
-    """Computes some columns of one expert's outputs times the routing weights."""
+    """Computes some columns of one expert's outputs times the routing weights, which are 1 for the shared expert."""
     INNER: tl.constexpr = size.INNER
     CHANNEL_TILE: tl.constexpr = size.CHANNEL_TILE
     all_channels = tl.arange(0, CHANNEL_TILE)
@@ -157,7 +157,8 @@ def add_terms_of_tile(
     HAS_SHARED: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
 ) -> None:
-    """Adds the terms of all rows in some columns, in the order in which their experts were chosen."""
+    """Adds the terms of all rows in some columns, in the order in which their experts were chosen, then shared expert
+    and residual."""
     rows = tl.arange(0, ROW_TILE)
     is_entry = (rows < num_rows)[:, None] & is_column[None, :]
     total = tl.zeros((ROW_TILE, COLUMN_TILE), tl.float32)

@@ -111,7 +111,7 @@ def write_draft(
         logits: [batch, vocab] float32, float16 or bfloat16; -inf outside the draft vocabulary.
         slot_ids: [batch] int64.
         slot_seeds: [num_slots + 1] int64 request seed of each slot.
-        kv_lens: [batch] int64 L of the round that will verify the draft.
+        kv_lens: [batch] int64 length L of each request in the round that will verify the draft.
         column: [1] int64 index of the draft in the round, from 0.
         temperature: above 0.
     """
@@ -155,7 +155,7 @@ def sample_draft(
     column: torch.Tensor,
     temperature: float,
 ) -> torch.Tensor:
-    """Return the tokens that `write_draft` writes."""
+    """Call `write_draft`, and return the tokens."""
     tokens = torch.empty_like(slot_ids)
     write_draft(tokens, kept_logits, logits, slot_ids, slot_seeds, kv_lens, column, temperature)
     return tokens

@@ -21,7 +21,7 @@ from spec_kernels.operators import operator
 from spec_kernels.utils import assert_rows_of, assert_whole, launch_on
 
 MAX_HEAD_ROWS = 16
-"""The number of rows in a tile; a row's bits do not depend on the others."""
+"""The number of rows in a tile, and the most rows; a row's bits do not depend on the others."""
 
 _COLUMNS = 64
 

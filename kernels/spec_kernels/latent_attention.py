@@ -163,7 +163,7 @@ def latent_attention(
         cache: [num_slots, row_width], contiguous, of the queries' dtype. Whole rows are keys, and their first
             `value_width` numbers are values; slot = page * page_size + offset.
         page_table: [batch, num_pages + 1] int64; the last column is the scratch page and is not read.
-        seq_lens: [batch] int64 number of keys that the last query row sees.
+        seq_lens: [batch] int64 number of keys of each request up to its last query row.
         max_seq_len: upper bound of `seq_lens` known to the host; bounds the launch grid and the positions read.
         split_keys: keys in a split, a multiple of 64; see `choose_latent_split_keys`.
         window: the number of newest keys that a row sees; None for all.
@@ -229,7 +229,7 @@ def _constants(tiles: Tiles, num_heads: int, rank: int, row_width: int, page_siz
 
 
 def _assert_shapes(out: torch.Tensor, queries: torch.Tensor, cache: torch.Tensor, page_table: torch.Tensor) -> None:
-    """Check the preconditions of the kernels."""
+    """Check shapes, layouts and dtypes."""
     num_rows, num_heads, row_width = queries.shape
     assert_rows_of(out, num_rows, num_heads, out.shape[2])
     assert_rows_of(cache, cache.shape[0], row_width)

@@ -89,8 +89,8 @@ def merge_latents(
 
     Args:
         reach: the number of positions that can be read, and the window.
-        most_splits: the number of splits of the longest request that the page table allows. How many
-            splits are added at once follows from it, not from this launch, so every launch groups its sums alike.
+        most_splits: the number of splits of the longest request that the page table allows. How many splits are added
+            at once follows from it, not from this launch, so every launch groups its sums alike.
     """
     _, num_rows, num_heads, width = partials.acc.shape
     channel_tile = min(_CHANNELS_AT_ONCE, max(16, triton.next_power_of_2(width)))

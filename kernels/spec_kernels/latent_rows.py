@@ -1,6 +1,6 @@
 """Norms, rotates and writes the cache rows of latent attention (MLA), and rotates its queries.
 
-It is the fused RoPE and cache write of `rope_write.py`, for a row that all heads share.
+It corresponds to the fused RoPE and cache write of `rope_write.py`, for a row that all heads share.
 """
 
 # mypy: allow-untyped-decorators
@@ -136,7 +136,7 @@ def write_latents(
 ) -> None:
     """Write row i of `projected` to cache slot `slot_mapping[i]`, with normed latent numbers and a rotated key.
 
-    If rows share a slot, any one of them is kept.
+    If rows share a slot, each number in it is from any one of them.
 
     Args:
         cache: [num_slots, row_width], contiguous, written.

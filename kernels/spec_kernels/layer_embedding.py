@@ -68,8 +68,8 @@ def layer_embeddings(
         tokens: [rows] int64, contiguous.
         table: [vocab, num_layers * width], contiguous.
         projected: [rows, num_layers * width].
-        weight: [width], of the RMSNorm of each layer's part; `eps` is this norm's. The normed row is
-            rounded after the product with it, and also before if the weight has the dtype of `projected`.
+        weight: [width], of the RMSNorm of each layer's part; `eps` is this norm's. The normed row is rounded after the
+            product with it, and also before if the weight has the dtype of `projected`.
     """
     num_rows, num_layers, width = out.shape
     assert_rows_of(tokens, num_rows)

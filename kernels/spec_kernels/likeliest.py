@@ -1,4 +1,4 @@
-"""The likeliest token of a few rows: norm, product with the head, argmax and token map in one kernel.
+"""The likeliest token of a few rows: product with the head and argmax in one kernel, with norm and token map if given.
 
 On request it also computes the probability of that token. Each tile then keeps a sum of exponentials beside its top,
 and both are merged (Milakov and Gimelshein 2018, arXiv 1805.02867). No logits are written in either case.
@@ -145,15 +145,15 @@ def likeliest(
     token_map: torch.Tensor | None,
     probabilities: torch.Tensor | None,
 ) -> None:
-    """Find the argmax of each row's logits for up to 64 rows; ties go to the lowest id.
+    """Find the argmax of each row's logits for up to 64 rows; ties go to the lowest id in the head.
 
     Args:
         tokens: [rows] int64, contiguous, written.
         rows: [rows, in_features].
         weight: [vocab, in_features], contiguous: a head.
         arrivals: [1 or more] int32 zeros, and zero again afterwards; only kernels of one stream may share it.
-        norm_weight: [in_features] float32, of an RMSNorm of the rows with `eps`.
-        token_map: [vocab] int64, the target id of each id of the head.
+        norm_weight: [in_features] float32, of an RMSNorm of the rows with `eps`; None for no norm.
+        token_map: [vocab] int64, the target id of each id of the head; None if they are equal.
         probabilities: [rows] float32, contiguous, written: the token's probability in the softmax of the head's logits.
     """
     (num_rows, in_features), num_tokens = rows.shape, weight.shape[0]

@@ -1,10 +1,11 @@
 """Prompt lookup in one launch, for every request of a batch.
 
-It appends a round's tokens to the text of each request, and looks for an earlier copy of the text's last n tokens. The
-K tokens after that copy become the draft tokens.
+It appends a round's tokens to the text of each request, and looks for an earlier copy of the text's last n tokens. Up
+to K tokens after that copy become the draft tokens.
 
 Torch needs some forty small operators for this. A program reads one text up to its end, in tiles. For every place it
-counts how many tokens before it agree with the text's end. The longest match wins, and of equally long ones the latest.
+counts how many tokens before it, at most `max_ngram`, agree with the text's end. The longest match wins, and of equally
+long ones the latest.
 """
 
 # mypy: allow-untyped-decorators
@@ -121,12 +122,12 @@ def extend_and_look_up(
 ) -> torch.Tensor:
     """Append new tokens to the texts of slots, and return draft tokens by prompt lookup.
 
-    The longest suffix of a text that also occurs earlier in it is matched, at its latest occurrence. The drafts are the
-    tokens after that match.
+    The longest suffix of at most `max_ngram` tokens that also occurs earlier in the text is matched, at its latest
+    occurrence. The drafts are the tokens after that match.
 
     Args:
-        texts: [num_slots + 1, capacity] int64, contiguous, written at `slot_ids` before the last
-            column, which is scratch of the torch form.
+        texts: [num_slots + 1, capacity] int64, contiguous, written at `slot_ids` before the last column, which is
+            scratch of the torch form.
         slot_ids: [batch] int64; requests may share a slot only if their `counts` are 0.
         starts: [batch] int64, the position of a text's first new token.
         tokens: [batch, width] int64.

@@ -36,7 +36,7 @@ def merge_rows(
     ROW_TILE: tl.constexpr,
     CHANNEL_TILE: tl.constexpr,
 ) -> None:
-    """Merges ROW_TILE rows of one head, and reads every piece once."""
+    """Merges ROW_TILE rows of one head, and reads each value of a piece at most once."""
     rows = (tl.program_id(0) * ROW_TILE + tl.arange(0, ROW_TILE)).to(tl.int64)
     head = tl.program_id(1)
     is_row = rows < num_rows

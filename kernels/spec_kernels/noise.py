@@ -1,6 +1,7 @@
-"""The lab's counter-based noise in kernels: `spec_kernels.noise_reference`, bit for bit.
+"""The lab's counter-based noise in kernels; keys and uniform draws have the bits of `spec_kernels.noise_reference`.
 
-A draw is a hash and has no generator state, so a kernel and its torch rule draw the same numbers.
+A draw is a hash and has no generator state, so a kernel and its torch rule draw the same numbers. Arrival times are
+logarithms, which may differ in the last bit.
 """
 
 # mypy: allow-untyped-decorators
@@ -36,7 +37,7 @@ def _child(keys: tl.tensor, index: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def round_key(seed: tl.tensor, kv_len: tl.tensor, rows: tl.tensor, USE: tl.constexpr) -> tl.tensor:
-    """Return the int64 key of a draw. All arguments are int64, and `rows` may be a tile."""
+    """Return the int64 keys of draws. All arguments are int64, and `rows` may be a tile."""
     keys = _child(_child(_mix(seed), kv_len), rows)
     # `_child` multiplies USE. A product of two constants is made in Python and does not wrap around; a tensor's does.
     return _child(keys, tl.zeros_like(keys) + USE)

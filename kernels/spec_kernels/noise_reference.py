@@ -1,8 +1,8 @@
 """Counter-based noise: every draw is a hash of its purpose, so there is no generator state to share.
 
 A draw's key is (request seed, L, row, use), where L is the request's length at the start of the round. It does not
-depend on the slot, the batch or other requests, so a request's output depends only on its own logits. L grows every
-round, so no key occurs twice.
+depend on the slot, the batch or other requests, so a request's output depends only on its own seed and logits. L grows
+every round, so no key of a request occurs twice.
 
 The simpler key (seed, position) would occur twice. A round that stops after m drafts has also judged positions after m.
 The next round would judge them again with the same noise, on which the stop depended. Rules that look past the stop,
@@ -12,7 +12,7 @@ The hash is splitmix64 (Steele, Lea and Flood, OOPSLA 2014) in wrapping int64 op
 and on a GPU. It needs no value from the host, so a CUDA graph can capture it.
 
 This is the torch form, for the lab's rules and the kernels' references. It does not import triton, since the lab also
-runs without it. `spec_kernels.noise` is the same in kernels, bit for bit.
+runs without it. `spec_kernels.noise` is the same in kernels.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The shared parts of the attention kernels: the cache slots of keys, and the update and merge of running sums.
 
 A row's attention over some keys consists of its largest score, the sum of the weights relative to it, and the values
-weighted by them. In decoding, the few rows are the columns of the products. Keys and channels are many, so they are the
-dimension that the tensor cores process 64 at a time. Source: FlashAttention-2 (Dao 2023).
+weighted by them. In `add_keys_across`, the few rows of decoding are the columns of the products. Keys and channels are
+many, so they are the dimension that the tensor cores process 64 at a time. Source: FlashAttention-2 (Dao 2023).
 """
 
 # mypy: allow-untyped-decorators

@@ -1,4 +1,4 @@
-"""Registers kernels as torch operators, so that graphs on a CPU, launch counts and profiles see what a kernel writes.
+"""Registers kernels as torch operators, so that graphs on a CPU, launch counts and profiles see each launch.
 
 It does not use `torch.library.custom_op`, whose wrapper makes a call ten times as slow.
 """

@@ -1,6 +1,6 @@
 """Products of up to 64 rows with weights that are fixed for a run, fused with norm, activation and residual.
 
-A decode round multiplies a few rows by every weight of a model, so it takes as long as reading the weights. The small
+A decode round multiplies a few rows by a model's weights, so it takes as long as reading the weights. The small
 operations between two products (norm, activation, residual) would each need a launch, which costs more than their work.
 So they are fused into the products.
 """

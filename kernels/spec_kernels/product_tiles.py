@@ -101,7 +101,7 @@ def row_tile(num_rows: int) -> int:
 
 @cache
 def choose_tiles(rows: int, out_features: int, in_features: int, gated: bool, is_fp8: bool = False) -> SkinnyTiles:
-    """Return the tiles of a product with the row tile `rows`. For up to 16 rows they depend only on the weight's shape.
+    """Return the tiles of a product with the row tile `rows`. They are the same for all numbers of rows up to 16.
 
     A gated product has two weights [out_features, in_features], and so two tiles in each step.
     """
@@ -150,7 +150,7 @@ class ProductLaunch:
 
     Attributes:
         grid: the number of tiles of outputs, and of splits of the inputs.
-        num_partial: the number of partial sums that splits exchange.
+        num_partial: the size of the buffer in which splits exchange partial sums.
         constants: compile-time constants and the number of warps.
     """
 

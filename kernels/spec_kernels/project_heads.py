@@ -1,4 +1,4 @@
-"""Projects up to 16 rows to queries, keys and values, rotates them, and writes the KV cache, in one launch.
+"""Projects up to 16 rows to queries, keys and values, rotates queries and keys, and writes the KV cache, in one launch.
 
 The two channels of a RoPE pair are in the same tile of outputs. So the program that has their sums can rotate them, and
 write keys and values to the cache. vLLM and SGLang fuse rotation and cache write (`rope_write.py`). Fusing the product
@@ -63,7 +63,7 @@ def _project_heads(
 ) -> None:
     """Computes one split of a tile of channels, in which the two channels of a RoPE pair alternate.
 
-    The last split to finish rotates the channels and writes them.
+    The last split to finish rotates the channels of queries and keys, and writes all.
     """
     NUM_QKV_HEADS: tl.constexpr = NUM_HEADS + 2 * NUM_KV_HEADS
     HEAD_DIM: tl.constexpr = 2 * HALF

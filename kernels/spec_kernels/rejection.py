@@ -1,9 +1,9 @@
 """Rejection sampling of drafts (Leviathan et al., arXiv 2211.17192): accept draft x with probability min(1, p(x) /
-q(x)), then draw one token from the residual.
+q(x)), then draw one token from the residual, or from p after the last draft.
 
 The stages are the same as in vLLM's sampler. First, the softmax's maximum and sum for every tile of the vocabulary.
 Second, one program for each request, which walks its drafts. Third, a race over the vocabulary of the row reached, tile
-by tile. Fourth, the winner is written after the drafts. The probabilities of a whole row are never written.
+by tile. Fourth, the winner is written after the accepted drafts. The probabilities of a whole row are never written.
 """
 
 # mypy: allow-untyped-decorators
@@ -64,7 +64,7 @@ def _walk_drafts(
     TILE_TILE: tl.constexpr,
 ) -> None:
     """Walks the drafts of one request: counts the leading ones that pass, and writes the softmax maximum and sum of the
-    row reached, for target and drafter."""
+    row reached, for the target and, if IS_SAMPLED, the drafter."""
     request = tl.program_id(0).to(tl.int64)
     rows = tl.arange(0, ROW_TILE)
     is_row = rows < num_rows
@@ -218,7 +218,7 @@ def write_rejection(
         active: [batch] bool.
         slot_ids: [batch] int64.
         slot_seeds: [num_slots + 1] int64 request seed of each slot.
-        kv_lens: [batch] int64 L at the start of the round.
+        kv_lens: [batch] int64 length L of each request at the start of the round.
         temperature: above 0.
         num_drafts: [batch] int64, the number of drafts that each request offers, up to K; None if all are offered.
     """

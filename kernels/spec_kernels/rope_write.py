@@ -56,7 +56,8 @@ def _write_kv(
 
 @operator("write_kv", mutates_args=("kv",))
 def write_kv(kv: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slot_mapping: torch.Tensor) -> None:
-    """Write row i of keys and values to cache slot `slot_mapping[i]`. If rows share a slot, any one of them is kept.
+    """Write row i of keys and values to cache slot `slot_mapping[i]`. If rows share a slot, each number in it is from
+    any one of them.
 
     Args:
         kv: [num_slots, 2, num_kv_heads, head_dim], contiguous, written.

@@ -1,8 +1,8 @@
 """The router of experts: for up to 64 rows, its norm, logits, choice and weights in one launch instead of a dozen. For
 more rows, one launch makes only the choice and the weights.
 
-Logits and scores are always float32. Up to 64 rows, a row's logits are summed in a fixed order, and its choice depends
-on nothing else. So its bits do not depend on other rows.
+Logits and scores are always float32. Up to 64 rows, a row's logits are summed in a fixed order, and its choice reads no
+other row. So its bits do not depend on other rows.
 
 Sources: DeepSeek-V3 (arXiv 2412.19437, section 2.1.2) for scores, groups and weights.
 """
@@ -162,8 +162,8 @@ def _route(
     HAS_BIAS: tl.constexpr,
     IS_RENORMALIZED: tl.constexpr,
 ) -> None:
-    """Multiplies one normed row by the gate's rows of some experts. The last program of a row to finish chooses its
-    experts."""
+    """Multiplies one row, after its norm if NORMED, by the gate's rows of some experts. The last program of a row to
+    finish chooses its experts."""
     first_expert = tl.program_id(0) * AT_ONCE
     row = tl.program_id(1).to(tl.int64)
     channels = tl.arange(0, HIDDEN_TILE)

@@ -1,4 +1,4 @@
-"""Acceptance at given rates, for speed studies: one random draw decides a round. The logits are still read in full."""
+"""Acceptance at given rates, for speed studies: one draw decides a request's round. Logits are still read in full."""
 
 # mypy: allow-untyped-decorators
 from __future__ import annotations

@@ -16,7 +16,7 @@ from spec_kernels.utils import assert_rows_of, assert_whole, launch_on
 from spec_kernels.vocabulary import nan_as_largest
 
 _NUMBERS = 4096
-"""The most elements of hidden states that a program gathers."""
+"""The most elements of hidden states that a program gathers, for up to 16 branches."""
 
 _COUNTED = 128
 """Up to this number of drafts, each is compared with all others."""

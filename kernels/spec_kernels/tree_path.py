@@ -91,7 +91,7 @@ def move_path(
         caches: each contiguous.
         moved: contiguous, written in full.
         features: of any row stride.
-        path: int64, contiguous; the row in a column has at least the column's index.
+        path: int64, contiguous; on the path, the row in a column has at least the column's index.
     """
     batch, num_columns = path.shape
     assert_rows_of(kv_lens, batch)

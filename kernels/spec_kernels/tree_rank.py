@@ -90,7 +90,7 @@ def rank_tokens(
         tokens: [rows, topk] int64, contiguous, written: the likeliest first.
         log_probs: [rows, topk] float32, contiguous, written: at most 0.
         logits: [rows, vocab] float32, float16 or bfloat16, at least topk of them in a row.
-        token_map: [vocab] int64, the target id of each id in the head.
+        token_map: [vocab] int64, the target id of each id in the head; None if they are equal.
     """
     (num_rows, vocab_size), topk = logits.shape, tokens.shape[1]
     for tensor in (tokens, log_probs):

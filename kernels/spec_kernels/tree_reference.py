@@ -1,6 +1,6 @@
 """A tree's growth and the move of its path in plain torch, for comparison, and for runs without kernels.
 
-Each row of a tree names its parent, which precedes it. Row 0, the root, and rows without a draft are their own parents.
+Row 0 of a tree, the root, and rows without a draft are their own parents. Each other row's parent precedes it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def move_path_reference(
         moved: [batch * (depth + 1), width], written: the features of the paths; None if there are none.
         features: [batch * N, width]; None likewise.
         path: [batch, depth + 1] rows; column 0 is the root.
-        kv_lens: [batch] L.
+        kv_lens: [batch], the committed length L of each request.
         page_table: [batch, num_pages + 1], the last column scratch.
     """
     batch, num_columns = path.shape
@@ -48,7 +48,7 @@ def move_path_reference(
 def rank_tokens_reference(
     tokens: torch.Tensor, log_probs: torch.Tensor, logits: torch.Tensor, token_map: torch.Tensor | None
 ) -> None:
-    """Find the likeliest tokens of each row; ties go to the lowest id.
+    """Find the likeliest tokens of each row; ties go to the lowest id in the head.
 
     Args:
         tokens: [..., topk], written: the likeliest first.
@@ -66,7 +66,8 @@ def rank_tokens_reference(
 def first_in_order(values: torch.Tensor, count: int) -> torch.Tensor:
     """Return the indices [..., count] of the largest of `values` [..., vocab]; ties go to the lowest index.
 
-    They are found one by one, since `torch.topk` promises no order of equal values.
+    At least `count` values must be above -inf. The largest are found one by one, since `torch.topk` promises no order
+    of equal values.
     """
     left, found = values.clone(), []
     for _ in range(count):

@@ -100,7 +100,8 @@ def _impose(
     COLUMN_TILE: tl.constexpr,
     RATE_TILE: tl.constexpr,
 ) -> None:
-    """Draws how many drafts of one request are accepted, and takes the first path of that length."""
+    """Draws how many drafts of one request are accepted, and takes the first path of that length, or the first of
+    the longest."""
     request = tl.program_id(0).to(tl.int64)
     seed = tl.load(slot_seeds_ptr + tl.load(slot_ids_ptr + request))
     kv_len = tl.load(kv_lens_ptr + request)
@@ -120,8 +121,8 @@ def _impose(
     num_accepted = tl.minimum(imposed, tl.max(tl.where(is_row, depths, 0), 0))
     last = tl.min(tl.where(is_row & (depths == num_accepted), rows, ROW_TILE), 0)
 
-    # A column's token is the draft in the next column's row. The last column has no next one and takes the root's
-    # token, as the torch form does.
+    # But for the path's end, a column's token is the draft in the next column's row. The last column has no next one
+    # and takes the root's token, as the torch form does.
     columns = tl.arange(0, COLUMN_TILE)
     following = (columns + 1) % (depth + 1)
     path = tl.minimum(columns, num_rows - 1)
@@ -264,8 +265,8 @@ def write_path(
 ) -> None:
     """Accept as many drafts as there are rates above the round's draw.
 
-    The path is the first one with that number of drafts, or the longest one if all are shorter. The tokens are the
-    path's drafts, followed by the argmax of its last row.
+    The path is the first one with that number of drafts, or the first of the longest if all are shorter. The tokens are
+    the path's drafts, followed by the argmax of its last row.
 
     Args:
         logits: [batch, N, vocab] float32, float16 or bfloat16.

@@ -13,7 +13,7 @@ INTERPRETED = bool(triton.knobs.runtime.interpret)
 """Whether kernels run in Triton's interpreter: TRITON_INTERPRET=1 was set before triton was imported."""
 
 next_power_of_2 = cache(triton.next_power_of_2)
-"""Triton's own, which takes microseconds for each call."""
+"""Triton's, with its results kept, since each call takes microseconds."""
 
 
 def launch_on(tensor: torch.Tensor) -> AbstractContextManager[object]:

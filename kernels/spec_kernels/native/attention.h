@@ -1,9 +1,9 @@
-/* Attention of a few rows over a paged KV cache. Heads are normed and rotated, keys and values are written, and then
-   the rows attend. */
+/* Attention of a few rows over a paged KV cache. Query and key heads are normed, if the layer has such norms, and
+   rotated. Keys and values are written, and then the rows attend. */
 
 typedef struct {
     product_t qkv, o, gate_up, down;
-    norm_t attention_norm, mlp_norm, head_norm; /* head_norm: [query and key heads, head_dim] */
+    norm_t attention_norm, mlp_norm, head_norm; /* head_norm: [query and key heads, head_dim], or none */
     float scale;
     int64_t num_heads, num_kv_heads, head_dim, rotary_dim;
     int64_t window; /* how many of the newest keys a row sees; 0 for all */
@@ -16,7 +16,7 @@ typedef struct {
     const int64_t *positions;      /* [rows] each row's index in cos and signed_sin; NULL if row i has index i */
     const int64_t *slots;          /* [rows] cache slots that are written */
     const int64_t *pages;          /* [requests, num_pages] pages of the keys */
-    const int64_t *lengths;        /* [requests] number of keys that the last row of each sees */
+    const int64_t *lengths;        /* [requests] number of keys of each up to its last row */
     int64_t rotary_stride, num_pages, num_queries;
 } place_t;
 
@@ -29,7 +29,7 @@ static void turn(float *head, const float *cos, const float *signed_sin, int64_t
     }
 }
 
-/* Norm and rotate the query and key heads of `heads` in place, and write keys and values. */
+/* Norm (if the layer does) and rotate the query and key heads of `heads` in place, and write keys and values. */
 static void turn_and_write(float *heads, float *kv, const layer_t *layer, const place_t *place, int64_t num_rows) {
     const int64_t dim = layer->head_dim, num_turned = layer->num_heads + layer->num_kv_heads;
     const int64_t width = (num_turned + layer->num_kv_heads) * dim, kv_width = 2 * layer->num_kv_heads * dim;
@@ -71,8 +71,8 @@ enum { PAIR = 2, CHUNK = 64 }; /* heads that share each read, and keys whose val
 
 static const ints LANE = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-/* Multiply 8 keys by the queries of `num_heads` heads, which lie `dim` apart. Each product is summed up to two lanes,
-   which `fold_1` still has to add. */
+/* Multiply 8 keys by the queries of `num_heads` heads, which lie `dim` apart. Each product is summed down to two
+   lanes, which `fold_1` still has to add. */
 STEP void multiply_keys(vec *folded, const float *query, const float *keys, const int64_t *offsets,
                         int64_t dim, const int num_heads) {
     vec products[PAIR][8];
@@ -147,8 +147,8 @@ typedef struct {
     int64_t dim, num_heads, length, num_keys;
 } group_t;
 
-/* Write scores [rows, heads, width], 16 keys at a time. These keys stay in the L1 cache while every query is multiplied
-   by them. */
+/* Write scores [rows, heads, width], 16 keys at a time. These keys stay in the L1 cache while all queries of the group
+   are multiplied by them. */
 static void score_group(float *scores, int64_t width, const float *queries, int64_t query_stride, const group_t *group,
                         const layer_t *layer, const place_t *place, int64_t first) {
     const int64_t dim = group->dim;
@@ -201,7 +201,7 @@ static void attend_group(float *out, int64_t out_stride, const float *queries, i
     add_group(out, out_stride, scores, width, group, layer, place, first);
 }
 
-/* A forward's attention. `memory` has `memory_each` numbers for every thread. */
+/* The attention of one layer. `memory` has `memory_each` numbers for every thread. */
 typedef struct {
     float *out;
     const float *queries, *kv;

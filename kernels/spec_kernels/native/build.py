@@ -1,5 +1,5 @@
-"""Compiles the C code of this folder for this machine's processor, once, and keeps the library. It does not import
-torch."""
+"""Compiles the C code of this folder for this machine's processor, and keeps the library in a cache if it can. It does
+not import torch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def library() -> ctypes.CDLL:
             return _built_with(found)
         except BuildError as error:
             reasons.append(str(error))
-        except OSError as error:  # the compiler does not start, or the library does not load
+        except OSError as error:  # such as a compiler that does not start, or a library that does not load
             reasons.append(_said(error, found))
     raise BuildError(next(iter(reasons), "there is no C compiler ($CC, cc, gcc, clang)"))
 

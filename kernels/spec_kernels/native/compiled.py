@@ -29,7 +29,7 @@ def has_tiles() -> bool:
 
 
 def use_threads(num_threads: int) -> int:
-    """Let `num_threads` threads share the outputs of each product and the heads of attention. Return their actual
+    """Let `num_threads` threads share the outputs of large products and the heads of attention. Return their actual
     number, which is at most 256, and lower if the system refuses some. No bit of a result depends on it."""
     return int(library().native_threads(num_threads))
 

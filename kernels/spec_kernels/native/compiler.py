@@ -23,7 +23,7 @@ _ROOM = 4 << 20
 
 
 class BuildError(Exception):
-    """There is no compiler, it cannot compile the code, or the disk is full."""
+    """The code cannot be compiled, or its library cannot be loaded."""
 
 
 def compilers() -> list[str]:
@@ -33,7 +33,7 @@ def compilers() -> list[str]:
 
 
 def key(found: str) -> str:
-    """Return a key of everything that determines the library: source, flags, compiler and processor."""
+    """Return a key of what determines the library: source, flags, compiler and processor."""
     version = _run([found, "--version"], HERE).stdout
     known = hashlib.sha256()
     for part in (*(HERE.joinpath(name).read_text() for name in SOURCES), *FLAGS, found, version, _processor()):

@@ -1,4 +1,4 @@
-"""Folders in which no other user can place a library: the permanent cache, and temporary ones."""
+"""Folders for libraries that are protected from other users: the permanent cache, and temporary ones."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from pathlib import Path
 _OWN = 0o700
 _PREFIX, _LOCK = "spec_lab-building-", "lock"
 _OLD = 3600.0
-"""Seconds for which a working folder is kept even if its lock is free, since its process may not have
-the lock yet."""
+"""Seconds for which a working folder is kept even if its lock is free, since its process may not have the lock yet."""
 
 
 def cache_folder() -> Path:
@@ -49,7 +48,7 @@ def _cache_home() -> Path:
 
 
 def folder_of_this_process() -> Path:
-    """Return a folder that is deleted when this process ends."""
+    """Return a working folder that is deleted when this process exits."""
     until_the_end = ExitStack()
     atexit.register(until_the_end.close)
     return until_the_end.enter_context(working_folder(Path(tempfile.gettempdir())))
@@ -82,7 +81,7 @@ def held(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def working_folder(parent: Path) -> Iterator[Path]:
-    """Yield a folder that is deleted after the block. If the process is killed, a later call deletes it."""
+    """Yield a folder that is deleted after the block. If the process is killed, a call an hour later can delete it."""
     _remove_abandoned(parent)
     made = tempfile.TemporaryDirectory(prefix=_PREFIX, dir=parent, ignore_cleanup_errors=True)
     with made as name, Path(name, _LOCK).open("ab") as lock:

@@ -1,4 +1,4 @@
-"""Several parts of a model in one call of kernels=native: all layers of a target, or the parts of a draft step."""
+"""Several parts of a model in one call of kernels=native: all layers of a target, or the parts of draft steps."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def decoder_layers(
         positions: [rows] int64, indices into the table.
         slots: [rows] int64.
         pages: [requests, num_pages] int64, pages of the keys.
-        lengths: [requests] int64, number of keys that the last row of each request sees.
+        lengths: [requests] int64, number of keys of each request up to its last row.
         layers: `NativeLayers.address`.
     """
     place = _place_in_table(table, positions, slots, (pages, lengths, num_queries))

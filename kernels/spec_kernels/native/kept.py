@@ -78,7 +78,7 @@ def _read_own(path: Path) -> bytes:
 def _clear_up(folder: Path) -> None:
     """Delete all but the most recently used libraries.
 
-    A process that has loaded one can still use it. One that is about to load it compiles it again.
+    A process that has loaded one can still use it. A process that is about to load it compiles it again.
     """
     with suppress(OSError):
         files = sorted(folder.glob("native-*"), key=lambda file: file.lstat().st_mtime, reverse=True)

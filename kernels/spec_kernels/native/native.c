@@ -1,7 +1,7 @@
-/* The parts of a decoder for a few rows on a CPU, one call each, for kernels=native.
+/* The parts of a decoder for a few rows on a CPU, one or several in a call, for kernels=native.
 
    With a small model and a framework, most of the time goes to calling operators and to reading weights. So here a
-   layer is one call, and weights are stored in few bytes.
+   layer is one call, and weights are stored in bfloat16 if that represents them exactly.
 
    Every sum runs in one order, whatever the number of rows and threads. So a row has the same bits as if it were alone.
 
@@ -192,7 +192,7 @@ void native_draft_input(const norm_t *embedding_norm, const norm_t *hidden_norm,
 
 /* A draft head's layer and its input. */
 typedef struct {
-    layer_t layer; /* without a norm of its own */
+    layer_t layer; /* without an attention_norm */
     norm_t embedding_norm, hidden_norm;
     const float *embedding;     /* [vocabulary, hidden_size] */
     int64_t residual_is_normed; /* the residual is the hidden state after its norm, not before */

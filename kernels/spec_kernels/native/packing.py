@@ -1,4 +1,4 @@
-"""Packs weights for the products in C into panels of 64 outputs, which are read front to back, and unpacks them."""
+"""Packs weights for the products in C into panels of 64 outputs, and unpacks them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PANEL, LANES, BLOCK_INPUTS = 64, 16, 32
 BLOCK = 64 * PANEL
 """The number of outputs packed at once, so that packing a large weight needs little extra memory."""
 RESERVED = 2**26
-"""The number of bytes reserved at once. Unused ones take no physical memory."""
+"""The least number of bytes that are reserved at once. Unused ones take no physical memory."""
 
 
 class Layout(IntEnum):
@@ -54,8 +54,8 @@ def unpack(panels: torch.Tensor, layout: Layout, num_outputs: int, num_inputs: i
 
 
 class PanelMemory:
-    """Hands out consecutive pieces of memory. So a product that prefetches past the end of its weight prefetches the
-    weight of the next product."""
+    """Hands out pieces of memory, mostly consecutive ones. Then a product that prefetches past the end of its weight
+    prefetches the weight of the next product."""
 
     def __init__(self) -> None:
         self._free = torch.empty(0, dtype=torch.uint8)

@@ -31,13 +31,13 @@ def decoder_layer(
     Args:
         out: [live rows, hidden_size], written.
         kv: [cache slots, 2, num_kv_heads, head_dim], written at `slots`.
-        rows: [rows, in_features]: the residual stream, or its norm if the layer has no first norm. Without `live`, each
-            request has `num_queries` rows.
+        rows: [rows, in_features]: the residual stream, or the input of `qkv` if the layer has no first norm. Without
+            `live`, each request has `num_queries` rows.
         residual: [live rows, hidden_size] the residual stream.
         cos: [rows, ..., rotary_dim]; `signed_sin` likewise.
         slots: [rows] int64.
         pages: [requests, num_pages] int64, pages of the keys; keys past the last column are not read.
-        lengths: [requests] int64, number of keys that the last live row of each request sees.
+        lengths: [requests] int64, number of keys of each request up to its last live row.
         live: [live rows] int64, the rows that attend and go on, `num_queries` for each request; None for all.
         layer: `NativeLayer.address`.
     """
@@ -124,7 +124,8 @@ def multiply(out: torch.Tensor, rows: torch.Tensor, product: int) -> None:
 
 @cpu_operator("native_likeliest", mutates_args=("tokens",))
 def likeliest(tokens: torch.Tensor, rows: torch.Tensor, token_map: torch.Tensor | None, norm: int, head: int) -> None:
-    """Write the argmax of `head`'s product with each normed row; ties go to the lowest id."""
+    """Write the argmax of `head`'s product with each row, normed if `norm` has a weight; ties go to the lowest id in
+    the head."""
     check(
         library().native_likeliest(
             head, norm, pointer_to(token_map), tokens.data_ptr(), float_rows(rows), rows.shape[0]

@@ -135,11 +135,11 @@ class NativeLayer:
 
     @property
     def num_bytes(self) -> int:
-        """The size of its weights in bytes."""
+        """The size of its products' panels in bytes."""
         return sum(product.num_bytes for product in self._products.values())
 
     def move(self, memory: torch.Tensor) -> None:
-        """Move the weights into `memory` [num_bytes], uint8, in the order in which they are read."""
+        """Move the panels into `memory` [num_bytes], uint8, in the order in which they are read."""
         parts = memory.split([product.num_bytes for product in self._products.values()])
         for (name, product), part in zip(self._products.items(), parts, strict=True):
             product.move(part)

@@ -94,7 +94,7 @@ typedef struct {
     const uint16_t *parts;
 } multiplied_t;
 
-enum { FEWEST_SHARED = 1 << 16 }; /* fewer multiplications take less time than giving work to other threads */
+enum { FEWEST_SHARED = 1 << 16 }; /* with fewer multiplications, calling other threads takes longer */
 
 /* Multiply all rows by each panel of 64 outputs; `part` does some of the panels. */
 static void multiply_panels(part_t part, const multiplied_t *job) {

@@ -64,8 +64,8 @@ static void place_row(int64_t *position, int64_t *slot, int64_t wanted, const in
     *slot = slot_of(pages, num_pages, page_size, wanted);
 }
 
-/* Write the metadata of rows at `wanted` positions [requests, num_queries]; each request's last row sees `keys`
-   [requests] keys. */
+/* Write the metadata of rows at `wanted` positions [requests, num_queries]. Each request has `keys` [requests] keys
+   up to its last row. */
 void native_build(int64_t *positions, int64_t *slots, int64_t *lengths, const int64_t *wanted, const int64_t *keys,
                   const int64_t *pages, int64_t num_requests, int64_t num_queries, int64_t num_pages,
                   int64_t page_size, int64_t num_positions) {
@@ -112,7 +112,7 @@ void native_catchup(int64_t *places, const int64_t *kv_lens, const int64_t *num_
 
 /* Update request slots after a round. Their `kv_lens` grow by the number of emitted tokens. Their `input_ids` become
    the last emitted token, then the drafts [requests, width - 1], which lie `request_stride` and `draft_stride` apart.
-   `last` [requests] takes that token's index in the round. */
+   `last` [requests] takes that token's index in the round. If nothing was emitted, this is the token at index 0. */
 void native_commit(int64_t *kv_lens, int64_t *input_ids, int64_t *last, const int64_t *slot_ids, const int64_t *tokens,
                    const int64_t *num_emitted, const int64_t *drafts, int64_t request_stride, int64_t draft_stride,
                    int64_t num_requests, int64_t num_rows, int64_t width) {

@@ -1,4 +1,4 @@
-"""The steps between the forwards of a round for kernels=native. Each is one call, where torch takes about ten."""
+"""The steps between the forwards of a round for kernels=native. Each is one call, where torch takes ten or more."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def write_strict(
 
     Args:
         tokens: [requests, N] int64, written: the argmax of each row; ties go to the lowest id.
-        num_emitted: [requests] int64, written: 1 plus the number of leading correct drafts; 0 for inactive requests.
+        num_emitted: [requests] int64, written: 1 + the number of leading offered drafts that are correct; 0 if
+            inactive.
         logits: [requests, N, vocabulary] float32.
         draft_tokens: [requests, N - 1] int64, contiguous in the last dimension.
         active: [requests] bool.
@@ -107,7 +108,8 @@ def commit_into(
     draft_tokens: torch.Tensor,
 ) -> None:
     """Add `num_emitted` to the `kv_lens` of `slot_ids`, and write the last emitted token, then the drafts, to their
-    `input_ids`. `last` [requests] becomes that token's index `num_emitted` - 1, or 0 if nothing was emitted."""
+    `input_ids`. `last` [requests] becomes that token's index `num_emitted` - 1. If nothing was emitted, it is the token
+    at index 0."""
     check_places(kv_lens, input_ids, slot_ids, tokens, num_emitted)
     num_requests, width = slot_ids.shape[0], input_ids.shape[1]
     assert draft_tokens.dtype is torch.int64 and draft_tokens.shape == (num_requests, width - 1)
@@ -140,8 +142,8 @@ def build_metadata(
     page_size: int,
     num_positions: int,
 ) -> None:
-    """Write the metadata of rows at positions `wanted` [requests, num_queries]; each request's last row sees `keys`
-    [requests] keys.
+    """Write the metadata of rows at positions `wanted` [requests, num_queries]. Each request has `keys` [requests]
+    keys up to its last row.
 
     It writes `positions`, clamped, and `slots`, both [requests * num_queries], and `lengths`, at least 1. `pages` is
     [requests, num_pages]; the last column is scratch.
@@ -195,7 +197,7 @@ def extend_and_look_up(
     min_ngram: int,
     num_draft_tokens: int,
 ) -> torch.Tensor:
-    """Return drafts [batch, num_draft_tokens] as `spec_kernels.lookup` does."""
+    """Extend texts, and return drafts [batch, num_draft_tokens], as `spec_kernels.lookup` does."""
     drafts = slot_ids.new_empty((slot_ids.shape[0], num_draft_tokens))
     _look_up_into(drafts, texts, slot_ids, starts, tokens, counts, max_ngram, min_ngram)
     return drafts

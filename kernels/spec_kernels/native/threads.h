@@ -1,5 +1,5 @@
-/* Threads that share the outputs of a product, or the heads of attention. Each output is still summed up by one thread,
-   in one order, so that no bit depends on the number of threads.
+/* Threads that share the outputs of a large product, or the heads of attention. Each output is still summed up by one
+   thread, in one order, so that no bit depends on the number of threads.
 
    Threads other than the caller's poll for work for tens of microseconds or more. This is longer than the time between
    two products of a layer. Then they sleep. */
@@ -71,7 +71,8 @@ static void *work(void *argument) {
     }
 }
 
-/* Do all items of a job. Each thread does an equal share; if another caller uses the threads, the caller does all. */
+/* Do all items of a job. Each thread does an equal share. With a single item, or if another caller uses the
+   threads, the caller does all. */
 static void share(part_t part, const void *job, int64_t num_items) {
     if (team.num_threads == 1 || num_items < 2 || atomic_flag_test_and_set(&team.is_busy)) {
         part(job, 0, num_items, 0);

@@ -99,7 +99,7 @@ static void multiply_panel(float *out, int64_t stride, const uint16_t *parts, co
     _tile_stored(3, out + 3 * LANES, bytes);
 }
 
-/* The first row of a group of 16. The last group is moved back to end with the last row. Rows in two groups are
+/* The first row of a group of up to 16. The last group is moved back to end with the last row. Rows in two groups are
    computed twice, with the same result. */
 static int64_t group_start(int64_t row, int64_t num_rows) { return less(row, more(num_rows - TILE_ROWS, 0)); }
 

@@ -33,7 +33,7 @@ static inline vec fold_1(vec a, vec b) {
            FOLD(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
 }
 
-/* Sum the lanes of each of 8 vectors up to two lanes, which still have to be added. The vectors keep their order. */
+/* Sum the lanes of each of 8 vectors down to two lanes, which still have to be added. The vectors keep their order. */
 static inline vec pairs_of(const vec *x) {
     vec part[4];
     for (int i = 0; i < 4; i++) part[i] = fold_8(x[2 * i], x[2 * i + 1]);
