@@ -133,7 +133,7 @@ class RelaxationPhase(Protocol):
 
 
 class TokenPhase:
-    """phase=token: a marker among the drafts switches the rule for all positions after it.
+    """phase=token: a marker among the drafts switches the rule for the positions after it, up to the next marker.
 
     Markers and EOS are never accepted by relaxation. Only a token that the target chose may begin or end a phase, or
     end the text.

@@ -7,7 +7,7 @@ draft x is accepted, and r_x the distribution of the token that replaces a rejec
     e(y) = q(y) a(y) + sum over x of q(x) (1 - a(x)) r_x(y).
 
 `accepts` returns a. `spread` returns the second term, with any weights `failed` for q (1 - a). One-hot weights give
-r_x, from which the last token of a round is drawn. All functions are pure and keep the dtype of their inputs.
+r_x, from which the last token of a round is drawn. Both are pure and keep the dtype of their inputs.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ class Typical:
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """SGLang's two thresholds: a draft is accepted if p(x) >= single, else with probability p(x) / acc.
+    """SGLang's two thresholds: a draft is accepted if p(x) >= single, else with probability min(1, p(x) / acc).
 
     A rejected draft is replaced by a token drawn from p without x. If both thresholds are 1, a draft is accepted with
     probability p(x), which is lossless. q is not read.

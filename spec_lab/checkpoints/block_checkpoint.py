@@ -108,7 +108,7 @@ def tensors_of(config: BlockConfig, tensors: Mapping[str, torch.Tensor]) -> dict
 
 
 def block_tensor_shapes(config: BlockConfig) -> Shapes:
-    """Return the names and shapes of all tensors, as in z-lab's checkpoints, without the target's."""
+    """Return the names and shapes of the tensors, as in z-lab's checkpoints, without tables and vocabulary maps."""
     body, hidden = config.body, config.body.hidden_size
     shapes: Shapes = {
         "fc.weight": (hidden, len(config.taps) * config.target_hidden_size),

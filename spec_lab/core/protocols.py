@@ -29,7 +29,7 @@ from spec_lab.core.types import Sequence as RunningRequest
 
 
 class Target(Protocol):
-    """The model whose distribution the output must follow."""
+    """The model that verifies the drafts."""
 
     vocab_size: int
     max_position_embeddings: int
@@ -118,7 +118,7 @@ class DrafterRequirements:
     def rows_of_passes(self, num_verified: int) -> tuple[int, ...]:
         """Return the rows for each request in each pass after a round that verified `num_verified` rows.
 
-        A reused layer runs these rows; a module for each draft always runs its own window.
+        A reused layer runs the verified rows; a module for each draft always runs its own window.
         """
         return self.catchup_rows if self.distinct_steps else (num_verified,) * len(self.catchup_rows)
 
@@ -186,13 +186,13 @@ class RuleTraits:
 
 
 class AcceptanceRule(Protocol):
-    """Turns logits and drafts into emitted tokens, without a model. Its state, if any, is a tensor with a row for each
-    slot."""
+    """Turns logits and drafts into emitted tokens, without a model. Its state, if any, is in tensors with an entry for
+    each slot."""
 
     traits: RuleTraits
 
     def admit(self, slot: int, request: Request) -> None:
-        """Set the slot's state for a new request, from its whole prompt."""
+        """Set the slot's state for a new request."""
         ...
 
     def first_tokens(self, logits: torch.Tensor, slot_ids: torch.Tensor, kv_lens: torch.Tensor) -> torch.Tensor:

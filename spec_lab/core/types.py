@@ -1,11 +1,11 @@
 """The dataclasses that pass between parts.
 
-Two kinds, never mixed: host state (`Request`, `Sequence`) and device state (`RoundBatch`, `AttentionMetadata`,
-`TargetOutput`, `Verification`). The rows of a prompt pass are in `spec_lab.core.prompts`, and the results of a pass
-over a workload in `spec_lab.core.results`.
+Some hold host state (`Request`, `Sequence`), and some device state (`RoundBatch`, `AttentionMetadata`, `TargetOutput`,
+`Verification`). The rows of a prompt pass are in `spec_lab.core.prompts`, and the results of a pass over a workload in
+`spec_lab.core.results`.
 
-Notation in shapes: batch = requests in a round, L = committed KV length, N = verify rows of a request, which in a chain
-are num_draft_tokens + 1.
+Notation in shapes: batch = requests in a round, L = committed KV length, K = drafts of a request in a chain, N = verify
+rows of a request, which in a chain are K + 1.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ class AcceptanceInputs:
     """The input of an acceptance rule: one verified round, with a row for each request.
 
     Attributes:
-        logits: [batch, N, vocab] of the target; row j predicts the token after input j, so it judges draft j.
+        logits: [batch, N, vocab] of the target; row j predicts the token after input j.
         draft_tokens: [batch, K] in target ids.
         active: [batch] bool; padded rows are False.
         slot_ids: [batch] slot of each row; padded rows have the scratch slot.
@@ -250,9 +250,9 @@ class Verification:
     Attributes:
         tokens: [batch, N] emitted tokens, junk from column n on.
         num_emitted: [batch] n, 0 for inactive rows.
-        relaxed: [batch, K] 1 for accepted drafts that are not the target's argmax, else 0; None for rules that never
-            relax.
-        num_thinking: [batch] emitted tokens inside thinking, markers excluded; None for rules that never relax.
+        relaxed: [batch, K] 1 for accepted drafts that are not the target's argmax, else 0; None if the rule does not
+            count them.
+        num_thinking: [batch] emitted tokens inside thinking, markers excluded; None if the rule does not count them.
         num_offered: [batch] drafts that were offered; in a tree, the most on one path. None if all were.
         num_offered_rows: [batch] offered drafts of a tree in total; None if all were, and for a chain.
         num_drafted: [batch] drafts that were made for the next round, if only the device knows it; else None.
