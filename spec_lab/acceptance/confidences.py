@@ -62,7 +62,7 @@ class DraftConfidences:
         num_drafted: [num_slots + 1] drafts that each slot holds.
         num_going_on: [1] requests of the latest batch that want another draft; the scratch slot does not count. Written
             only if there is a threshold.
-        threshold: a request stops drafting after the draft whose product is below this; None for no such stop.
+        threshold: a request wants no draft after one whose product is below this; None if all want K drafts.
     """
 
     def __init__(

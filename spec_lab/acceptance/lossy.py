@@ -99,7 +99,7 @@ class LossyAcceptance:
         return verification
 
     def judge(self, inputs: AcceptanceInputs) -> JudgedDrafts:
-        """Apply the token law to the row of every draft. Greedy drafts have a one-hot q."""
+        """Apply the token law to the row of every draft. Without draft logits q is one-hot."""
         p = probabilities(inputs.logits, self._sampling)
         q = one_hot_proposal(inputs) if inputs.draft_logits is None else sampled_proposal(inputs)
         accepts = self._law.accepts(p[:, :-1], q)

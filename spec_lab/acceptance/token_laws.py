@@ -21,7 +21,7 @@ import torch
 from spec_lab.acceptance.tokenwise import clipped_ratio
 
 BISECTIONS = 60
-"""Number of bisection steps; enough to exhaust the precision of float64."""
+"""Number of bisection steps. Each halves an interval of logarithms, so they exhaust the precision of float64."""
 
 
 class TokenLaw(Protocol):
@@ -98,7 +98,7 @@ class Mentored:
         least = torch.ones_like(p[..., :1], dtype=torch.float64)
         most = ratios.ratio[..., -1:].clamp(min=1)  # beyond the largest ratio nothing changes
         for _ in range(BISECTIONS):
-            middle = (least + most) / 2
+            middle = least.sqrt() * most.sqrt()  # the ratio of the two may be 1e30
             is_near = ratios.divergence(middle) <= self.bound
             least, most = torch.where(is_near, middle, least), torch.where(is_near, most, middle)
         low, high = ratios.low_of(least).to(p.dtype), least.to(p.dtype)

@@ -23,7 +23,8 @@ class MetadataMover(Protocol):
 
 
 class RopeWrite(Protocol):
-    """One kernel that norms heads, rotates queries and keys, and writes K and V: `spec_kernels.rope_write`."""
+    """One kernel that rotates queries and keys, and writes K and V: `spec_kernels.rope_write`. It can first norm
+    heads."""
 
     def __call__(
         self,

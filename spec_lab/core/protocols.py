@@ -116,7 +116,8 @@ class DrafterRequirements:
         return bool(self.catchup_rows)
 
     def rows_of_passes(self, num_verified: int) -> tuple[int, ...]:
-        """Return the rows for each request in each pass after a round that verified `num_verified` rows.
+        """Return the rows for each request, without mask rows, in each pass after a round that verified `num_verified`
+        rows.
 
         A reused layer runs the verified rows; a module for each draft always runs its own window.
         """
@@ -139,7 +140,7 @@ State = TypeVar("State", bound=DraftState)
 
 
 class Drafter(Protocol[State]):
-    """Proposes `num_draft_tokens` tokens a round: `catch_up` gives the first, each `step` one more."""
+    """Proposes at most `num_draft_tokens` tokens a round: `catch_up` gives the first, each `step` one more."""
 
     num_draft_tokens: int
     requirements: DrafterRequirements
@@ -155,8 +156,8 @@ class Drafter(Protocol[State]):
     def catch_up(self, verified: VerifiedRound) -> State:
         """Process a verified round, which may have verified fewer than K drafts, and return the state with draft 1.
 
-        A drafter with a KV cache catches up with the emitted tokens. A drafter without one (frozen-KV, lookup, random)
-        only takes its first draft step.
+        A drafter with a KV cache catches up with the emitted tokens. A drafter without one only takes its first draft
+        step, if it has any.
         """
         ...
 

@@ -1,8 +1,8 @@
 """Row selections: where a layer drops dead rows. Also the values of the two pruning knobs, which choose a selection.
 
-With every selection, KV is written for all rows. `live_rows` are flat indices into the [batch * num_queries] rows. The residual
-stream keeps the same rows as the output that is added to it. `PromptPruning` and `CatchupPruning` define what the knobs
-do.
+With every selection, KV is written for all rows. `live_rows` are flat indices into the [batch * num_queries] rows. The
+residual stream keeps the same rows as the output that is added to it. `PromptPruning` and `CatchupPruning` define what
+the knobs do.
 """
 
 from __future__ import annotations

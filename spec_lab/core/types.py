@@ -33,8 +33,8 @@ class Request:
     Attributes:
         answer: the correct answer, if it can be checked; else None.
         checker: the checker of the answer; None for the workload's.
-        turns: the user's messages in a conversation of several turns; empty if there is only one turn. `prompt_ids`
-            holds the first.
+        turns: the user's messages in a conversation of several turns, for the request of its first turn; else empty.
+            `prompt_ids` holds the first.
         system: the system message of a conversation; None without one.
         num_draft_tokens: the most drafts in its rounds; 0 for plain decoding, None for K.
     """
@@ -221,7 +221,7 @@ class AcceptanceInputs:
         slot_ids: [batch] slot of each row; padded rows have the scratch slot.
         kv_lens: [batch] L at the start of the round, part of the key of its random numbers.
         draft_logits: [batch, K, vocab]; each draft was sampled from q = softmax(draft_logits), which includes the
-            temperature and is 0 outside the draft vocabulary. None for greedy drafts, whose q is one-hot.
+            temperature and is 0 outside the draft vocabulary. None for other drafts, whose q is one-hot.
         num_drafts: [batch] the number of drafts that each request offers; None if all are offered. The others are
             padding, and the token after the offered drafts is the target's own.
     """

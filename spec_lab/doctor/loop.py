@@ -71,8 +71,8 @@ def check_teacher_forcing(evidence: Evidence) -> Finding:
 
 
 def disagreement(drafted: Drafted) -> str | None:
-    """Return what is wrong with the drafter of these drafts; None if nothing is. A later draft is only judged if all
-    drafts before it are right."""
+    """Return what is wrong with the drafter of these drafts; None if nothing was found. A later draft is only judged in
+    rounds whose earlier drafts are right, and only if these are `MIN_ROUNDS` or more."""
     if _is_below(MIN_AGREEMENT, drafted, 1):
         return (
             "drafts disagree even with the target's own text and features in one pass, and no other reading tried here "
