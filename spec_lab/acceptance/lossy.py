@@ -133,7 +133,8 @@ class LossyAcceptance:
         return torch.where((behind > 0).any(dim=-1, keepdim=True), behind, p)
 
     def emitted_law(self, judged: JudgedDrafts, inputs: AcceptanceInputs) -> torch.Tensor:
-        """Return the distribution [batch, K, vocab] that each row emits from, exact given the prefix and q.
+        """Return the distribution [batch, K, vocab] that the row of each offered draft emits from, given the prefix and
+        q.
 
         With a window it is also conditional on the later drafts, whose acceptance decides which drafts are forgiven.
         """

@@ -177,7 +177,7 @@ class RoundPhase:
     TensorRT-LLM keeps `delta` or 0 for each slot; here each slot has a bool. A round reads the bool once, so markers
     take effect in the next round. After the prompt the bool is true if the last chunk has a begin marker, whatever
     follows that marker; earlier chunks do not count. Outside thinking delta is 0, which is not strict: a token exactly
-    as likely as the argmax is accepted. Markers and EOS can be accepted by relaxation, like any token.
+    as likely as the argmax can be accepted. Markers and EOS can be accepted by relaxation, like any token.
     """
 
     def __init__(self, num_slots: int, markers: ThinkingMarkers, prefill_chunk: int, device: torch.device) -> None:

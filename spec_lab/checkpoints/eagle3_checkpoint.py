@@ -32,8 +32,8 @@ def load_eagle3(
     draft ids are target ids. `t2d` is only returned with `d2t`.
 
     Raises:
-        UserError: the errors of `read_eagle3_config`; tensors missing, of another shape or not expected; a vocabulary
-            map that is out of range or contradicts itself.
+        UserError: the errors of `read_eagle3_config`; tensors missing, of another shape, not expected or in an
+            unsupported quantization; a vocabulary map that is out of range or contradicts itself.
     """
     config = read_eagle3_config(folder, target, kind)
     stored = _canonical_names(stored_tensors(folder), str(folder))

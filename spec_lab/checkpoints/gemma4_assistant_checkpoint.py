@@ -22,8 +22,8 @@ def load_assistant(
     cluster.
 
     Raises:
-        UserError: the errors of `read_assistant_config`; tensors missing, of another shape or not expected; a
-            token_ordering that does not name every token once.
+        UserError: the errors of `read_assistant_config`; tensors missing, of another shape, not expected or in an
+            unsupported quantization; a token_ordering that does not name every token once.
     """
     config = read_assistant_config(folder, target)
     stored = stored_tensors(folder)

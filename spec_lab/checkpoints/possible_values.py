@@ -27,8 +27,8 @@ def refuse_impossible(kept: torch.Tensor, value: torch.Tensor, file: Path, tenso
     """Raise UserError if a tensor has values that no model has.
 
     Args:
-        kept: the tensor in the run's dtype.
-        value: the tensor before the cast to that dtype.
+        kept: the tensor as the run holds it.
+        value: the tensor before the cast to the dtype of `kept`.
         tensor: its name in the file.
     """
     largest, remedy = _largest(kept), "fetch the file again, or train again"

@@ -40,7 +40,7 @@ class Session:
     launcher."""
 
     def __init__(self, adapt: Adapt = lambda config: config) -> None:
-        """`adapt` changes each composed run before it is checked."""
+        """`adapt` changes each run that this process composes, before it is checked."""
         self._adapt = adapt
         self.outcomes: list[JobOutcome] = []
         self._sweep = Multirun(writes=True)

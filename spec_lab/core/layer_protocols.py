@@ -1,6 +1,6 @@
 """The protocols that a model's layers use: attention over a paged cache, and the selection of rows that go on.
 
-Implementations are in `spec_lab.attention` and `spec_lab.core`; those for training are in `spec_lab.train`.
+Most implementations are in `spec_lab.attention` and `spec_lab.core`; those for training are in `spec_lab.train`.
 """
 
 from __future__ import annotations

@@ -86,9 +86,8 @@ class DrafterRequirements:
 
     Attributes:
         features: the target's hidden states that it reads.
-        catchup_rows: the rows for each request in each pass of the catch-up step; one of them is live. (N,) for one
-            reused layer, (N, N + 1, ...) for a module for each draft, () without a catch-up step. P-EAGLE has 2K rows,
-            of which K are live.
+        catchup_rows: the rows for each request in each pass of the catch-up step: (N,) for one reused layer,
+            (N, N + 1, ...) for a module for each draft, (2K,) for P-EAGLE, () without a catch-up step.
         distinct_steps: the steps of a round differ in more than the column that they write, for instance in weights.
             So each needs a graph of its own.
         learn_continuations: takes the outputs of plain decoding by request id, before anything is timed; None for a

@@ -100,7 +100,8 @@ class FeatureSpec:
     """The hidden states of the target that a drafter reads, concatenated in this order.
 
     Attributes:
-        layer_inputs: residual stream entering these layers (0-based, before any norm), ascending. EAGLE-3's taps.
+        layer_inputs: residual stream entering these layers (0-based, before any norm), ascending; such as EAGLE-3's
+            taps.
         final_hidden: also append the last hidden state, on this side of the final norm.
         last_prompt_row: only the last row of a prompt is read, so `prune.prefill=last_row` may drop the others.
     """
@@ -245,7 +246,7 @@ class AcceptanceInputs:
 
 @dataclass(slots=True)
 class Verification:
-    """The decision of a rule on one round. The round fills in the offered drafts and the confidences.
+    """The decision of a rule on one round. The round itself fills in the counts of drafts and the confidences.
 
     Attributes:
         tokens: [batch, N] emitted tokens, junk from column n on.

@@ -95,7 +95,8 @@ def _is_below(bound: float, drafted: Drafted, position: int) -> bool:
 
 
 def check_loop(evidence: Evidence) -> Finding:
-    """Compare with the loop's drafts for the same rounds. If they differ, the fault is in the cache or the loop."""
+    """Compare the drafts of teacher forcing and of the loop for the same rounds. If they differ, the fault is in the
+    cache or the loop."""
     in_loop, forced = evidence.in_loop, evidence.as_configured
     same = (in_loop.tokens == forced.tokens) | (in_loop.tokens < 0)
     same_first, same_all = (float(rows.double().mean()) for rows in (same[:, 0], same.all(dim=1)))
