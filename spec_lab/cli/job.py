@@ -145,7 +145,7 @@ def _trouble(job: Job, error: BaseException, has_begun: bool) -> Trouble | None:
 
 
 def _refused(job: Job, folder: Path | None, reason: str) -> JobOutcome:
-    """End a job after a user's mistake: a single run leaves no folder, and a job of a sweep a record if possible."""
+    """End a job after a user's mistake: a single run leaves no folder, a job of a sweep leaves a record if it can."""
     if not job.in_sweep:
         if folder is not None:
             shutil.rmtree(folder)

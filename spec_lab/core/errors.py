@@ -148,7 +148,8 @@ def is_of_composing(error: BaseException) -> bool:
 
 
 def is_interruption(error: BaseException) -> bool:
-    """Return whether Ctrl-C caused `error`. Cleaning up after it may have raised another exception."""
+    """Return whether an interruption, such as Ctrl-C, caused `error`. Cleaning up after it may have raised another
+    exception."""
     return any(isinstance(one, KeyboardInterrupt) for one in behind(error))
 
 

@@ -143,7 +143,7 @@ class LastPromptRow:
 
 
 class NoCatchupPruning:
-    """prune.catchup=none: all rows of the catch-up step run through the whole layer."""
+    """prune.catchup=none: a layer drops no row of the catch-up step."""
 
     needs_prewrite: ClassVar[bool] = False
 

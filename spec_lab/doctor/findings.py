@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Verdict(StrEnum):
-    """The verdict of a check. Suspicious is worth a look but not a fault, and leaves the exit code at 0."""
+    """The verdict of a check. Suspicious is worth a look but not a fault, and does not change the exit code."""
 
     OK = "ok"
     SUSPICIOUS = "suspicious"
