@@ -205,6 +205,14 @@ def test_mentored_keeps_its_bound_where_the_draft_is_next_to_impossible() -> Non
     assert (law[:, 0] > 0).all()
 
 
+def test_mentored_uses_its_bound_where_another_ratio_is_huge() -> None:
+    """A token that the target all but excludes does not take the bound from the others."""
+    p = torch.tensor([[1e-30, 0.9, 0.1]])
+    q = torch.tensor([[1e-3, 0.099, 0.9]])
+    law = Mentored(0.1)(p, q)
+    torch.testing.assert_close(reverse_kl(p, law), torch.full((1, 1), 0.1), rtol=0, atol=1e-5)
+
+
 def test_the_ensemble_is_as_far_as_its_weight_says() -> None:
     p, q = random_laws(4, 24)
     law = OverlapLaw(Ensemble(0.7))

@@ -1,4 +1,4 @@
-"""The confidence of a drafter in draft i: the product of its top-1 probabilities for drafts 1 to i.
+"""The confidence of a drafter in draft i of a chain: the product of its top-1 probabilities for drafts 1 to i.
 
 A model with a confidence head gives the head's estimates instead. The top-1 probability is a property of the
 distribution, known before a token is drawn from it. The drawn token's own probability must not decide whether the draft
@@ -29,11 +29,12 @@ def note_confidence(
     column: torch.Tensor | None,
     threshold: float | None,
 ) -> None:
-    """Multiply the running product of each slot by the top-1 probability [batch] of its newest draft, and store it.
+    """Multiply the running products of `slot_ids` by the top-1 probabilities [batch] of the newest drafts, and store
+    them.
 
     `column` [1] is the index of the draft, from 0; None for index 0, which restarts the product. With a threshold,
-    `num_going_on` [1] becomes the number of requests whose product is at least the threshold. `running` [num_slots + 1]
-    has the products; `survival` and `num_drafted` are those of `DraftConfidences`.
+    `num_going_on` [1] becomes the number of requests outside the scratch slot whose product is at least the threshold.
+    `running` [num_slots + 1] has the products; `survival` and `num_drafted` are those of `DraftConfidences`.
     """
     if column is None:
         product = probabilities
@@ -57,11 +58,11 @@ class DraftConfidences:
 
     Attributes:
         survival: [num_slots + 1, K] column i is the product of the top-1 probabilities of drafts 1 to i + 1. Columns
-            from `num_drafted` on are left from earlier rounds.
+            from `num_drafted` on are stale.
         num_drafted: [num_slots + 1] drafts that each slot holds.
         num_going_on: [1] requests of the latest batch that want another draft; the scratch slot does not count. Written
             only if there is a threshold.
-        threshold: a request stops drafting after the draft whose product is below this; None for no such stop.
+        threshold: a request wants no draft after one whose product is below this; None if all want K drafts.
     """
 
     def __init__(

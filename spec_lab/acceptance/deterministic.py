@@ -15,7 +15,7 @@ class DraftJudge(Protocol):
     """Judges drafts on recorded verify rows, outside the run that recorded them."""
 
     def admit(self, slot: int, request: Request) -> None:
-        """Set the slot's state from the whole prompt."""
+        """Set the slot's state for a new request."""
         ...
 
     def matches(self, standing: DraftStanding, slot_ids: torch.Tensor, draft_tokens: torch.Tensor) -> torch.Tensor:

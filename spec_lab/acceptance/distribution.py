@@ -29,7 +29,10 @@ def probabilities(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tenso
 
 
 def truncated(logits: torch.Tensor, sampling: SamplingParams) -> tuple[torch.Tensor, float | None]:
-    """Return logits after top-k and top-p, and the temperature that is still to be applied; None if it already was."""
+    """Return logits after top-k and top-p, and the temperature that is still to be applied; None if it already was.
+
+    At temperature 0 the logits are returned as they are.
+    """
     if sampling.temperature == 0 or (sampling.top_k is None and sampling.top_p is None):
         return logits, sampling.temperature
     return truncate(_at_least_float32(logits) / sampling.temperature, sampling.top_k, sampling.top_p), None
@@ -46,8 +49,8 @@ def law_of(logits: torch.Tensor, temperature: float | None) -> torch.Tensor:
 def truncate(logits: torch.Tensor, top_k: int | None, top_p: float | None) -> torch.Tensor:
     """Set all tokens but the `top_k` likeliest to -inf, then all outside the smallest set of these with mass `top_p`.
 
-    Exactly `top_k` tokens stay. The sort is stable, so ties go to the lowest index. The cumulative mass is summed in
-    integers, so the cut does not depend on a device's order of summation.
+    The sort is stable, so of equal logits the one with the lowest index stays. The cumulative mass is summed in
+    integers, so a device's order of summation does not change it.
     """
     vocab_size = logits.shape[-1]
     cuts_k = top_k is not None and top_k < vocab_size

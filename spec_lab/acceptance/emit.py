@@ -25,7 +25,7 @@ def offered_alone(passed: torch.Tensor, num_drafts: torch.Tensor | None) -> torc
 
 
 def emit(inputs: AcceptanceInputs, num_accepted: torch.Tensor, last: torch.Tensor) -> Verification:
-    """Emit the accepted drafts and then `last`, the correction or bonus token; both arguments [batch]."""
+    """Emit the accepted drafts and then `last` [batch], the correction or bonus token; nothing for inactive rows."""
     tokens = append(inputs.draft_tokens, num_accepted, last)
     return Verification(tokens, torch.where(inputs.active, num_accepted + 1, 0))
 

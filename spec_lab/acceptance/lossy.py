@@ -27,8 +27,8 @@ class Window:
     afterwards.
 
     There are three conditions. The entropy of the target's `topk` likeliest tokens, renormalised, is at least
-    `least_entropy` nats. p(x) is above 0. The next `length` drafts all pass without being forgiven. If fewer drafts
-    follow, none is forgiven. At temperature 0, p is the softmax of the raw logits.
+    `least_entropy` nats. p(x) is above 0. The next `length` drafts all pass without being forgiven. A draft that is
+    followed by fewer drafts is not forgiven. At temperature 0, p is the softmax of the raw logits.
     """
 
     length: int
@@ -99,7 +99,7 @@ class LossyAcceptance:
         return verification
 
     def judge(self, inputs: AcceptanceInputs) -> JudgedDrafts:
-        """Apply the token law to every row. Greedy drafts have a one-hot q."""
+        """Apply the token law to the row of every draft. Without draft logits q is one-hot."""
         p = probabilities(inputs.logits, self._sampling)
         q = one_hot_proposal(inputs) if inputs.draft_logits is None else sampled_proposal(inputs)
         accepts = self._law.accepts(p[:, :-1], q)
@@ -133,7 +133,8 @@ class LossyAcceptance:
         return torch.where((behind > 0).any(dim=-1, keepdim=True), behind, p)
 
     def emitted_law(self, judged: JudgedDrafts, inputs: AcceptanceInputs) -> torch.Tensor:
-        """Return the distribution [batch, K, vocab] that each row emits from, exact given the prefix and q.
+        """Return the distribution [batch, K, vocab] that the row of each offered draft emits from, given the prefix and
+        q.
 
         With a window it is also conditional on the later drafts, whose acceptance decides which drafts are forgiven.
         """

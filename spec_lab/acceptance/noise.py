@@ -1,4 +1,4 @@
-"""The random seeds of a run: one for each request, from which `spec_kernels.noise_reference` makes every draw."""
+"""The random seeds of a run: one for each request. `spec_kernels.noise_reference` defines the draws from a seed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ NoiseKey = Callable[[torch.Tensor, torch.Tensor, "torch.Tensor | int", Use], tor
 
 
 def request_seed(run_seed: int, request_id: str) -> int:
-    """Return the seed of a request. It depends on its id, and not on its slot or on the order of admission."""
+    """Return the seed of a request. It depends on the run's seed and the request's id, and not on its slot or on the
+    order of admission."""
     digest = blake2b(request_id.encode(), digest_size=8, key=f"spec_lab:{run_seed}".encode()).digest()
     return int.from_bytes(digest, "little", signed=True)
 

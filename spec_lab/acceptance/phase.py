@@ -133,7 +133,7 @@ class RelaxationPhase(Protocol):
 
 
 class TokenPhase:
-    """phase=token: a marker among the drafts switches the rule for all positions after it.
+    """phase=token: a marker among the drafts switches the rule for the positions after it, up to the next marker.
 
     Markers and EOS are never accepted by relaxation. Only a token that the target chose may begin or end a phase, or
     end the text.
@@ -177,7 +177,7 @@ class RoundPhase:
     TensorRT-LLM keeps `delta` or 0 for each slot; here each slot has a bool. A round reads the bool once, so markers
     take effect in the next round. After the prompt the bool is true if the last chunk has a begin marker, whatever
     follows that marker; earlier chunks do not count. Outside thinking delta is 0, which is not strict: a token exactly
-    as likely as the argmax is accepted. Markers and EOS can be accepted by relaxation, like any token.
+    as likely as the argmax can be accepted. Markers and EOS can be accepted by relaxation, like any token.
     """
 
     def __init__(self, num_slots: int, markers: ThinkingMarkers, prefill_chunk: int, device: torch.device) -> None:

@@ -14,7 +14,7 @@ from spec_lab.core.errors import UserError
 def expand_mean_length(mean_length: float, num_draft_tokens: int) -> tuple[float, ...]:
     """Return unconditional rates for each position that give `mean_length` with the least variance.
 
-    2.5 at K = 3 gives (1, .5, 0): the first draft is always accepted, the second half of the time, the third never.
+    2.5 at K = 3 gives (1, .5, 0): draft 1 is always accepted, draft 2 in half of the rounds, and draft 3 never.
 
     Raises:
         UserError: a mean outside 1..K + 1.

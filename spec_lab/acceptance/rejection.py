@@ -86,7 +86,8 @@ def rejection_sample(
     """Accept drafts by p and q, and draw the token after them from the residual. Return tokens [batch, N], and n
     [batch].
 
-    Arguments are those of `AcceptanceInputs`, except `slot_seeds` [num_slots + 1] and `temperature`, as in `law_of`.
+    `slot_seeds` is [num_slots + 1], and `temperature` is as in `law_of`. The other tensors are those of
+    `AcceptanceInputs`.
     """
     inputs = AcceptanceInputs(logits, draft_tokens, active, slot_ids, kv_lens, draft_logits, num_drafts)
     seeds = slot_seeds.index_select(0, slot_ids)

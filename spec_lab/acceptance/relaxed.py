@@ -1,9 +1,9 @@
 """Relaxed acceptance inside the thinking phase: lossy, for reasoning models (TensorRT-LLM blog 1, PR #3865).
 
-A draft is accepted if it is the argmax. It is also accepted if its rank is below `topk` and its probability is close
-enough to the largest one. `form=delta` (TensorRT-LLM) subtracts, so if delta exceeds the top probability, all of the
-top k pass. `form=ratio` (vLLM #22238 and #43184, closed) multiplies. Probabilities are the float32 softmax of the raw
-logits, without temperature.
+A draft is accepted if it is the argmax. Inside thinking it is also accepted if its rank is below `topk` and its
+probability is close enough to the largest one. `form=delta` (TensorRT-LLM) subtracts, so if delta exceeds the top
+probability, every probability is close enough. `form=ratio` (vLLM #22238 and #43184, closed) multiplies. Probabilities
+are the float32 softmax of the raw logits, without temperature.
 """
 
 from __future__ import annotations

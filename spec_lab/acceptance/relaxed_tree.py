@@ -1,8 +1,7 @@
 """Relaxed acceptance inside the thinking phase, for a tree of drafts. TensorRT-LLM refuses this combination.
 
 Of several acceptable siblings the rule accepts the likeliest. If the argmax was drafted, that is the argmax. With
-phase=token the phase depends on the path to a draft. So below a draft that ends thinking the rule is strict, but not on
-other branches.
+phase=token the phase depends on the path to a draft. So a draft that ends thinking does not change other branches.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The standing of drafts: their rank and probability under the target, by which every deterministic rule decides."""
+"""The standing of drafts: their rank and probability under the target, by which deterministic rules judge them."""
 
 from __future__ import annotations
 

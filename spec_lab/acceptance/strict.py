@@ -25,10 +25,10 @@ def strict_accept(
 
 
 class StrictAcceptance:
-    """Accepts the leading drafts that equal the argmax. Row j judges draft j + 1, which is the input of row j + 1.
+    """Accepts the leading offered drafts that equal the argmax. Row j judges the draft that is the input of row j + 1.
 
-    With m leading matches it emits the argmax of rows 0..m, so n = m + 1. In the accepted rows the argmax *is* the
-    draft. Row m gives the correction, or the bonus token if m = K. Ties go to the lowest token id.
+    With m accepted drafts it emits the argmax of rows 0..m, so n = m + 1. In the rows before m the argmax *is* the
+    draft. Row m gives the correction, or the bonus token after the last draft. Ties go to the lowest token id.
     """
 
     traits = RuleTraits(lossless=True)

@@ -7,7 +7,7 @@ draft x is accepted, and r_x the distribution of the token that replaces a rejec
     e(y) = q(y) a(y) + sum over x of q(x) (1 - a(x)) r_x(y).
 
 `accepts` returns a. `spread` returns the second term, with any weights `failed` for q (1 - a). One-hot weights give
-r_x, from which the last token of a round is drawn. All functions are pure and keep the dtype of their inputs.
+r_x, from which the last token of a round is drawn. Both are pure and keep the dtype of their inputs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from spec_lab.acceptance.tokenwise import clipped_ratio
 
 BISECTIONS = 60
-"""Number of bisection steps; enough to exhaust the precision of float64."""
+"""Number of bisection steps. Each halves an interval of logarithms, so they exhaust the precision of float64."""
 
 
 class TokenLaw(Protocol):
@@ -98,7 +98,7 @@ class Mentored:
         least = torch.ones_like(p[..., :1], dtype=torch.float64)
         most = ratios.ratio[..., -1:].clamp(min=1)  # beyond the largest ratio nothing changes
         for _ in range(BISECTIONS):
-            middle = (least + most) / 2
+            middle = least.sqrt() * most.sqrt()  # the ratio of the two may be 1e30
             is_near = ratios.divergence(middle) <= self.bound
             least, most = torch.where(is_near, middle, least), torch.where(is_near, most, middle)
         low, high = ratios.low_of(least).to(p.dtype), least.to(p.dtype)
@@ -201,7 +201,7 @@ class Typical:
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """SGLang's two thresholds: a draft is accepted if p(x) >= single, else with probability p(x) / acc.
+    """SGLang's two thresholds: a draft is accepted if p(x) >= single, else with probability min(1, p(x) / acc).
 
     A rejected draft is replaced by a token drawn from p without x. If both thresholds are 1, a draft is accepted with
     probability p(x), which is lossless. q is not read.

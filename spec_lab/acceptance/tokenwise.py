@@ -1,7 +1,7 @@
 """Token-by-token verification: the rejection rule of speculative sampling (Leviathan et al., arXiv 2211.17192).
 
-Everything here and in `block` is a pure function of probabilities that keeps their dtype. So tests can enumerate the
-rule's decisions.
+The functions of probabilities here and in `block` are pure and keep the dtype. So tests can enumerate the rule's
+decisions.
 """
 
 from __future__ import annotations

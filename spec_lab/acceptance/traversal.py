@@ -138,7 +138,7 @@ def traversal_decision(
             m = m.index_copy(1, siblings.among, rest / denominator.clamp(min=_LEAST).unsqueeze(-1))
             if not replacement:
                 proposal = proposal.index_copy(1, siblings.among, without(drawn_from, drafts))
-    # Rounding can make all weights 0; p is then as good as any.
+    # All weights of a row are 0 if it cannot pass, or by rounding; p is then as good as any.
     some = (weights > 0).any(dim=-1, keepdim=True)
     return TraversalDecision(thresholds, torch.where(some, weights, p))
 

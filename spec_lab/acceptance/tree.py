@@ -142,7 +142,7 @@ def follow(
         The tokens [batch, depth + 1], n [batch], and the rows of the path [batch, depth + 1].
 
         The first n tokens are emitted; n is 0 for inactive requests. They are the tokens in `chosen` along the path.
-        Token n - 1 is the correction, or the bonus token if the path ends in a leaf.
+        The last of them is the target's token after the path.
     """
     is_draft = torch.arange(chosen.shape[1], device=chosen.device) > 0
     row = torch.zeros_like(chosen[:, :1])

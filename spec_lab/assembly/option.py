@@ -1,4 +1,5 @@
-"""Old names, for one release. Loaders of drafters, rules and graphs take the configuration, not the `Chosen` run."""
+"""Old names, for one release. Under them, loaders of drafters, rules and graphs get the configuration, and not the
+`Chosen` run."""
 
 from __future__ import annotations
 

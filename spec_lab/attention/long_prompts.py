@@ -2,8 +2,8 @@
 
 cuDNN's kernel is nearer to the rate of the tensor cores than ours, but it plans for every new shape, which takes 50
 milliseconds or more. So a chunk's keys are cut into pieces of only a few sizes: the chunk itself, which is causal, and
-powers of two before it. A prompt's last chunk is padded with rows whose results are not read. The results of the pieces
-are merged by the logarithms of their sums of exponentials (Flash-Decoding, Dao et al. 2023).
+powers of two before it. A prompt's last chunk may be padded with rows whose results are not read. The results of the
+pieces are merged by the logarithms of their sums of exponentials (Flash-Decoding, Dao et al. 2023).
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ def attend_by_cudnn(
 def rows_to_plan(metadata: AttentionMetadata, width: int) -> int:
     """Return how many rows `attend_long_chunk` should attend for a chunk: its own, or more with padding.
 
-    It is 0 if the rows are not a chunk of one prompt, or if `attend_long_chunk` would not be faster. It is also 0 for a
-    head width `width` that cuDNN's kernel does not support.
+    It is 0 if the rows are not a chunk of one prompt, or if `attend_long_chunk` would not be faster. It is also 0 if
+    the number of keys before the chunk is not a multiple of `ROW_UNIT`, or if cuDNN's kernel does not support the head
+    width `width`.
     """
     if metadata.known_len is None or metadata.page_table.shape[0] > 1 or width > MAX_WIDTH or width % 8 > 0:
         return 0

@@ -1,8 +1,8 @@
 """graph.metadata=stale: attention metadata whose lengths are deliberately not updated after the first draft step.
 
 Backends derive window starts and schedules from seq_lens. Before vLLM #41162, a captured draft loop kept those of step
-1 for all steps. vLLM's report describes an illegal memory access. Here the draft tokens differ from those with fresh
-metadata, and they differ more with a smaller window. The output stays correct, since verify has its own metadata.
+1 for all steps. vLLM's report describes an illegal memory access. Here the draft tokens can differ from those with
+fresh metadata, and they differ more with a smaller window. Verify is not affected, since it has its own metadata.
 """
 
 from __future__ import annotations

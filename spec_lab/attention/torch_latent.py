@@ -1,5 +1,4 @@
-"""Latent attention in torch: all heads read the same cache row of a token, whole as the key and in part as the
-value."""
+"""Latent attention in torch: all heads read the same cache row of a token."""
 
 from __future__ import annotations
 

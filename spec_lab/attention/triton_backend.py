@@ -22,9 +22,9 @@ from spec_lab.core.types import AttentionMetadata
 
 
 class TritonAttention:
-    """An `AttentionBackend` of Triton. The kernel derives windows and key positions from `seq_lens` and the page table,
-    so that metadata has no derived tensors. The kernel's output for a row does not depend on the other rows in the
-    batch. For a row of a tree it is bit for bit that of the chain that leads to the row.
+    """An `AttentionBackend` of Triton. The kernel itself derives windows and key positions from `seq_lens` and the page
+    table. The kernel's output for a row does not depend on the other rows in the batch. For a row of a tree it is bit
+    for bit that of the chain that leads to the row.
 
     A library may attend long chunks, and torch some rows of latent attention.
     """
@@ -40,7 +40,7 @@ class TritonAttention:
         rope_write: RopeWrite | None = None,
         attend_piece: AttendPiece | None = None,
     ) -> None:
-        """`attend_piece`: a library's attention for long prompts; if None, our kernel attends all rows."""
+        """`attend_piece`: a library's attention for long prompts; if None, our kernel attends them."""
         self.rope_write = rope_write
         self._attend_piece = attend_piece
         self._page_size = page_size

@@ -23,7 +23,7 @@ class TritonLatentAttention:
     ) -> None:
         """`reference` writes rows, and attends rows that are unfolded or belong to a tree.
 
-        `max_positions` and `batch_size` are the run's maxima. Splits depend on these only, not on the current batch.
+        `max_positions` and `batch_size` are the run's maxima. Splits depend on these, and not on the current batch.
         """
         self._reference = reference
         self.kernels: LatentKernels | None = LatentKernels(

@@ -32,8 +32,8 @@ def load_block(
     target's head that `d2t` names are used. `d2t` and `t2d` are as in `load_eagle3`.
 
     Raises:
-        UserError: the errors of `read_block_config`; tensors missing, of another shape or not expected; a vocabulary
-            map that is out of range or contradicts itself.
+        UserError: the errors of `read_block_config`; tensors missing, of another shape, not expected or in an
+            unsupported quantization; a vocabulary map that is out of range or contradicts itself.
     """
     source = str(folder)
     config, layout = read_block_config(folder, target, knob)
@@ -108,7 +108,7 @@ def tensors_of(config: BlockConfig, tensors: Mapping[str, torch.Tensor]) -> dict
 
 
 def block_tensor_shapes(config: BlockConfig) -> Shapes:
-    """Return the names and shapes of all tensors, as in z-lab's checkpoints, without the target's."""
+    """Return the names and shapes of the tensors, as in z-lab's checkpoints, without tables and vocabulary maps."""
     body, hidden = config.body, config.body.hidden_size
     shapes: Shapes = {
         "fc.weight": (hidden, len(config.taps) * config.target_hidden_size),

@@ -79,8 +79,8 @@ class BlockConfig:
         mask_token_id: the token in every row of a block after the pending token's row.
         draft_vocab_size: number of tokens that can be drafted.
         causality: the layers in which a row of a block sees no later row: none, those with a window, or all (JetSpec).
-        most_context: the newest rows of context that a row sees in any layer (`drafter.window`); None if the body's
-            windows alone limit them.
+        most_context: how many of the newest rows of context a row sees at most, in any layer (`drafter.window`); None
+            if only the body's windows limit them.
         conv: None if layers have no convolutions.
         confidence_reads: input width of the confidence head; 0 if there is none. If it is wider than the hidden row,
             the head also reads the Markov head's embedding of the token before.
@@ -105,7 +105,7 @@ class BlockConfig:
         return with_window or self.causality == Causality.all
 
     def window_of(self, plan: LayerPlan) -> int | None:
-        """Return the newest rows of context that a row sees in this layer of the body; None for all."""
+        """Return how many of the newest rows of context a row sees in this layer of the body; None for all."""
         return min((limit for limit in (plan.window, self.most_context) if limit is not None), default=None)
 
     @property

@@ -53,7 +53,7 @@ def write_block(
     target's name in speculators' config, from which `vllm serve` loads it.
 
     Raises:
-        UserError: the layout, or any config.json, cannot store a part.
+        UserError: a part that the layout cannot store.
     """
     text = json.dumps(block_json(config, num_target_layers, layout, target), indent=2)
     assert layout is not DEEPSPEC or tensors.keys() >= TABLES

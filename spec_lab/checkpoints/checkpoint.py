@@ -62,7 +62,7 @@ def open_tensors(
 
     Args:
         wanted: name -> shape of every tensor the model has.
-        optional: names among `wanted` that the checkpoint may lack; they are then absent from the result.
+        optional: names among `wanted` that a folder may lack; they are then absent from the result.
         own: picks the model's tensors from all in the folder, and gives them the names of `wanted`.
         narrow: whether the layers' fp8 matrices stay fp8, with scales (`block_fp8.with_products_as_stored`).
 
@@ -107,10 +107,10 @@ def _open_gguf(
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Return every tensor of a checkpoint folder, from the file headers alone.
+    """Return the tensors of a checkpoint folder, from the file headers.
 
-    The scales of an fp8 matrix are attached to it (`block_fp8`). A layer's experts are one tensor, even if the file has
-    a tensor for each (`expert_checkpoint`). Rotary buffers of old exports are left out. So are the indexers of
+    The scales of an fp8 matrix are attached to it (`block_fp8`). A layer's experts are stacked, even if the file has
+    tensors for each (`expert_checkpoint`). Rotary buffers of old exports are left out. So are the indexers of
     DeepSeek-V3.2's sparse attention: sequences here are limited to lengths at which an indexer chooses every key
     (`ModelConfig.max_dense_positions`).
     """
@@ -199,7 +199,7 @@ def read_tensors(
 
 
 def _read_stack(tensor: StoredTensor, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
-    """Read the experts of one layer into one tensor. Meanwhile this layer's experts are in memory up to three times."""
+    """Read a stack of experts into one tensor. Meanwhile its experts are in memory up to three times."""
     pieces = _read_whole({piece.name: piece for expert in tensor.stack for piece in expert}, dtype, device)
     return torch.stack([torch.cat([pieces[piece.name] for piece in expert]) for expert in tensor.stack])
 

@@ -25,14 +25,15 @@ class StoredTensor:
     """The place of a tensor on disk.
 
     Attributes:
-        shape: shape of the whole tensor, as it is checked against the model's: after `form`, but for block scales.
+        shape: shape of the whole tensor, as it is checked against the model's: after `form`. That of block scales is
+            before `form`.
         dtype: the safetensors code, such as BF16; for a stack, that of its first piece.
         part: the part of it that is read; None is all.
         stack: the tensors that it is made of, if the file has separate ones for each expert. An expert's tensors are
             concatenated by rows, and the experts are stacked.
         scales: the block scales of an fp8 matrix; None for a tensor without scales.
         form: a function that is applied after reading; None if there is none.
-        in_float32: whether the result stays float32, whatever the run's dtype.
+        in_float32: whether the result is float32, whatever the run's dtype.
         as_stored: whether it keeps the file's dtype.
     """
 

@@ -27,12 +27,13 @@ def load_eagle3(
     """Read a head for a target: its config, and its tensors under SafeAILab's names.
 
     Weights are cast to `dtype`. `d2t` is [draft_vocab_size] int64, the offset from draft id to target id; `t2d` is
-    [target_vocab_size] bool. If the file does not have them, these are left out: `embed_tokens.weight` and, without a
-    draft vocabulary, `lm_head.weight` (the target's are used instead), `d2t` (draft ids are target ids) and `t2d`.
+    [target_vocab_size] bool. A head as wide as the target may lack `embed_tokens.weight` and, without a draft
+    vocabulary, `lm_head.weight`; the target's are used instead. A head without a draft vocabulary may lack `d2t`: its
+    draft ids are target ids. `t2d` is only returned with `d2t`.
 
     Raises:
-        UserError: the errors of `read_eagle3_config`; tensors missing, of another shape or not expected; a vocabulary
-            map that is out of range or contradicts itself.
+        UserError: the errors of `read_eagle3_config`; tensors missing, of another shape, not expected or in an
+            unsupported quantization; a vocabulary map that is out of range or contradicts itself.
     """
     config = read_eagle3_config(folder, target, kind)
     stored = _canonical_names(stored_tensors(folder), str(folder))
@@ -51,7 +52,7 @@ def load_eagle3(
 def eagle3_tensor_shapes(config: Eagle3Config) -> dict[str, tuple[int, ...]]:
     """Return the names and shapes of a head's weights, without the vocabulary maps.
 
-    The layer's first products read twice the width: the embedding and the feature, each normed.
+    The first layer's first products read twice the width: the embedding and the feature, each normed.
     """
     hidden = config.layer.hidden_size
     layer = layer_tensor_shapes(config.layer.only_layer, hidden, attention_input_size=2 * hidden)

@@ -39,7 +39,7 @@ class Eagle3Config:
     """An EAGLE-3 head of one layer, or a P-EAGLE head of one or more.
 
     Attributes:
-        layer: the first layer as a decoder of one layer, with its own rope; its `max_position_embeddings` is raised to
+        layer: the first layer as a decoder of one layer, with its own rope; its `max_position_embeddings` is at least
             the target's.
         tap_layer_inputs: the target's layers whose inputs the head reads, ascending; None means
             `default_tap_layer_inputs` of the target.
@@ -48,7 +48,7 @@ class Eagle3Config:
         fc_norm: a norm for each tap (EAGLE-3.1); never together with `norm_before_fc`.
         norm_output: whether later steps read the output after the final norm rather than before it (EAGLE-3.1).
         more_layers: plain layers after the first one (P-EAGLE).
-        mask_token_id: the token of the mask rows, which predict drafts (P-EAGLE); None if every draft is fed back.
+        mask_token_id: the token of the mask rows, which predict drafts (P-EAGLE); None without mask rows (EAGLE-3).
     """
 
     layer: ModelConfig
@@ -92,7 +92,7 @@ def read_eagle3_config(folder: Path, target: ModelConfig, kind: HeadKind = "eagl
     eagle = ConfigFields(top_level.object("eagle_config"), f"{source} (eagle_config)")
     layers = _layer_config(top_level, eagle, kind)
     layer = replace(layers, layers=layers.layers[:1])
-    # NVIDIA's heads have norm_before_fc in `eagle_config` (vLLM #42143). A key at the top level goes before it.
+    # NVIDIA's heads have norm_before_fc in `eagle_config` (vLLM #42143). A key at the top level overrides it.
     named = {key: value for key, value in config.items() if value is not None}
     fields = ConfigFields({**eagle.values, **named}, source)
     if "speculators_model_type" in config and config.get("norm_before_residual") is None:

@@ -2,7 +2,7 @@
 
 Most files on the hub have `experts.3.up_proj.weight` (DeepSeek, GLM, Qwen3). Those of Qwen3.5 and Gemma 4 have
 `experts.gate_up_proj`. transformers 5 saves Qwen3.5 in the first form and Gemma 4 in the second. The lab's layers read
-the second form: all experts in one tensor, gate above up.
+the second form, in which `gate_up_proj` has gate above up.
 """
 
 from __future__ import annotations

@@ -18,11 +18,12 @@ def load_assistant(
 ) -> tuple[AssistantConfig, dict[str, torch.Tensor]]:
     """Read an assistant: its config, and its tensors under the checkpoint's names, cast to `dtype`.
 
-    `masked_embedding.token_ordering` is [vocab_size] int64, the token ids cluster by cluster.
+    If the vocabulary has clusters, `masked_embedding.token_ordering` is [vocab_size] int64, the token ids cluster by
+    cluster.
 
     Raises:
-        UserError: the errors of `read_assistant_config`; tensors missing, of another shape or not expected; a
-            token_ordering that does not name every token once.
+        UserError: the errors of `read_assistant_config`; tensors missing, of another shape, not expected or in an
+            unsupported quantization; a token_ordering that does not name every token once.
     """
     config = read_assistant_config(folder, target)
     stored = stored_tensors(folder)

@@ -69,7 +69,7 @@ class AssistantTarget:
     """The facts that an assistant needs about the target whose KV it reads.
 
     Attributes:
-        embedding_scale: factor of the target's embeddings: sqrt(hidden_size) in Gemma, 1 in Llama and Qwen.
+        embedding_scale: factor of the target's embeddings: sqrt(hidden_size) in Gemma, 1 in other families.
     """
 
     hidden_size: int

@@ -89,8 +89,8 @@ def gguf_tensors(path: Path) -> dict[str, GgufTensor]:
     The divisors of rotary frequencies, which are not weights, are left out.
 
     Raises:
-        UserError: a tensor is in an unsupported quantization, reaches past the end of the file, or has rows that do
-            not fit the number of heads.
+        UserError: the errors of `read_head`; a tensor is in an unsupported quantization, reaches past the end of the
+            file, or has rows that do not fit the number of heads.
     """
     file = read_head(path)
     for place in file.places.values():

@@ -40,7 +40,8 @@ def gguf_config(path: Path) -> dict[str, Any]:
     """Return the keys that the model's config.json would have.
 
     Raises:
-        UserError: another architecture, a key that is not understood, or sizes that do not fit one another.
+        UserError: the errors of `read_head`; another architecture, a key that is missing or not understood, or sizes
+            that do not fit one another.
     """
     file = read_head(path)
     name = file.text("general.architecture")

@@ -33,7 +33,7 @@ Value = TypeVar("Value")
 
 
 def is_gguf(path: Path) -> bool:
-    """Return whether a checkpoint is a GGUF file, by its suffix; others are folders."""
+    """Return whether a checkpoint is a GGUF file: the path has the suffix, and is not a folder."""
     return path.suffix.lower() == SUFFIX and not path.is_dir()
 
 
@@ -124,7 +124,7 @@ class GgufFile:
 
 
 def read_head(path: Path) -> GgufFile:
-    """Read the header of a file. It is cached until the file changes.
+    """Read the header of a file. The two latest headers are cached until their file changes.
 
     Raises:
         UserError: no such file, or one that is damaged, cut short, or only part of a model.

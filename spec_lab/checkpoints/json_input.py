@@ -1,4 +1,4 @@
-"""Reads JSON from outside so that every defect becomes a one-line error that names the place and the key.
+"""Reads JSON from outside so that a defect becomes a one-line error.
 
 In checkpoints and prompt files from elsewhere, a value may be missing, of another type or absurdly large, or the file
 may be truncated. Outside `spec_lab.train`, such JSON is read only through this module, which checks each value's type.

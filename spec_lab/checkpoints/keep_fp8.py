@@ -21,7 +21,7 @@ LARGEST = 448.0
 
 
 def is_product(name: str) -> bool:
-    """Return whether a tensor is the weight of a product in a layer; embeddings, norms and the head are not."""
+    """Return whether a tensor is the weight of one of `PRODUCTS`; embeddings, norms and the head are not."""
     *_, projection, kind = ("", *name.split("."))
     return kind == "weight" and projection in PRODUCTS
 
@@ -33,7 +33,9 @@ def narrowed(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def narrowed_in_blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Round a weight [rows, inputs] to e4m3 after dividing each block by a scale, which makes its largest value 448.
+    """Round a weight [rows, inputs] to e4m3 after dividing each block by a scale.
+
+    The scale makes the largest absolute value of a block 448; it is 1 for a block of zeros.
 
     Returns:
         The weight, and the scales [blocks of rows, blocks of inputs] as in files.

@@ -79,7 +79,7 @@ def load_mtp(
 
     Raises:
         UserError: no module in the folder, or too few; a block or experts that are not supported; a module for another
-            target; tensors missing, of another shape or not expected.
+            target; tensors missing, of another shape, not expected or in an unsupported quantization.
     """
     config = read_config_json(folder, KNOB)
     source = str(folder / "config.json")

@@ -30,7 +30,8 @@ class MtpLayout:
         layer_prefix: prefix of the decoder layer's tensors.
         marker: name of a tensor of module 0 that only this family has.
         names: the family's names, by DeepSeek's `enorm`, `hnorm`, `eh_proj` and `shared_head.norm`.
-        architecture: the decoder as which the layer's config is read if config.json names no supported one.
+        architecture: the decoder as which a layer's config is read if config.json names no fitting one. A layer with
+            latent attention does not use it.
         defaults: values of config keys that the file leaves out.
         hidden_first: whether the projection reads [hidden, embedding] rather than [embedding, hidden].
         zero_centred: whether norms multiply by 1 + weight.

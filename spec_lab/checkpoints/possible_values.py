@@ -27,8 +27,8 @@ def refuse_impossible(kept: torch.Tensor, value: torch.Tensor, file: Path, tenso
     """Raise UserError if a tensor has values that no model has.
 
     Args:
-        kept: the tensor in the run's dtype.
-        value: the tensor before the cast to that dtype.
+        kept: the tensor as the run holds it.
+        value: the tensor before the cast to the dtype of `kept`.
         tensor: its name in the file.
     """
     largest, remedy = _largest(kept), "fetch the file again, or train again"
@@ -51,7 +51,8 @@ def refuse_impossible_scales(scales: torch.Tensor, file: Path, tensor: str) -> N
 
 
 def _largest(tensor: torch.Tensor) -> float:
-    """Return the largest absolute value, or the bits of it in e4m3: infinity if a value is NaN, 0 if there is none."""
+    """Return the largest absolute value, or the bits of it in e4m3: infinity if a value is NaN, 0 for a tensor that is
+    empty or of integers."""
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return 0.0
     if tensor.dtype is torch.float8_e4m3fn:  # it has NaN and no infinity, and nothing above 448

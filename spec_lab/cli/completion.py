@@ -24,12 +24,12 @@ EXAMPLE = 'eval "$(spec-lab -sc install=bash)"'
 
 
 def is_asked(arguments: Sequence[str]) -> bool:
-    """Return whether the arguments ask for completions, or to install the completion."""
+    """Return whether the arguments have the flag of the shell completion."""
     return any(flag in arguments for flag in FLAGS)
 
 
 def complete(arguments: Sequence[str]) -> None:
-    """Print the completions, or the script that installs the completion.
+    """Print the completions, or the script that installs or uninstalls the completion.
 
     Raises:
         UserError: there are other arguments than the flag, its command and `extensions=`, or no such command or shell.

@@ -26,7 +26,8 @@ GRACE_SECONDS = 10.0
 
 
 def on_this_rank(run: Callable[[Adapt], int]) -> int:
-    """Return the exit code of `run(adapt)`, a program that passes each composed run through `adapt`.
+    """Return the exit code of `run(adapt)`, a program that passes each composed run through `adapt`. Before it starts,
+    wrong variables of `torchrun` are refused.
 
     After an error, a rank other than the first waits `GRACE_SECONDS` and then prints all of its output on stderr.
     """

@@ -39,8 +39,8 @@ class JobOutcome:
     """The outcome of a job.
 
     Attributes:
-        folder: None if nothing was written, for instance by a dry run or a refused single run.
-        reason: the reason of a failure or a refusal, in a line; None if unknown.
+        folder: None if there is none, for instance after a dry run or a refused single run.
+        reason: why the job failed or was refused; None if unknown, or if it finished.
         earlier: whether it ended in an earlier call, and was not run again.
     """
 
@@ -145,7 +145,7 @@ def _trouble(job: Job, error: BaseException, has_begun: bool) -> Trouble | None:
 
 
 def _refused(job: Job, folder: Path | None, reason: str) -> JobOutcome:
-    """End a job after a user's mistake: a single run only prints a line, a job of a sweep also leaves a record."""
+    """End a job after a user's mistake: a single run leaves no folder, a job of a sweep leaves a record if it can."""
     if not job.in_sweep:
         if folder is not None:
             shutil.rmtree(folder)

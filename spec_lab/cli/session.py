@@ -40,7 +40,7 @@ class Session:
     launcher."""
 
     def __init__(self, adapt: Adapt = lambda config: config) -> None:
-        """`adapt` changes each composed run before it is checked."""
+        """`adapt` changes each run that this process composes, before it is checked."""
         self._adapt = adapt
         self.outcomes: list[JobOutcome] = []
         self._sweep = Multirun(writes=True)
@@ -82,7 +82,7 @@ class Session:
         return worst_exit_code(outcome.status for outcome in self.outcomes)
 
     def report(self) -> None:
-        """Print the table of a sweep, and as the last line the folder of the sweep or the run."""
+        """If there is a folder, print the table of a sweep, and as the last line the folder of the sweep or the run."""
         folders = [outcome.folder for outcome in self.outcomes if outcome.folder is not None]
         if self._sweep.folder is not None and folders:
             counts = Counter(outcome.status for outcome in self.outcomes)
@@ -157,7 +157,8 @@ def _tables(folder: Path) -> str:
 
 
 def call_hydra(task: Callable[[DictConfig], None], arguments: Sequence[str], conf: Path) -> None:
-    """Call `task` with the configuration composed from `conf`/config.yaml and `arguments`, for every job of a multirun.
+    """Call `task` with the configuration composed from `conf`/config.yaml and `arguments`: once, or for each job of a
+    multirun.
 
     Raises:
         Exception: the arguments do not compose; `errors.is_of_composing` recognises what Hydra raises.
@@ -172,7 +173,7 @@ def call_hydra(task: Callable[[DictConfig], None], arguments: Sequence[str], con
 
 
 def check_came_to_jobs(num_jobs: int, arguments: Sequence[str]) -> None:
-    """Raise UserError if `arguments` made no job at all."""
+    """Raise UserError if `arguments` made no job at all, unless they only ask Hydra to show something."""
     if num_jobs == 0 and not any(flag in FLAGS_THAT_SHOW for flag in arguments):
         sweeps = [text for text in arguments if text.endswith(")")]
         raise UserError(f"{' '.join(sweeps) or 'the sweep'} selects no job; give every key at least one value")

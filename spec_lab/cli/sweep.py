@@ -126,7 +126,8 @@ class Multirun:
         fresh: bool,
         reads: Mapping[str, Any],
     ) -> str:
-        """Make the folder and take its lock; the resolver in `hydra.sweep.dir` calls this.
+        """Return the folder. Make it and take its lock, unless it is temporary. The resolver in `hydra.sweep.dir` calls
+        this.
 
         Args:
             reads: the parts of the composed run that may name weights and prompts.

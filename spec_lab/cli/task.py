@@ -182,7 +182,8 @@ def run_composed(composed: DictConfig, place: SweepPlace, adapt: Adapt, extensio
 
 
 def device_of(config: RunConfig) -> AbstractContextManager[None]:
-    """Return the device of a job in a worker: one that it holds alone while it runs, or any if it is not timed."""
+    """Choose the device of a job in a worker. The job holds it alone inside the returned context, except with
+    `shared_device`."""
     if not config.shared_device:
         return leased(config.device)
     spread()

@@ -1,1 +1,1 @@
-"""Types and protocols shared by every part; imports torch only."""
+"""Types, protocols and helpers that the other parts share. Of libraries it imports only torch."""

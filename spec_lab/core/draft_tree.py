@@ -28,7 +28,7 @@ class DraftTree:
 
 @dataclass(slots=True)
 class TreeRows:
-    """The newest keys that each query row of a tree sees. All rows see every key of the prefix before these.
+    """The newest keys that each query row of a tree sees. All rows also see the prefix before these, up to a window.
 
     Attributes:
         path_slots: [batch, num_queries, positions] the cache slots of the keys that a row sees after the prefix, by

@@ -16,8 +16,8 @@ from typing import Literal
 class UserError(ValueError):
     """A request of the user cannot be carried out. The message names the knob or the file, and the remedy.
 
-    The command line prints it in one line, and exits with code 2. Any other exception is our own failure and gets a
-    traceback, unless `trouble_of` recognises it.
+    The command line prints it in one line. It exits with code 2, or with 1 if a run had begun. Any other exception is
+    our own failure and gets a traceback, unless `trouble_of` recognises it.
     """
 
 
@@ -33,7 +33,8 @@ class Trouble:
     """An obstacle that is no mistake of this program, described in one line.
 
     Attributes:
-        status: `refused` if another command helps, `failed` for a `Breakdown` or if the machine is the cause.
+        status: `refused` if another command helps; `failed` for a `Breakdown`, if the machine is the cause, or if the
+            run had begun.
     """
 
     line: str
@@ -147,7 +148,8 @@ def is_of_composing(error: BaseException) -> bool:
 
 
 def is_interruption(error: BaseException) -> bool:
-    """Return whether Ctrl-C caused `error`. Cleaning up after it may have raised another exception."""
+    """Return whether an interruption, such as Ctrl-C, caused `error`. Cleaning up after it may have raised another
+    exception."""
     return any(isinstance(one, KeyboardInterrupt) for one in behind(error))
 
 
@@ -186,7 +188,7 @@ def visible(text: str, keep: str = "") -> str:
 
 
 def without_folders(text: str) -> str:
-    """Return `text` with every absolute path in it cut to its last part."""
+    """Return `text` with the absolute paths in it cut to their last part."""
     for pattern in (QUOTED_PATH, BARE_PATH):
         text = pattern.sub(r"\g<before>\g<name>", text)
     return text

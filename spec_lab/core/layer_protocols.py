@@ -1,6 +1,6 @@
 """The protocols that a model's layers use: attention over a paged cache, and the selection of rows that go on.
 
-Implementations are in `spec_lab.attention` and `spec_lab.core`; those for training are in `spec_lab.train`.
+Most implementations are in `spec_lab.attention` and `spec_lab.core`; those for training are in `spec_lab.train`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ class MetadataMover(Protocol):
 
 
 class RopeWrite(Protocol):
-    """One kernel that norms heads, rotates queries and keys, and writes K and V: `spec_kernels.rope_write`."""
+    """One kernel that rotates queries and keys, and writes K and V: `spec_kernels.rope_write`. It can first norm
+    heads."""
 
     def __call__(
         self,

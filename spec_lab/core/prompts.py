@@ -107,7 +107,7 @@ class PromptPack:
     """Prompt chunks that the target has just run, for the drafter to ingest.
 
     Attributes:
-        spans: the chunk of each request, in the order of the rows; the padding span is last. Empty in a captured pass.
+        spans: the chunk of each request, in the order of the rows; a padding span is last. Empty in a captured pass.
         slot_ids: [requests] their slots.
         token_ids: [rows] the tokens of the chunks.
         next_token_ids: [rows] the token at position p + 1 for the row at position p; the sampled token for the last

@@ -29,7 +29,7 @@ from spec_lab.core.types import Sequence as RunningRequest
 
 
 class Target(Protocol):
-    """The model whose distribution the output must follow."""
+    """The model that verifies the drafts."""
 
     vocab_size: int
     max_position_embeddings: int
@@ -86,9 +86,8 @@ class DrafterRequirements:
 
     Attributes:
         features: the target's hidden states that it reads.
-        catchup_rows: the rows for each request in each pass of the catch-up step; one of them is live. (N,) for one
-            reused layer, (N, N + 1, ...) for a module for each draft, () without a catch-up step. P-EAGLE has 2K rows,
-            of which K are live.
+        catchup_rows: the rows for each request in each pass of the catch-up step: (N,) for one reused layer,
+            (N, N + 1, ...) for a module for each draft, (2K,) for P-EAGLE, () without a catch-up step.
         distinct_steps: the steps of a round differ in more than the column that they write, for instance in weights.
             So each needs a graph of its own.
         learn_continuations: takes the outputs of plain decoding by request id, before anything is timed; None for a
@@ -116,9 +115,10 @@ class DrafterRequirements:
         return bool(self.catchup_rows)
 
     def rows_of_passes(self, num_verified: int) -> tuple[int, ...]:
-        """Return the rows for each request in each pass after a round that verified `num_verified` rows.
+        """Return the rows for each request, without mask rows, in each pass after a round that verified `num_verified`
+        rows.
 
-        A reused layer runs these rows; a module for each draft always runs its own window.
+        A reused layer runs the verified rows; a module for each draft always runs its own window.
         """
         return self.catchup_rows if self.distinct_steps else (num_verified,) * len(self.catchup_rows)
 
@@ -139,7 +139,7 @@ State = TypeVar("State", bound=DraftState)
 
 
 class Drafter(Protocol[State]):
-    """Proposes `num_draft_tokens` tokens a round: `catch_up` gives the first, each `step` one more."""
+    """Proposes at most `num_draft_tokens` tokens a round: `catch_up` gives the first, each `step` one more."""
 
     num_draft_tokens: int
     requirements: DrafterRequirements
@@ -155,8 +155,8 @@ class Drafter(Protocol[State]):
     def catch_up(self, verified: VerifiedRound) -> State:
         """Process a verified round, which may have verified fewer than K drafts, and return the state with draft 1.
 
-        A drafter with a KV cache catches up with the emitted tokens. A drafter without one (frozen-KV, lookup, random)
-        only takes its first draft step.
+        A drafter with a KV cache catches up with the emitted tokens. A drafter without one only takes its first draft
+        step, if it has any.
         """
         ...
 
@@ -186,13 +186,13 @@ class RuleTraits:
 
 
 class AcceptanceRule(Protocol):
-    """Turns logits and drafts into emitted tokens, without a model. Its state, if any, is a tensor with a row for each
-    slot."""
+    """Turns logits and drafts into emitted tokens, without a model. Its state, if any, is in tensors with an entry for
+    each slot."""
 
     traits: RuleTraits
 
     def admit(self, slot: int, request: Request) -> None:
-        """Set the slot's state for a new request, from its whole prompt."""
+        """Set the slot's state for a new request."""
         ...
 
     def first_tokens(self, logits: torch.Tensor, slot_ids: torch.Tensor, kv_lens: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """Ragged forwards, whose requests have different numbers of rows: a sequence of even batches.
 
 All requests of an even batch have the same number of rows. Products, norms and KV writes run once over all rows.
-Attention and the scan of a recurrent layer run once for each even batch. So a backend only handles even batches.
+Attention and the scan of a recurrent layer run once for each even batch. So a backend attends to one even batch at a
+time.
 """
 
 from __future__ import annotations

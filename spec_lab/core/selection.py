@@ -1,8 +1,8 @@
 """Row selections: where a layer drops dead rows. Also the values of the two pruning knobs, which choose a selection.
 
-Every selection writes KV for all rows. `live_rows` are flat indices into the [batch * num_queries] rows. The residual
-stream keeps the same rows as the output that is added to it. `PromptPruning` and `CatchupPruning` define what the knobs
-do.
+With every selection, KV is written for all rows. `live_rows` are flat indices into the [batch * num_queries] rows. The
+residual stream keeps the same rows as the output that is added to it. `PromptPruning` and `CatchupPruning` define what
+the knobs do.
 """
 
 from __future__ import annotations
@@ -79,8 +79,7 @@ class AfterAttention:
 
 @dataclass(frozen=True, slots=True)
 class BeforeAttention:
-    """Only the live rows attend, one query for each request, after all KV is written (tokenspeed #217, prewrite
-    backends).
+    """Only the live rows attend, as one query each, after all KV is written (tokenspeed #217, prewrite backends).
 
     `live_attention` has the trimmed length. With the untrimmed length a single query would see the rejected rows.
     """
@@ -106,7 +105,7 @@ class BeforeAttention:
 
 
 class AllPromptRows:
-    """prune.prefill=all_rows: every prompt row is an output row, as in llama.cpp's MTP before #149."""
+    """prune.prefill=all_rows: every prompt row is an output row of the target, as in llama.cpp's MTP before #149."""
 
     needs_prewrite: ClassVar[bool] = False
 
@@ -121,10 +120,10 @@ class AllPromptRows:
 
 
 class LastPromptRow:
-    """prune.prefill=last_row: hidden states for the rows that the drafter needs, logits for one row a request (#149).
+    """prune.prefill=last_row: hidden states for the rows that the drafter needs, logits for a prompt's last row (#149).
 
-    In the target's last layer only rows that are read go on. These are all rows if the drafter reads the final hidden
-    states of the whole prompt.
+    Past the target's last KV write only rows that are read go on. These are all rows if the drafter reads the final
+    hidden states of the whole prompt.
     """
 
     needs_prewrite: ClassVar[bool] = True
@@ -144,7 +143,7 @@ class LastPromptRow:
 
 
 class NoCatchupPruning:
-    """prune.catchup=none: all rows of the catch-up step run through the whole layer."""
+    """prune.catchup=none: a layer drops no row of the catch-up step."""
 
     needs_prewrite: ClassVar[bool] = False
 

@@ -83,7 +83,7 @@ class TreeRule(AcceptanceRule, Protocol):
     """An acceptance rule that also judges trees."""
 
     def walk(self, judged: JudgedRows, depth: int) -> Walk:
-        """Follow accepted drafts from the root, at most `depth` of them. It uses device tensors only."""
+        """Accept a path from the root with at most `depth` drafts. It uses device tensors only."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Finds, maps and copies all tensors within nested dataclasses and containers."""
+"""Finds, maps and copies the tensors within nested containers. Mapping and copying enter dataclasses too."""
 
 from __future__ import annotations
 

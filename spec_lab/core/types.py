@@ -1,11 +1,11 @@
 """The dataclasses that pass between parts.
 
-Two kinds, never mixed: host state (`Request`, `Sequence`) and device state (`RoundBatch`, `AttentionMetadata`,
-`TargetOutput`, `Verification`). The rows of a prompt pass are in `spec_lab.core.prompts`, and the results of a pass
-over a workload in `spec_lab.core.results`.
+Some hold host state (`Request`, `Sequence`), and some device state (`RoundBatch`, `AttentionMetadata`, `TargetOutput`,
+`Verification`). The rows of a prompt pass are in `spec_lab.core.prompts`, and the results of a pass over a workload in
+`spec_lab.core.results`.
 
-Notation in shapes: batch = requests in a round, L = committed KV length, N = verify rows of a request, which in a chain
-are num_draft_tokens + 1.
+Notation in shapes: batch = requests in a round, L = committed KV length, K = drafts of a request in a chain, N = verify
+rows of a request, which in a chain are K + 1.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Request:
     Attributes:
         answer: the correct answer, if it can be checked; else None.
         checker: the checker of the answer; None for the workload's.
-        turns: the user's messages in a conversation of several turns; empty if there is only one turn. `prompt_ids`
-            holds the first.
+        turns: the user's messages in a conversation of several turns, for the request of its first turn; else empty.
+            `prompt_ids` holds the first.
         system: the system message of a conversation; None without one.
         num_draft_tokens: the most drafts in its rounds; 0 for plain decoding, None for K.
     """
@@ -100,7 +100,8 @@ class FeatureSpec:
     """The hidden states of the target that a drafter reads, concatenated in this order.
 
     Attributes:
-        layer_inputs: residual stream entering these layers (0-based, before any norm), ascending. EAGLE-3's taps.
+        layer_inputs: residual stream entering these layers (0-based, before any norm), ascending; such as EAGLE-3's
+            taps.
         final_hidden: also append the last hidden state, on this side of the final norm.
         last_prompt_row: only the last row of a prompt is read, so `prune.prefill=last_row` may drop the others.
     """
@@ -215,13 +216,13 @@ class AcceptanceInputs:
     """The input of an acceptance rule: one verified round, with a row for each request.
 
     Attributes:
-        logits: [batch, N, vocab] of the target; row j predicts the token after input j, so it judges draft j.
+        logits: [batch, N, vocab] of the target; row j predicts the token after input j.
         draft_tokens: [batch, K] in target ids.
         active: [batch] bool; padded rows are False.
         slot_ids: [batch] slot of each row; padded rows have the scratch slot.
         kv_lens: [batch] L at the start of the round, part of the key of its random numbers.
         draft_logits: [batch, K, vocab]; each draft was sampled from q = softmax(draft_logits), which includes the
-            temperature and is 0 outside the draft vocabulary. None for greedy drafts, whose q is one-hot.
+            temperature and is 0 outside the draft vocabulary. None for other drafts, whose q is one-hot.
         num_drafts: [batch] the number of drafts that each request offers; None if all are offered. The others are
             padding, and the token after the offered drafts is the target's own.
     """
@@ -245,14 +246,14 @@ class AcceptanceInputs:
 
 @dataclass(slots=True)
 class Verification:
-    """The decision of a rule on one round. The round fills in the offered drafts and the confidences.
+    """The decision of a rule on one round. The round itself fills in the counts of drafts and the confidences.
 
     Attributes:
         tokens: [batch, N] emitted tokens, junk from column n on.
         num_emitted: [batch] n, 0 for inactive rows.
-        relaxed: [batch, K] 1 for accepted drafts that are not the target's argmax, else 0; None for rules that never
-            relax.
-        num_thinking: [batch] emitted tokens inside thinking, markers excluded; None for rules that never relax.
+        relaxed: [batch, K] 1 for accepted drafts that are not the target's argmax, else 0; None if the rule does not
+            count them.
+        num_thinking: [batch] emitted tokens inside thinking, markers excluded; None if the rule does not count them.
         num_offered: [batch] drafts that were offered; in a tree, the most on one path. None if all were.
         num_offered_rows: [batch] offered drafts of a tree in total; None if all were, and for a chain.
         num_drafted: [batch] drafts that were made for the next round, if only the device knows it; else None.

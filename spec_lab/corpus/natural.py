@@ -108,7 +108,7 @@ def _standalone_texts() -> Iterator[tuple[str, str]]:
 
 
 def _prose_of(source: str) -> str:
-    """Return a file's docstrings and comments of two or more lines, unindented, with blank lines between them.
+    """Return a file's docstrings, and its comments of two or more lines, unindented, with blank lines between them.
 
     Pieces that are short or have few letters are left out.
     """

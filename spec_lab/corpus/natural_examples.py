@@ -32,6 +32,6 @@ def _lengths(documents: tuple[str, ...]) -> list[int]:
 
 
 def _is_plain(text: str) -> bool:
-    """Return whether the text is mostly words rather than tables, rulers or numbers."""
+    """Return whether the text is in ASCII, and mostly words rather than tables, rulers or numbers."""
     letters = sum(character.isalpha() or character.isspace() for character in text)
     return text.isascii() and letters >= 0.7 * len(text) and bool(text.strip())

@@ -1,4 +1,4 @@
-"""Turns a problem into a conversation, with a scene around the question, and free prose between the solution's
+"""Turns a problem into a conversation, with a scene before the question, and free prose between the solution's
 steps."""
 
 from __future__ import annotations

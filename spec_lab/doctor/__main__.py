@@ -1,6 +1,6 @@
 """`python -m spec_lab.doctor`: takes the overrides of `python -m spec_lab`, and examines that run without measuring it.
 
-Exit codes: 0 no fault found, 1 a fault found, 2 refused. Nothing is written.
+Exit codes: 0 no fault found, 1 a fault found or a failure of the program, 2 refused. Nothing is written.
 """
 
 from __future__ import annotations

@@ -122,9 +122,9 @@ def _shift_gain(words: torch.Tensor, target_ids: torch.Tensor, shift: int) -> fl
 
 
 def _stored(subject: Subject) -> dict[str, StoredTensor] | None:
-    """Return the tensors of the drafter's folder; None if an extension's drafter stores its weights in another form.
+    """Return the tensors of the drafter's folder; None if it does not store them as safetensors.
 
-    The files of built-in drafters have been loaded by now, so they are readable.
+    The drafter has been loaded by now, so a folder of safetensors is readable.
     """
     try:
         return stored_tensors(subject.chosen.drafter_folder)

@@ -16,8 +16,8 @@ from spec_lab.doctor.subject import Subject
 
 
 def examine(subject: Subject) -> list[Finding]:
-    """Run all checks. Verify is checked first, since all other numbers depend on it. The drafter's files are next,
-    since all drafts depend on them, and then other ways to read these files.
+    """Run the checks that apply. Verify is checked first, since all other numbers depend on it. The drafter's files are
+    next, since all drafts depend on them, and then other ways to read these files.
 
     Teacher forcing is last: low agreement there is the remaining explanation if nothing else was found.
     """

@@ -1,4 +1,4 @@
-"""The findings of checks, and which of several faults best explains a low acceptance."""
+"""The findings of checks, and the faults among them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Verdict(StrEnum):
-    """The verdict of a check. Suspicious is worth a look but not a fault, and leaves the exit code at 0."""
+    """The verdict of a check. Suspicious is worth a look but not a fault, and does not change the exit code."""
 
     OK = "ok"
     SUSPICIOUS = "suspicious"
@@ -23,7 +23,7 @@ class Finding:
     Attributes:
         check: name of the check.
         measured: the numbers, or why there is nothing to measure.
-        cause: what is wrong and what to do about it; None if nothing is wrong.
+        cause: what is wrong, and often what to do about it; None if no cause was found.
     """
 
     check: str

@@ -55,6 +55,6 @@ def _values(evidence: Evidence) -> str | None:
 
 
 def _does_not_help(as_it_is: Drafted, zeroed: Drafted) -> bool:
-    """Return whether drafts without hidden states agree as often. False if hardly any normal draft agrees."""
+    """Return whether drafts without hidden states agree nearly as often. False if too few normal drafts agree."""
     drop = as_it_is.agreement(1) - zeroed.agreement(1)
     return as_it_is.agreement(1) >= MIN_AGREEMENT and drop < MIN_DROP

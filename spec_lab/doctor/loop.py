@@ -71,8 +71,8 @@ def check_teacher_forcing(evidence: Evidence) -> Finding:
 
 
 def disagreement(drafted: Drafted) -> str | None:
-    """Return what is wrong with the drafter of these drafts; None if nothing is. A later draft is only judged if all
-    drafts before it are right."""
+    """Return what is wrong with the drafter of these drafts; None if nothing was found. A later draft is only judged in
+    rounds whose earlier drafts are right, and only if these are `MIN_ROUNDS` or more."""
     if _is_below(MIN_AGREEMENT, drafted, 1):
         return (
             "drafts disagree even with the target's own text and features in one pass, and no other reading tried here "
@@ -95,7 +95,8 @@ def _is_below(bound: float, drafted: Drafted, position: int) -> bool:
 
 
 def check_loop(evidence: Evidence) -> Finding:
-    """Compare with the loop's drafts for the same rounds. If they differ, the fault is in the cache or the loop."""
+    """Compare the drafts of teacher forcing and of the loop for the same rounds. If they differ, the fault is in the
+    cache or the loop."""
     in_loop, forced = evidence.in_loop, evidence.as_configured
     same = (in_loop.tokens == forced.tokens) | (in_loop.tokens < 0)
     same_first, same_all = (float(rows.double().mean()) for rows in (same[:, 0], same.all(dim=1)))

@@ -58,7 +58,7 @@ def read_qwen3_moe(config: dict[str, Any], source: str) -> ModelConfig:
 
 
 def read_glm4_moe(config: dict[str, Any], source: str) -> ModelConfig:
-    """Read GLM-4.5, 4.6 or 4.7, or Air: the first layers are dense, and half of a head's channels are rotated."""
+    """Read GLM-4.5, 4.6 or 4.7, or Air. By default the first layer is dense, and half of a head's channels rotate."""
     fields = with_defaults(config, GLM4_MOE, source)
     plan = replace(_attention_plan(fields, rotary_part=0.5), qk_norm=fields.flag("use_qk_norm"))
     num_layers = fields.integer("num_hidden_layers", most=MAX_LAYERS)

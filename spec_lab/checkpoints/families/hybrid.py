@@ -1,4 +1,5 @@
-"""Reads config.json of Qwen3.5 and Qwen3-Next. Three of four layers have a gated delta net, one has full attention.
+"""Reads config.json of Qwen3.5 and Qwen3-Next. By default three of four layers have a gated delta net, one has full
+attention.
 
 In a checkpoint with a vision tower, the text model's keys are in `text_config`. A key that the file leaves out has the
 default of transformers, except sizes that every file has, such as `hidden_size`: without them the file is refused.
@@ -126,7 +127,8 @@ def _experts(fields: ConfigFields) -> ExpertSizes:
 
 
 def _layer_types(fields: ConfigFields) -> tuple[str, ...]:
-    """Read the type of each layer. If the file names no types, every fourth layer has full attention."""
+    """Read the type of each layer. If the file names no types, the last of each `full_attention_interval` layers has
+    full attention. The default is 4."""
     num_layers = fields.integer("num_hidden_layers", most=MAX_LAYERS)
     interval = fields.integer("full_attention_interval", 4)
     by_interval = tuple(LINEAR if (index + 1) % interval else FULL for index in range(num_layers))

@@ -1,4 +1,4 @@
-"""Reads config.json of Llama, Qwen2, Qwen3 and MiMo. Their layers are alike, except that some of Qwen's have windows.
+"""Reads config.json of Llama, Qwen2, Qwen3 and MiMo. A model's layers are alike, but some of Qwen's can have windows.
 
 Two spellings are read: that of the files on the hub (`rope_theta`, `rope_scaling`), and that of transformers 5
 (`rope_parameters`, `dtype`). A key that the file leaves out has the default of transformers, except sizes that every
@@ -165,8 +165,8 @@ def _whole_rope(fields: ConfigFields, max_positions: int) -> RopeConfig:
 
 
 def _layer_windows(fields: ConfigFields, num_layers: int, family: Family) -> tuple[int | None, ...]:
-    """Return each layer's sliding window. Qwen's are in the layers that `layer_types` names, else from layer
-    `max_window_layers` on. Llama has none."""
+    """Return each layer's sliding window. With `use_sliding_window`, Qwen's are in the layers that `layer_types` names,
+    else from layer `max_window_layers` on. Llama has none."""
     config, source = fields.values, fields.source
     sliding = family != "llama" and fields.flag("use_sliding_window") and config.get("sliding_window", 4096) is not None
     window = fields.integer("sliding_window", 4096) if sliding else None

@@ -62,10 +62,11 @@ def read_decoder(config: dict[str, Any], source: str) -> ModelConfig:
 
 
 def read_model_config(folder: Path, knob: str = "target.path") -> ModelConfig:
-    """Read the config of a folder or a GGUF file, and the end tokens that `generate` of transformers would use.
+    """Read the config of a folder or a GGUF file.
 
-    If there is a generation_config.json, its end tokens are the only ones, even if it names none. Without that file,
-    the end tokens are those of config.json; a family's default is not used.
+    A folder's end tokens are those that `generate` of transformers would use. If there is a generation_config.json, its
+    end tokens are the only ones, even if it names none. Without that file, they are those of config.json; a family's
+    default is not used.
 
     Args:
         knob: the setting that led here, named in errors.
