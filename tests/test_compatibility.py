@@ -91,6 +91,7 @@ FORBIDDEN = [
     (["drafter=dspark", "drafter.weights=random", "drafter.head_topk=8"], "drafter.head_topk=8", "leave it out"),
     (["drafter=dspark", "drafter.head_rank=8"], "drafter.head_rank=8", "drafter.weights=random"),
     (["drafter=none", "drafter.num_draft_tokens=3"], "drafter.num_draft_tokens=3", "drafter=eagle3"),
+    ([*TREE, "drafter.num_draft_tokens=0"], "drafter.num_draft_tokens=0 is not the depth", "leave out"),
     (["drafter=ngram", "drafter.min_ngram=5"], "drafter.min_ngram=5", "drafter.max_ngram=4"),
     (["drafter=ngram", "drafter.min_ngram=0"], "drafter.min_ngram=0", "drafter.min_ngram=2"),
     (["drafter=suffix", "drafter.depth=8"], "drafter.depth=8", "drafter.depth=24"),
