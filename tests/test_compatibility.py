@@ -166,8 +166,8 @@ FORBIDDEN = [
         "tree=static",
     ),
     ([*STATIC, *SAMPLED_DRAFTS, "acceptance=rejection"], "acceptance.method=standard", "acceptance.method=traversal"),
-    (["acceptance=typical"], "acceptance=typical compares distributions", "sampling=sampled"),
-    (["acceptance=mentored"], "acceptance=mentored compares distributions", "acceptance=strict"),
+    (["acceptance=typical"], "acceptance=typical judges by probabilities", "sampling=sampled"),
+    (["acceptance=mentored"], "acceptance=mentored judges by probabilities", "acceptance=strict"),
     (["acceptance=fly", "acceptance.window=3"], "acceptance.window=3 needs that many drafts", "acceptance.window=2"),
     (["acceptance=fly", "acceptance.lossless_only=true"], "acceptance=fly may change the output", "acceptance=strict"),
     (

@@ -1,4 +1,4 @@
-"""The output of `--dry-run`: the composed parts, a line for each group, and all refusals."""
+"""The output of `--dry-run`: the composed parts, a line each, the folder, and the refusals."""
 
 from __future__ import annotations
 

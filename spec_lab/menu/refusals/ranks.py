@@ -52,7 +52,7 @@ def refuse_split(config: RunConfig, program: str) -> None:
     if config.target.tensor_parallel != 1:
         raise UserError(
             f"target.tensor_parallel={config.target.tensor_parallel}: {program} works in one process; "
-            "use target.tensor_parallel=1, or run it with torchrun -m spec_lab"
+            "use target.tensor_parallel=1, or do a run with torchrun -m spec_lab"
         )
 
 

@@ -52,7 +52,7 @@ def admit(config: RunConfig) -> Chosen:
 
 
 def refusals(config: RunConfig) -> list[str]:
-    """Return the refusals of the run, a line each; empty if it may start. An option that is not found hides others."""
+    """Return the refusals of the run, a line each; empty if it may start."""
     try:
         return problems(choose(config))
     except UserError as error:
