@@ -112,7 +112,7 @@ class Eagle3Head:
         return logits.index_copy_(1, self._draft_to_target, draft_logits)
 
     def scored_tokens(self, hidden: torch.Tensor) -> ScoredTokens:
-        """Return the logits of the draft vocabulary, with its target ids if they are others."""
+        """Return the logits of the draft vocabulary, and its target ids if they differ from the head's own."""
         return ScoredTokens(self.draft_logits(hidden), self._draft_to_target)
 
 
