@@ -101,7 +101,7 @@ def _look(study: PaperStudy, number: int, cell: PlannedCell) -> tuple[str | None
 
 
 def _how_long(study: PaperStudy, seconds: Sequence[float]) -> str:
-    """Return how many runs are left, and their time if it is known: estimated from finished runs, or else the file's."""
+    """Return how many runs are left, and their time if it is known, from finished runs or else from the file."""
     total, left = len(study.cells), len(study.cells) - len(seconds)
     runs = f"{total} runs" if left == total else f"{total} runs, {left} of them left"
     if seconds:
