@@ -322,7 +322,7 @@ def test_dry_run_prints_the_parts_and_writes_nothing(
     assert "max_ngram=4" in lines["drafter"]
     assert "catchup=pre_attention" in lines["prune"]
     assert "batch_size=1" in lines["run"]
-    assert lines["nothing"] == "nothing is refused before the weights are read"
+    assert lines["nothing"] == "nothing is refused before the target's files are read"
     assert not list(empty_folder.iterdir())
     assert not runner.calls
 

@@ -91,6 +91,7 @@ FORBIDDEN = [
     (["drafter=dspark", "drafter.weights=random", "drafter.head_topk=8"], "drafter.head_topk=8", "leave it out"),
     (["drafter=dspark", "drafter.head_rank=8"], "drafter.head_rank=8", "drafter.weights=random"),
     (["drafter=none", "drafter.num_draft_tokens=3"], "drafter.num_draft_tokens=3", "drafter=eagle3"),
+    ([*TREE, "drafter.num_draft_tokens=0"], "drafter.num_draft_tokens=0 is not the depth", "leave out"),
     (["drafter=ngram", "drafter.min_ngram=5"], "drafter.min_ngram=5", "drafter.max_ngram=4"),
     (["drafter=ngram", "drafter.min_ngram=0"], "drafter.min_ngram=0", "drafter.min_ngram=2"),
     (["drafter=suffix", "drafter.depth=8"], "drafter.depth=8", "drafter.depth=24"),
@@ -165,8 +166,8 @@ FORBIDDEN = [
         "tree=static",
     ),
     ([*STATIC, *SAMPLED_DRAFTS, "acceptance=rejection"], "acceptance.method=standard", "acceptance.method=traversal"),
-    (["acceptance=typical"], "acceptance=typical compares distributions", "sampling=sampled"),
-    (["acceptance=mentored"], "acceptance=mentored compares distributions", "acceptance=strict"),
+    (["acceptance=typical"], "acceptance=typical judges by probabilities", "sampling=sampled"),
+    (["acceptance=mentored"], "acceptance=mentored judges by probabilities", "acceptance=strict"),
     (["acceptance=fly", "acceptance.window=3"], "acceptance.window=3 needs that many drafts", "acceptance.window=2"),
     (["acceptance=fly", "acceptance.lossless_only=true"], "acceptance=fly may change the output", "acceptance=strict"),
     (

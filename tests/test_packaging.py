@@ -49,7 +49,7 @@ def assert_runs(done: subprocess.CompletedProcess[str], folder: Path) -> None:
 
 def assert_composes(done: subprocess.CompletedProcess[str]) -> None:
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "nothing is refused before the weights are read"
+    assert done.stdout.splitlines()[-1] == "nothing is refused before the target's files are read"
 
 
 @pytest.fixture(scope="module")

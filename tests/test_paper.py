@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 from spec_lab.core.errors import UserError
 from spec_lab.paper import __main__ as paper
-from spec_lab.paper.content import JSON_FILE, read_tables
+from spec_lab.paper.content import JSON_FILE, printed, read_tables
 from spec_lab.paper.drafters import own_tensors
 from spec_lab.paper.file import Line, read_paper
 from spec_lab.paper.lengths import LENGTHS, aiperf, deepspec, specdec_bench, vllm
@@ -238,6 +238,13 @@ def test_two_rows_of_one_name_are_a_mistake_of_ours() -> None:
         table_of("t", "T", LENGTH_COLUMNS, ("line", "task"), [*make_rows(), make_rows()[0]])
 
 
+def test_without_acceptance_runs_no_tool_counts_lengths(tmp_path: Path) -> None:
+    """As if only runs of the frontier had finished."""
+    (tmp_path / JSON_FILE).write_text('{"tables": []}')
+    with pytest.raises(UserError, match="--as vllm: no run over the paper's tasks has finished"):
+        printed(tmp_path / JSON_FILE, "latex", "vllm")
+
+
 def test_an_old_record_lacks_columns() -> None:
     """It is of before templates were recorded, and of a configuration that says little."""
     summary = make_summary()
@@ -269,8 +276,8 @@ def test_a_paper_runs_once_and_prints_from_its_json(
     assert [row.values["best"] for row in tables["frontier"].rows].count("yes") == 1
     assert json.loads(file.read_text())["command"] == "python -m spec_lab.paper small.yaml"
     assert paper.main(["small.yaml", "--as", "vllm", "--format", "markdown"]) == 0
-    printed = capsys.readouterr()
-    assert printed.err.count("finished before") == 4 and "as vllm counts it" in printed.out
+    again = capsys.readouterr()
+    assert again.err.count("finished before") == 4 and "as vllm counts it" in again.out
     assert paper.main(["small.yaml", "--plan"]) == 0
     assert capsys.readouterr().out.startswith("4 runs, 0 of them left")
 

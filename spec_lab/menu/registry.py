@@ -1,5 +1,4 @@
-"""The registry of options: those of `spec_lab.options`, which counts as the first extension, and those of the
-extensions.
+"""The registry of options: those of `spec_lab.options`, and those of the extensions.
 
 A registry depends only on the names of the extensions and on the installed ones. A run's rows, its registry entries,
 are looked up once (`menu.chosen`).
@@ -95,7 +94,7 @@ class Registry:
 
         Raises:
             UserError: there already is an option of that kind and name, the name is not a plain word, an argument is
-                not a row, or a field of a row has a value of the wrong kind.
+                not a row, or `_refuse_broken` refuses a row.
         """
         for option in options:
             if type(option) not in (*KNOBS, MetricOption):
@@ -137,7 +136,7 @@ class Registry:
         return found
 
     def judge_of(self, rule: str) -> Callable[..., DraftJudge]:
-        """Return the function that makes a rule for recorded runs, which decides without drawing.
+        """Return the function that makes a rule for recorded runs. Such a rule decides without drawing.
 
         Raises:
             UserError: the rule is not registered, or has no such function.

@@ -1,4 +1,4 @@
-"""Decoder targets: inference code over Hugging Face weights."""
+"""Decoder targets: inference code over weights with Hugging Face names."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Decoder(ABC):
 
     @property
     def head_weight(self) -> torch.Tensor:
-        """The weight of the product that gives logits [vocab, hidden_size]."""
+        """The weight [vocab, hidden_size] of the product that gives logits."""
         return whole_linear(self._head).dense_weight() if self._dense_head is None else self._dense_head
 
     @abstractmethod

@@ -56,7 +56,7 @@ class StateEachRowSlots:
 
 
 class StateCheckpoints(StateEachRowSlots):
-    """rollback=checkpoints: rolling back copies nothing."""
+    """rollback=checkpoints: to roll back, the next forward begins with the state of an earlier row."""
 
     def prompt(self, rows: DeltaRows, slots: RecurrentRows) -> torch.Tensor:
         outputs, states = delta_in_chunks(rows, self._committed(slots))

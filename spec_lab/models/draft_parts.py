@@ -1,4 +1,4 @@
-"""The parts of draft heads: each in torch, with the protocol that a replacement must keep."""
+"""The parts of draft heads in torch, and the protocols that their replacements keep."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ class Eagle3Head:
         return logits.index_copy_(1, self._draft_to_target, draft_logits)
 
     def scored_tokens(self, hidden: torch.Tensor) -> ScoredTokens:
-        """Return the logits of the draft vocabulary, and its target ids."""
+        """Return the logits of the draft vocabulary, and its target ids if they differ from the head's own."""
         return ScoredTokens(self.draft_logits(hidden), self._draft_to_target)
 
 
@@ -127,7 +127,7 @@ class TapNorm:
 
 
 def tap_norm(config: Eagle3Config, tensors: Mapping[str, torch.Tensor]) -> RMSNorm | TapNorm | None:
-    """Build the norm that EAGLE-3.1 heads apply to the tapped features before `fc`; EAGLE-3 heads have none."""
+    """Build the norm of the tapped features before `fc`, which some EAGLE-3.1 heads have; None if there is none."""
     eps = config.layer.rms_norm_eps
     if config.norm_before_fc:
         return RMSNorm(tensors["input_norm.weight"], eps)

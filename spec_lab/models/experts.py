@@ -53,7 +53,7 @@ class RoutingObserver(Protocol):
 
 
 class ExpertMLP:
-    """Returns for each row [rows, hidden_size] the weighted sum of its experts, plus the shared expert.
+    """Returns for each row [rows, hidden_size] the weighted sum of its experts, plus the shared expert if there is one.
 
     Attributes:
         observer: sees every choice; None if nothing is counted.

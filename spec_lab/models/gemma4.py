@@ -52,7 +52,7 @@ class Gemma4Target(Decoder):
         self._cap: CapLogits | None = None
         if sizes.logit_softcap is not None:
             self._cap = products.logit_cap(LogitCap(sizes.logit_softcap))
-        # The checkpoint was trained with the scale rounded to the weights' dtype.
+        # The embedding module of transformers also rounds the scale to the weights' dtype.
         self._embedding_scale = rounded(sizes.embedding_scale, self.embedding.dtype)
         self._norm = products.norm(Float32Norm(self.final_norm_weight, config.rms_norm_eps))
         self._embed_per_layer: EmbedPerLayer | None = None
@@ -133,7 +133,7 @@ class LayerRows:
     of_layers: torch.Tensor | None
 
     def embedded(self, index: int) -> torch.Tensor | None:
-        """Return the embedding of one layer."""
+        """Return the embedding of one layer; None if there are none."""
         return None if self.of_layers is None else self.of_layers[:, index]
 
 

@@ -124,7 +124,7 @@ class Gemma4Assistant:
         return self._head.target_logits(hidden)
 
     def scored_tokens(self, hidden: torch.Tensor) -> ScoredTokens:
-        """Return the same logits as scores of all tokens."""
+        """Return `target_logits` as scores of all tokens."""
         return ScoredTokens(self.target_logits(hidden))
 
 

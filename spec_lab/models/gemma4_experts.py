@@ -81,7 +81,7 @@ class ExpertsBeside:
 def build_experts_beside(
     sizes: ExpertSizes, eps: float, tensors: Mapping[str, torch.Tensor], prefix: str
 ) -> ExpertsBeside:
-    """Build the experts and these norms from Hugging Face names below `prefix`, which ends in a dot."""
+    """Build the experts and the norms around them from Hugging Face names below `prefix`, which ends in a dot."""
 
     def norm(name: str) -> Float32Norm:
         return Float32Norm(tensors[f"{prefix}{name}.weight"], eps)

@@ -1,7 +1,7 @@
 """The layers of a Gemma 4 target (Google, 2026; `gemma4` in transformers, SGLang and vLLM).
 
 Attention and MLP each have a norm before and a norm after them. At the layer's end the residual stream is multiplied
-by a scalar. Queries, keys and values are normed, so attention needs no scale. Every norm multiplies by its weight in
+by a scalar. Queries, keys and values are normed, so attention needs no scale. A norm with a weight multiplies by it in
 float32 and rounds once.
 """
 
@@ -190,7 +190,7 @@ def _build_attention(
 def _rope_and_write(
     plan: LayerPlan, eps: float, tensors: Mapping[str, torch.Tensor], prefix: str, backend: AttentionBackend
 ) -> RopeAndWrite:
-    """Choose the code that norms, rotates and writes: the backend's fused kernel if it has one, else torch."""
+    """Choose the code between projections and attention: the backend's fused kernel if it has one, else torch."""
     query_weight = tensors[f"{prefix}q_norm.weight"]
     if plan.kv_owner is not None:
         return norm_and_turn_queries(Float32Norm(query_weight, eps), plan.num_heads, backend)

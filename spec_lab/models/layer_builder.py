@@ -1,4 +1,4 @@
-"""Builds a decoder layer from its plan and the tensors of a Hugging Face checkpoint."""
+"""Builds a decoder layer from its plan and tensors with Hugging Face names."""
 
 from __future__ import annotations
 

@@ -25,19 +25,19 @@ from spec_lab.models.rope import RotaryRows
 
 
 class RopeAndWrite(Protocol):
-    """Writes K and V of the projected heads to the cache, and returns the queries."""
+    """Rotates projected heads, writes their K and V to the cache if there are any, and returns the queries."""
 
     def __call__(
         self, heads: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata
     ) -> torch.Tensor:
-        """Return roped queries [rows, num_heads, head_dim]; `heads` has query, key and value heads in its second
-        dimension."""
+        """Return rotated queries [rows, num_heads, head_dim]; `heads` [rows, heads, head_dim] begins with the query
+        heads."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RopeThenWrite:
-    """Norms, rotates and writes KV as separate steps, for heads of every size."""
+    """Norms (if there is a norm), rotates and writes KV as separate steps, for heads of every size."""
 
     num_heads: int
     num_kv_heads: int
@@ -58,11 +58,11 @@ class RopeThenWrite:
 
 @dataclass(frozen=True, slots=True)
 class FusedRopeAndWrite:
-    """Runs one kernel, which norms each head if there is a norm, rotates, and writes KV if there are KV heads.
+    """Runs one kernel, which norms (if there is a norm), rotates, and writes KV if there are KV heads.
 
     Attributes:
         norm_weight: [num_heads + num_kv_heads, head_dim]; float32 if the norm rounds only after it multiplies by the
-            weight.
+            weight. None without a norm.
         norms_values: values are normed as well, without a weight.
     """
 
@@ -234,7 +234,7 @@ class AddPart:
 
 @dataclass(slots=True)
 class DecoderLayer:
-    """A pre-norm residual block. All rows write KV, and only the selected rows go on.
+    """A pre-norm residual block. All rows update the cache, and only the selected rows go on.
 
     Attributes:
         norm: the norm before `mixer`; None if `mixer` includes it, or if its input is already normed.

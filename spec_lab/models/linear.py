@@ -187,7 +187,7 @@ def can_pack(weight: torch.Tensor) -> bool:
 
 
 def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None, scales: torch.Tensor | None = None) -> Linear:
-    """Make the fastest product for a weight [out_features, in_features]. An e4m3 weight has `scales` [out_features,
+    """Make a product by torch for a weight [out_features, in_features]. An e4m3 weight has `scales` [out_features,
     blocks of inputs]."""
     if scales is not None:
         return Fp8Linear(weight, scales, bias)

@@ -99,5 +99,5 @@ class MtpModule:
         return self.draft_logits(hidden)
 
     def scored_tokens(self, hidden: torch.Tensor) -> ScoredTokens:
-        """Return the same logits as scores of all tokens."""
+        """Return `target_logits` as scores of all tokens."""
         return ScoredTokens(self.target_logits(hidden))

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 
 class RowsPart(Protocol):
-    """A function that maps each row by itself: a norm, or the part of a layer after attention."""
+    """A function that maps rows to as many rows: a norm, or a part of a layer other than attention."""
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor: ...
 

@@ -28,7 +28,7 @@ class PEagleHead:
 
     Attributes:
         mask_token_id: the token of mask rows.
-        mask_features: [1, hidden_size] the learned vector that mask rows have instead of fused features.
+        mask_features: [1, hidden_size] the learned vector of mask rows, after `fuse`.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class PEagleHead:
         products: Products = PLAIN,
         rotary: RotaryTable | None = None,
     ) -> None:
-        """Take the arguments of `Eagle3Head`, since the first layer is one."""
+        """Take arguments as `Eagle3Head` does, which is the first layer."""
         assert config.mask_token_id is not None
         # No output is fed back, so whether it would be normed does not matter.
         first = replace(config, norm_output=False)
@@ -88,5 +88,5 @@ class PEagleHead:
         return self._first.draft_logits(hidden)
 
     def scored(self, logits: torch.Tensor) -> SlotScores:
-        """Return logits [batch, draft vocabulary] together with their token ids."""
+        """Return logits [rows, draft vocabulary] together with their token ids."""
         return SlotScores(logits, self._token_map, self._vocab_size)

@@ -1,4 +1,4 @@
-"""`Products` replaces parts of a model by faster ones, if an option has them; `PLAIN` replaces none."""
+"""`Products` replaces parts of a model by faster ones, if the run's kernels have them; `PLAIN` replaces none."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from spec_lab.models.sandwich import CapLogits, EmbedPerLayer, LogitCap, PerLaye
 
 
 class Products(Protocol):
-    """Each method that takes a part returns a faster replacement, or the part itself if there is none.
+    """Each method that takes a part returns a faster replacement. Where there is none, torch computes the part.
 
     `plan` is the plan of the layer to which the part belongs.
 
     Attributes:
-        invariant_rows: the most rows of a forward for which `is_row_invariant` holds.
-        prompt_rounding: makes a prompt's row get the same bits whatever rows share its forward, in layers for which
-            `is_row_invariant` holds.
+        invariant_rows: the most rows of a forward in which a row's bits may be independent of the others.
+        prompt_rounding: if not `NO_ROUNDING`, makes a prompt's row get the same bits whatever rows share its forward,
+            in layers for which `is_row_invariant` holds.
     """
 
     invariant_rows: int
     prompt_rounding: PromptRounding
 
     def is_row_invariant(self, plan: LayerPlan) -> bool:
-        """Return whether, in such a layer, a row's bits do not depend on the others, for up to `invariant_rows`
-        rows."""
+        """Return whether these products, in such a layer and for up to `invariant_rows` rows, make a row's bits
+        independent of the others."""
         ...
 
     def launching(self) -> AbstractContextManager[None]:
@@ -132,7 +132,7 @@ def recurrent_by_parts(products: Products, parts: RecurrentParts, plan: LayerPla
 
 
 SMALL_LAYER = 5120
-"""The widest MLP with early launches. Up to this width they gained 4 to 18 %, and -2 to 4 % at 8192
+"""The widest MLP of a small layer. Up to this width early launches gained 4 to 18 %, and -2 to 4 % at 8192
 (docs/log/small_models.md)."""
 Launching = Callable[[int], AbstractContextManager[None]]
 """Returns the context for a forward of the given number of rows."""
@@ -142,8 +142,8 @@ def launching_of(products: Products, plans: Sequence[LayerPlan]) -> Launching:
     """Decide which forwards through such layers use early launches: a kernel starts before the one before it has ended.
 
     They help if a layer consists of many launches that read little: layers with experts, layers with latent attention,
-    and small layers. Larger layers like Llama's gain less than 1 % on an H200, or lose (docs/log/moe.md), so they do
-    not use them. Forwards of 32 rows gained nothing. Layers that keep states have not been measured.
+    and small layers. Larger layers like Llama's gain little or lose, so they do not use them. Forwards of 32 rows
+    gained nothing. Layers that keep states have not been measured.
     """
     are_small = all(plan.is_plain and plan.intermediate_size <= SMALL_LAYER for plan in plans)
     weighs = are_small or any(plan.experts is not None or plan.latent is not None for plan in plans)

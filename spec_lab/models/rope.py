@@ -115,7 +115,9 @@ def rotary_table(
 def rope_tables(
     rope: RopeConfig, head_dim: int, max_positions: int, dtype: torch.dtype, device: torch.device | str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return cosines and sines of the positions 0..max_positions - 1, each [max_positions, rotary_dim].
+    """Return cosines and sines, times `rope.amplitude`, of the positions 0..max_positions - 1.
+
+    Each is [max_positions, rotary_dim].
 
     Channels i and i + rotary_dim / 2 are a pair and have the same angle. Angles are always computed in float32 on the
     CPU, so that every device has the same table.

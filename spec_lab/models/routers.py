@@ -64,7 +64,7 @@ class SoftmaxRouter:
 
 
 class SigmoidRouter:
-    """Scores each expert by a sigmoid. The choice also uses a bias and groups; the weights use only the scores.
+    """Scores each expert by a sigmoid. The choice may also use a bias and groups; the weights use only the scores.
 
     Sources: DeepSeek-V3 (arXiv 2412.19437, section 2.1.2); GLM-4.5.
     """

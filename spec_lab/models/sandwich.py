@@ -28,7 +28,7 @@ class NormedLinear:
 
 @dataclass(frozen=True, slots=True)
 class AddNormed:
-    """Ends a half of a layer: norms its output and adds it to the residual stream, which may then be scaled.
+    """Ends a part of a layer: norms its output and adds it to the residual stream, which may then be scaled.
 
     Attributes:
         scale: [1]; None for no scale.
@@ -68,7 +68,7 @@ class PerLayerGate:
 
 
 Ending = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Adds a half of a layer to the residual stream: `AddNormed`, or a kernel that replaces it."""
+"""Adds a part of a layer to the residual stream: `AddNormed`, or a kernel that replaces it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,12 +84,12 @@ def with_rounded_matrices(tensors: Tensors, dtype: torch.dtype) -> Tensors:
 
 
 def read_plain(config: ModelConfig, source: WeightSource) -> Tensors:
-    """Read a checkpoint with Llama's tensor names."""
+    """Read or draw the tensors of `decoder_tensor_shapes`."""
     return source.read(decoder_tensor_shapes(config))
 
 
 def read_gemma4_tensors(config: ModelConfig, source: WeightSource) -> Tensors:
-    """Read a Gemma 4 decoder, alone or as part of a multimodal model."""
+    """Read a Gemma 4 decoder, alone or as part of a multimodal model, or draw one."""
 
     def own(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
         return own_tensors(stored, config)
@@ -98,7 +98,7 @@ def read_gemma4_tensors(config: ModelConfig, source: WeightSource) -> Tensors:
 
 
 def read_hybrid(config: ModelConfig, source: WeightSource) -> Tensors:
-    """Read a Qwen3.5 or Qwen3-Next, alone or as part of a vision model."""
+    """Read a Qwen3.5 or Qwen3-Next, alone or as part of a vision model, or draw one."""
     shapes = decoder_tensor_shapes(config)
     return source.read(shapes, lambda stored: hybrid_tensors(stored, config), counts_from_one)
 
@@ -108,7 +108,7 @@ class TargetFamily:
     """The specifics of a family of targets; the defaults are those of Llama.
 
     Attributes:
-        read: reads a checkpoint's tensors, under the names that `target` expects.
+        read: reads or draws the tensors, under the names that `target` expects.
         target: makes a target of the family.
     """
 

@@ -110,7 +110,7 @@ class TensorParallel:
         return SummedLinear(make_linear(weight), bias, self.collectives)
 
     def head(self, weight: torch.Tensor) -> Linear:
-        """Make the product. If tokens cannot be divided evenly, the last process computes padding that is dropped."""
+        """Make the product. If tokens cannot be divided evenly, the last processes compute padding that is dropped."""
         vocab_size = weight.shape[0]
         share = -(-vocab_size // self.size)
         own = weight[self.rank * share : (self.rank + 1) * share]

@@ -1,1 +1,1 @@
-"""Chooses the kernel that replaces each torch form."""
+"""Replaces torch forms and parts of models by kernels."""

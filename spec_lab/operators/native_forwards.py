@@ -1,4 +1,4 @@
-"""kernels=native runs all layers of a target in one C call, and a draft head's layer with its input in another."""
+"""kernels=native can run all layers of a target in one C call, and a draft head's layer with its input in another."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class NativeHeadLayer:
     __slots__ = ("_parts", "layer", "table")
 
     def __init__(self, parts: DraftLayers, rotary: RotaryTable, layer: native.NativeDraftLayer) -> None:
-        """`parts` handles many rows, rows that are dropped after attention, and rows that only write KV."""
+        """`parts` handles rows that are not few (`are_few`), are dropped after attention, or only write KV."""
         self.table = rotary.rows_of_positions
         self.layer = layer
         self._parts = parts

@@ -1,4 +1,4 @@
-"""kernels=native: norms, products, and the input and output of a draft head, each as one C call."""
+"""kernels=native: norms, products, and the input and output of a draft head, in C."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class NativeDraftInput:
 
 
 class NativeLikeliest:
-    """The likeliest token as one C call. With its probability it is computed part by part.
+    """The likeliest token as one C call. For many rows, or with its probability, it is computed part by part.
 
     Attributes:
         described: the head as the kernels read it.

@@ -1,9 +1,9 @@
 """kernels=native computes forwards of up to 128 rows with the C code of `spec_kernels.native`.
 
-A call computes a decoder layer, or all layers of a target if they have one shape and no row is dropped. A row's result
-then does not depend, bit for bit, on the number of rows. Forwards of more rows are computed part by part: attention by
-the library, and products by C with the same packed weights, so that each weight is stored once. Whole layers that the
-kernels do not support (`native_takes`) are left to the library.
+A call computes a decoder layer, or all layers of a target (`NativeProducts.stack`) if no row is dropped. A row's
+result then does not depend, bit for bit, on the number of rows. Forwards of more rows are computed part by part:
+attention by the library, and products by C with the same packed weights, so that each weight is stored once. Whole
+layers that the kernels do not support (`native_takes`) are left to the library.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ NATIVE_FUNCTIONS: Mapping[Op, Callable[..., Any]] = {
     Op.COMMIT_ROWS: commit_rows,
     Op.LOOK_UP: extend_and_look_up,
 }
-"""The functions without weights that `kernels=native` replaces."""
+"""The functions with which `kernels=native` replaces functions without weights."""
 
 
 class NativeDecoderLayer:
@@ -71,7 +71,7 @@ class NativeDecoderLayer:
     that go on.
 
     Attributes:
-        row_invariant: whether a row's result, including attention, does not depend on the other rows.
+        row_invariant: whether a row's result, including attention, does not depend on the other rows if they are few.
         layer: the layer as the kernels read it.
     """
 

@@ -23,13 +23,13 @@ _OF_PROMPTS: ContextVar[bool] = ContextVar("rows of prompts", default=False)
 
 
 def are_few(rows: torch.Tensor, most: int) -> bool:
-    """Return whether rows are few enough, up to `most`, for our products; never for the rows of prompts."""
+    """Return whether rows are few enough, up to `most`, for our products; never within `inputs_unsplit`."""
     return 0 < rows.shape[0] <= most and not _OF_PROMPTS.get()
 
 
 def filled(rows: torch.Tensor) -> torch.Tensor:
-    """Pad the rows of prompts with zero rows to `LEAST_ROWS`. With fewer rows, the library splits the inputs of a
-    product that is added to its output, even if that is forbidden."""
+    """Pad rows with zero rows to `LEAST_ROWS`, within `inputs_unsplit`. With fewer rows, the library splits the inputs
+    of a product that is added to its output, even if that is forbidden."""
     num_missing = LEAST_ROWS - rows.shape[0] if _OF_PROMPTS.get() else 0
     return F.pad(rows, (0, 0, 0, num_missing)) if num_missing > 0 else rows
 

@@ -123,7 +123,7 @@ class TritonReplayedUpdates(OneStateSlots):
 
 
 def _run(states: torch.Tensor, rows: MixedRows, slots: RecurrentRows) -> torch.Tensor:
-    """Run rows over `states` [num_slots + 1, N, ...], and store one state or N there, as `slots` says.
+    """Run rows over `states` [num_slots + 1, N, ...]. Store the last state of a prompt there, or that after each row.
 
     A prompt of at least one chunk in 16 bits is run in chunks, as products in TF32, which rounds no more than 16 bits
     do. Other rows are run one by one, so that a short prompt of up to 16 rows has the same bits as in verify.

@@ -144,7 +144,7 @@ class TritonGatedMLP:
 
     def add_to(self, stream: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Add the MLP's output to `stream` in place. The library's product adds it as it writes, which saves a pass.
-        Few rows of prompts are padded first, and their sum is then a new tensor."""
+        Rows that `filled` pads get their sum in a new tensor."""
         whole = filled(stream)
         added = self.down.add_to(whole, self._inner(filled(rows)))
         return added if whole is stream else added[: len(stream)]
@@ -174,8 +174,8 @@ class SkinnyMLP:
 class AddMLP:
     """Adds a gated MLP to the stream.
 
-    Up to `max_rows` rows use our products, which apply `norm` to their input if it is given. More rows use the
-    library's, whose input must be normed.
+    Few rows (`are_few`, up to `max_rows`) use our products, which apply `norm` to their input if it is given. Others
+    use the library's, whose input must be normed.
     """
 
     __slots__ = ("_down", "_gate_up", "_many", "_max_rows")
@@ -219,6 +219,7 @@ class TritonAddThenNorm:
 
 
 def dense(linear: Linear) -> StreamedLinear:
-    """Return `linear` as a product whose weight has the layout that the kernels read, as all products have on a GPU."""
+    """Return `linear` as a product whose weight has the layout that the kernels read. On a GPU, all products of one
+    process have it."""
     assert hasattr(linear, "weight"), "a packed or split product has no kernel"
     return cast(StreamedLinear, linear)

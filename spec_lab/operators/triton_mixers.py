@@ -53,8 +53,8 @@ class ProjectedAttention:
 
 
 class FusedHeadsAttention:
-    """Makes, rotates and writes heads in one launch. All channels of the heads are rotated; there are no norms of heads
-    and no gates."""
+    """Makes, rotates and writes heads in one launch, for attention that rotates whole heads, without norms of heads and
+    without gates."""
 
     __slots__ = ("_arrivals", "_attention", "_bias", "_eps", "_norm_weight", "_scales", "_weight")
 
@@ -130,7 +130,7 @@ class NarrowProducts:
         self._both, self._query, self._row = (SkinnyProduct(part, norm) for part in (both, query, row))
 
     def both(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return queries, and cache rows to which the norm is still to be applied."""
+        """Return the queries, still narrow if they have a bottleneck, and cache rows without their norm."""
         queries, projected = self._both(rows).tensor_split((self._query_width,), dim=1)
         return queries, projected
 
@@ -142,7 +142,7 @@ class NarrowProducts:
 
 
 def _cat_bias(query: StreamedLinear, row: StreamedLinear) -> torch.Tensor | None:
-    """Return the concatenated biases. If only `row` has one, as with whole queries, those of queries are zeros."""
+    """Return the concatenated biases. If only `row` has one, as without a bottleneck, those of queries are zeros."""
     if row.bias is None:
         assert query.bias is None
         return None

@@ -1,10 +1,10 @@
 """kernels=triton computes forwards of up to 16 rows with `spec_kernels`, in six launches per layer of a Llama.
 
-One of the six merges the splits of attention, if keys are split. Norms of heads take a seventh (Qwen3). A row's
-result in such a forward does not depend, bit for bit, on the number of rows. With 17 to 64 rows, our products are
-used where they were faster than the library's: in MLPs, and for large weights outside attention (`_replaced` has
-exceptions). More rows are left to the library, since arithmetic rather than bytes is then the bound. All this is for
-row_invariant=true.
+One of the six merges the splits of attention, if keys are split. Norms of heads take a seventh (Qwen3). In layers of
+`triton_rows_are_invariant`, a row's result then does not depend, bit for bit, on the number of rows. With 17 to 64
+rows, our products are used where they were faster than the library's: in MLPs, and for large weights outside attention
+(`_replaced` has exceptions). More rows are left to the library, since arithmetic rather than bytes is then the bound.
+All this is for row_invariant=true.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ class TwoWays:
 class TritonProducts:
     """Makes the parts of models that run in Triton, for rows in 16 bits.
 
-    Without row invariance the library makes all products, and its rounding depends on the number of rows; the kernels
-    between the products are the same.
+    Without row invariance the library makes the products of attention and MLPs, and its rounding depends on the number
+    of rows. The kernels between the products are the same.
     """
 
     def __init__(self, row_invariant: bool = True) -> None:
@@ -171,8 +171,8 @@ class TritonProducts:
         return DecoderLayer(norm, parts.mixer, TritonAddThenNorm(parts.o, parts.mlp_norm), finish, parts.experts)
 
     def _replaced(self, parts: LayerParts) -> LayerParts:
-        """Use our products for up to 64 rows around latent attention, and if the library would have to convert every
-        weight."""
+        """Use our products for up to 64 rows around latent attention, and for e4m3 weights, which the library would
+        have to convert."""
         latent, attention = parts.latent, parts.attention
         if latent is not None:
             latent.query = self.linear(latent.query) if latent.narrow is None else SkinnyQuery(latent.narrow)

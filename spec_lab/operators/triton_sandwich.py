@@ -1,7 +1,7 @@
 """kernels=triton for layers whose halves have a norm both before and after (Gemma 4).
 
 With up to 16 rows a half consists of two products, the kernels between them, and one kernel that ends it: the norm
-after it, the residual, and the norm before the next half.
+after it, the residual, and after attention the norm before the MLP.
 """
 
 from __future__ import annotations

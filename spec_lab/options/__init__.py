@@ -1,4 +1,4 @@
-"""The options of this lab, one file each. The registry treats them as the first extension."""
+"""The options of this lab, registered as an extension registers its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loggers, which send records to further places in addition to the files: registry entries, keys and refusals."""
+"""The loggers, which may send records to further places than the files: registry entries, keys and refusals."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def no_sinks(options: LoggerConfig) -> list[Sink]:
 
 
 def wandb_sinks(options: Any) -> list[Sink]:
-    """Return the sink for W&B, which is imported only here."""
+    """Return the sink for W&B. Its module is imported here, so that other loggers do not load it."""
     from spec_lab.record.wandb_sink import WandbSink
     from spec_lab.report.saved_plots import run_plots_of
 

@@ -45,7 +45,7 @@ def tells_nothing(config: RunConfig) -> str | None:
 
 
 def asks_one_turn(config: RunConfig) -> str | None:
-    """The number of turns is only set for a workload from files, since only files have conversations."""
+    """The number of turns is only set for workload=jsonl and spec_bench, whose files may have conversations."""
     turns, name = config.workload.turns, config.workload.name
     if turns is None:
         return None

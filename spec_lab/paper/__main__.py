@@ -2,7 +2,7 @@
 
 It runs everything that the tables need. The same command continues a killed study. The study's folder then has
 paper/paper.json. It also has each table as LaTeX (booktabs), Markdown and CSV, and figures as PDF and SVG, all made
-from that file. The LaTeX is also printed.
+from that file. The LaTeX, or another --format, is also printed.
 
   python -m spec_lab.paper conf/paper/pocket.yaml --plan
   python -m spec_lab.paper conf/paper/pocket.yaml

@@ -15,8 +15,8 @@ from spec_lab.report.drafter_table import COLUMNS_EXPLAINED
 
 
 def ablation_table(runs: Sequence[PaperRun], base: str) -> PaperTable:
-    """Return a row for the base and for each ablation: mean over tasks, difference from the base over the same prompts,
-    speedup over plain."""
+    """Return rows for the base and the ablations at each temperature that both have: mean over tasks, difference from
+    the base over the same prompts, speedup over plain."""
     bases = {line.temperature: line for line in of_part(runs, "acceptance") if line.line == base}
     ablations = [line for line in of_part(runs, "ablation") if line.temperature in bases]
     whole = [bases[heat] for heat in dict.fromkeys(line.temperature for line in ablations)]
@@ -49,7 +49,7 @@ def _ablation_row(line: LineRuns, base: LineRuns) -> TableRow:
 
 
 def quality_table(runs: Sequence[PaperRun]) -> PaperTable:
-    """Return how many outputs equal plain decoding's, and how many answers are correct, over all tasks."""
+    """Return the share of outputs that equal plain decoding's, and of answers that are right, over all tasks."""
     rows = [_quality_row(line) for line in of_part(runs, "acceptance")]
     columns = [HEAT, LINE, TableColumn("equal", "equal to plain's", 3), TableColumn("right", "right answers", 3)]
     columns += [TableColumn("checked", "answers checked", 0), TableColumn("cut", "cut by the limit", 0)]

@@ -25,7 +25,7 @@ ALL_NOTE = (
 
 
 def acceptance_table(runs: Sequence[PaperRun]) -> PaperTable:
-    """Return a row for each line, temperature and task, and one for the mean over tasks."""
+    """Return a row for each line, temperature and task, and one for the mean over several tasks."""
     rows = [row for line in of_part(runs, "acceptance") for row in _length_rows(line)]
     return table_of(
         "acceptance", "Acceptance length by task and temperature", [HEAT, LINE, TASK, LENGTH, PROMPTS],
@@ -34,7 +34,7 @@ def acceptance_table(runs: Sequence[PaperRun]) -> PaperTable:
 
 
 def difference_table(runs: Sequence[PaperRun], base: str) -> PaperTable:
-    """Return the same rows for all lines except the base's, with the difference from the base over the same prompts."""
+    """Return such rows for the other lines where the base has a run, with the difference over the same prompts."""
     lines = list(of_part(runs, "acceptance"))
     bases = {line.temperature: line for line in lines if line.line == base}
     rows = [
@@ -128,7 +128,7 @@ def _difference_rows(line: LineRuns, base: LineRuns) -> list[TableRow]:
 def shared_prompts(
     ours: Mapping[str, TaskRows], theirs: Mapping[str, TaskRows]
 ) -> dict[str, tuple[TaskRows, TaskRows]]:
-    """Return, for each task, the requests of both sides for the prompts that both have, in the same order."""
+    """Return, for each task with shared prompts, the requests of both sides for these, in the same order."""
     shared: dict[str, tuple[TaskRows, TaskRows]] = {}
     for task in (task for task in ours if task in theirs):
         known = {(row["id"], tuple(row["prompt_ids"])): row for row in theirs[task].rows}
@@ -191,6 +191,6 @@ def ends_of(key: str, interval: Interval | None) -> dict[str, Value]:
 
 
 def mean_of(values: Sequence[float | None]) -> float | None:
-    """Return the mean; None if a value is missing, since a mean over fewer values would not be comparable."""
+    """Return the mean; None without values, or if one is missing, since a mean over fewer would not be comparable."""
     known = [value for value in values if value is not None]
     return fmean(known) if known and len(known) == len(values) else None

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from spec_lab.core.errors import UserError
 from spec_lab.core.regular import regular_text
 from spec_lab.paper.ablations import ablation_table, quality_table
 from spec_lab.paper.acceptance import acceptance_table, as_tool, difference_table, position_table, tools_table
@@ -89,8 +90,14 @@ def read_tables(file: Path) -> dict[str, PaperTable]:
 
 def printed(file: Path, form: str, tool: str | None) -> str:
     """Return the tables in a JSON file in one of `FORMATS`; with `tool`, only the table of acceptance lengths as that
-    tool counts them."""
+    tool counts them.
+
+    Raises:
+        UserError: there are no acceptance lengths for `tool`.
+    """
     tables = read_tables(file)
+    if tool is not None and "tools" not in tables:
+        raise UserError(f"--as {tool}: no run over the paper's tasks has finished, so there is no length; leave it out")
     chosen = list(tables.values()) if tool is None else [as_tool(tables["tools"], tool)]
     _, write = FORMATS[form]
     return "\n\n".join(write(table) for table in chosen if table.rows)

@@ -73,7 +73,7 @@ def own_tensors(chosen: Chosen) -> list[StoredTensor]:
 
 
 def read_card(path: Path) -> dict[str, Value]:
-    """Return a model card's entries about training, in its own figures; `NOT_SAID` for those that it does not have."""
+    """Return a model card's entries about training, in the card's words; `NOT_SAID` for those that it does not have."""
     try:
         text = " ".join(regular_text(path).split()) if path.is_file() else ""
     except (OSError, ValueError) as error:

@@ -20,9 +20,9 @@ KEYS = (
 )
 LINE_KEYS = ("always", "greedy", "sampled", "temperatures")
 LARGEST = 1e9
-"""The largest temperature, batch size or number of minutes."""
+"""The largest number in the file: a temperature, batch size, K or number of minutes."""
 AXES = {"sampling": "temperatures", "sampling.temperature": "temperatures"}
-"""Keys of a run that a key of the paper sets: the tables have a row for each value, so no line may set them itself."""
+"""Keys of a run that a key of the paper sets: the tables have a row for each value, so no override may set them."""
 SPEED_AXES = {"batch_size": "speed.batch_sizes", "drafter.num_draft_tokens": "speed.draft_tokens"}
 MEAN = "mean"
 """The name of the row with the mean over tasks."""
@@ -97,7 +97,7 @@ def read_paper(path: Path) -> PaperFile:
     """Read and check a paper's file.
 
     Raises:
-        UserError: it cannot be read, or a key is unknown, missing or of another type, in a line that names it.
+        UserError: it cannot be read, or an entry is wrong; the message names the entry.
     """
     try:
         values = read_yaml(path)
@@ -182,7 +182,7 @@ class Fields:
                 raise UserError(f"{self.path}: no key {self.place}{key}{remedy}")
 
     def text(self, key: str, default: str) -> str:
-        """Return a text."""
+        """Return a text, or the default if the key is missing."""
         value = self.values.get(key, default)
         if not isinstance(value, str):
             raise UserError(f"{self.path}: {self.place}{key} must be a text")
@@ -200,7 +200,7 @@ class Fields:
         return overrides_in(self.path, f"{self.place}{key}", self.values.get(key, []))
 
     def numbers(self, key: str) -> tuple[float, ...]:
-        """Return one number or a list of them, none below 0."""
+        """Return numbers, written as one or as a list, none below 0; empty if the key is missing."""
         value = self.values.get(key, [])
         listed = value if isinstance(value, list) else [value]
         if (key in self.values and not listed) or not all(map(_is_number, listed)):
@@ -210,7 +210,7 @@ class Fields:
         return tuple(dict.fromkeys(float(item) for item in listed))
 
     def counts(self, key: str) -> tuple[int, ...]:
-        """Return one integer or a list of them, none below 1."""
+        """Return one or more integers, written as one or as a list, none below 1."""
         found = self.numbers(key)
         if not found or any(item < 1 or item != int(item) for item in found):
             raise UserError(f"{self.path}: {self.place}{key} must hold whole numbers of 1 or more")

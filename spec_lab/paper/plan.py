@@ -17,7 +17,7 @@ LEAVE_OUT = "leave_out"
 DRAFT_TOKENS = "drafter.num_draft_tokens"
 GREEDY = ("references=[plain]",)
 SAMPLED = ("references=[]", "sampling=sampled")
-"""Overrides for sampled runs. A sampled text cannot be compared with plain decoding's, so there are no references."""
+"""Defaults of sampled runs. A sampled text cannot be compared with plain decoding's, so there are no references."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +111,12 @@ def _ablations(paper: PaperFile, typed: tuple[str, ...]) -> Iterator[PlannedCell
 
 
 def _of_base(overrides: tuple[str, ...] | None, ablation: Line) -> tuple[str, ...] | None:
-    """Return the overrides of the base at a temperature, and over them those of the ablation."""
+    """Return the overrides of the base at a temperature, if any, and over them those of the ablation."""
     return overrides and merged(overrides, ablation.always)
 
 
 def _speed(paper: PaperFile, typed: tuple[str, ...]) -> Iterator[PlannedCell]:
-    """Yield the runs of the frontier, which are greedy, so that acceptance is the same at every batch size."""
+    """Yield the runs of the frontier, which are greedy, so that acceptance does not depend on draws."""
     speed = paper.speed
     if speed is None:
         return

@@ -1,4 +1,4 @@
-"""A paper's tables as they are printed: with a column for each task, as LaTeX (booktabs), Markdown and CSV."""
+"""A paper's tables as they are printed, as LaTeX (booktabs), Markdown and CSV; some have a column for each task."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Grid:
 def grid_of(table: PaperTable) -> Grid:
     """Lay out a table with its rows as lines, or with a column for each value of the key `across`.
 
-    Each part of the provenance in which rows differ has a column, so that no two lines have the same labels.
+    Each part of the provenance in which rows differ has a column, unless a column of the table covers it.
     """
     own = {column.key for column in table.columns}
     covers = {"temperature": "sampler", "batch_size": "batch", "draft_tokens": "K"}

@@ -17,7 +17,7 @@ COLUMNS: Mapping[str, str] = {
     "prune": "which rows are dropped",
     "tree": "whether drafts branch",
     "thinking": "whether the target's tokenizer has thinking markers",
-    "template": "twelve digits of the chat template",
+    "template": "twelve digits of a hash of the chat template",
     "sampler": "temperature, top-p and top-k",
     "limits": "the most new tokens of a request, the longest context, and the turns that are asked",
     "batch": "the most requests in a round",

@@ -39,7 +39,7 @@ NONE_NOTE = f"{NONE}: no confidence is recorded."
 
 @dataclass(frozen=True, slots=True)
 class JudgedDraft:
-    """An offered draft that was judged. `position` counts from 1; `accepted` says whether it and all before it were."""
+    """An offered draft. `position` counts from 1; `accepted` says whether it and all before it were accepted."""
 
     position: int
     confidence: float
@@ -47,7 +47,7 @@ class JudgedDraft:
 
 
 def judged_drafts(rows: Iterable[RequestRow]) -> Iterator[JudgedDraft]:
-    """Yield the drafts of requests whose confidence is recorded."""
+    """Yield the offered drafts with a recorded confidence, up to the end of a text."""
     for row in rows:
         rounds = zip(
             row.get("confidence_per_round") or (), row["accepted_per_round"], row["judged_per_round"], strict=False
@@ -89,7 +89,8 @@ def bins_table(runs: Sequence[PaperRun]) -> PaperTable:
 
 
 def by_position(drafts: Sequence[JudgedDraft], position: int) -> dict[str, Value]:
-    """Return mean confidence and calibration error of the drafts at a position; `NONE` if none are recorded."""
+    """Return mean confidence and calibration error of the drafts at a position: `NONE` without any drafts, None without
+    drafts there."""
     if not drafts:
         return {"confidence": NONE, "error": NONE}
     here = [draft for draft in drafts if draft.position == position]

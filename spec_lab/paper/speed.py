@@ -21,7 +21,7 @@ MILLISECONDS = 1000.0
 
 
 def frontier_table(runs: Sequence[PaperRun]) -> PaperTable:
-    """Return a row for each line, batch size and K, and rows for plain decoding at every batch size."""
+    """Return a row for each line, batch size and K, and one for plain decoding at batch sizes where it was measured."""
     speed = [run for run in runs if run.cell.part == "speed"]
     best = _best(speed)
     rows = [*_plain_rows(speed), *(_row(run, best.get(_point(run)) is run) for run in speed)]

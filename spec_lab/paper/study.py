@@ -88,7 +88,7 @@ def preview(study: PaperStudy) -> tuple[list[str], bool]:
 
 
 def _look(study: PaperStudy, number: int, cell: PlannedCell) -> tuple[str | None, float | None]:
-    """Return why a cell would be refused, and how long it took if it has run."""
+    """Return why a cell would be refused, and how long its run took if it has finished."""
     try:
         config, choices = compose_run(cell.overrides)
         admit(config)
@@ -101,7 +101,7 @@ def _look(study: PaperStudy, number: int, cell: PlannedCell) -> tuple[str | None
 
 
 def _how_long(study: PaperStudy, seconds: Sequence[float]) -> str:
-    """Return how many runs are left, and how long they take, estimated from finished runs or else from the file."""
+    """Return how many runs are left, and their time if it is known, from finished runs or else from the file."""
     total, left = len(study.cells), len(study.cells) - len(seconds)
     runs = f"{total} runs" if left == total else f"{total} runs, {left} of them left"
     if seconds:

@@ -99,7 +99,7 @@ def table_from(values: Mapping[str, Any]) -> PaperTable:
 
 
 def cell(column: TableColumn, values: Mapping[str, Value]) -> str:
-    """Write a number with its interval, `2.41 (2.10 to 2.75)`."""
+    """Return the text of a cell; for a number with an interval, `2.41 (2.10 to 2.75)`."""
     value = values.get(column.key)
     if column.digits is None or isinstance(value, str):
         return ABSENT if value is None else str(value)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class PatientFile(io.FileIO):
-    """A file that discards output once its reader has gone, or after another error, which is raised once.
+    """A file that discards output once its reader has gone, or after another error, which `write` raises once.
 
     A run that has taken minutes must not fail because the user quit a pager.
     """
@@ -73,8 +73,8 @@ def patient_console() -> Iterator[None]:
 
 
 def _nowhere() -> TextIO:
-    """Return a stream that discards its output. It occupies the standard descriptor. Otherwise a file opened later
-    could get that descriptor, and with it the output of C code."""
+    """Return a stream that discards its output. Unused standard descriptors are occupied too. Otherwise a file opened
+    later could get one, and with it the output of C code."""
     while (descriptor := os.open(os.devnull, os.O_WRONLY)) <= 2:
         pass
     return os.fdopen(descriptor, "w")

@@ -1,4 +1,4 @@
-"""The output of `--dry-run`: the composed parts, a line for each group, and all refusals."""
+"""The output of `--dry-run`: the composed parts, a line each, the folder, and the refusals."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def describe(config: RunConfig, choices: Mapping[str, str], refused: list[str]) 
         place = "a CUDA device" if runs_on_cuda(config.device) else "a CPU"
         lines.append(_line("auto", f"{describe_auto(config)} (device={config.device}: {place})", {}))
     lines.append(_line("folder", f"{config.output_dir}/{folder_name(config, choices)}", {}))
-    lines += [f"refused: {message}" for message in refused] or ["nothing is refused before the weights are read"]
+    lines += [f"refused: {message}" for message in refused] or ["nothing is refused before the target's files are read"]
     return "\n".join(lines)
 
 

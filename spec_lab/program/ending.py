@@ -5,9 +5,9 @@
 
 `guarded` handles the exceptions that `_run` raises. A `UserError`, an error of Hydra's, an unreadable file or too
 little memory gives one line and exit code 2. A `Breakdown`, a full disk or a similar state of the machine gives one
-line and code 1. Ctrl-C and SIGTERM give code 130. An error that `trouble_of` does not know is a bug of the lab and
-gives a traceback and code 1. So `_run` only catches errors to which it can add the name of a knob: `except OSError as
-error: raise UserError(f"output_dir={folder} ... ({describe_os_error(error)}); ...") from error`.
+line and code 1. A signal that `Interrupts` handles gives code 130. An error that `trouble_of` does not know counts as
+a bug and gives a traceback and code 1. So `_run` only catches errors to which it can add the name of a knob: `except
+OSError as error: raise UserError(f"output_dir={folder} ... ({describe_os_error(error)}); ...") from error`.
 
 A program that goes on after an error, such as a sweep, uses the status that `print_trouble` returns.
 """
@@ -129,7 +129,7 @@ def print_refusal(reason: object) -> None:
 def explained(error: BaseException, menu: Menu | None = None) -> Trouble | None:
     """Return the result of `trouble_of`, for the error that Hydra's exception wraps if there is one.
 
-    If a configuration does not compose, the result has a remedy.
+    If a configuration does not compose, the result says why (`program.explain`).
     """
     if not isinstance(error, Exception) or not is_of_composing(error) or type(error).__module__.startswith("yaml"):
         return trouble_of(error)

@@ -1,4 +1,4 @@
-"""Explains in a line why a configuration does not compose: the file, the key, the cause and a remedy.
+"""Explains in a line why a configuration does not compose: file, key, cause and remedy, as far as they are known.
 
 Hydra and OmegaConf spread these over the lines of a message, the attributes of an exception, and its causes.
 """
@@ -24,7 +24,7 @@ from spec_lab.program.override_text import as_override, typed
 from spec_lab.program.overrides import SEVERAL, explain_unknown, extensions_in, in_words, with_extensions
 
 PLACE = re.compile(r"In '(?P<option>[^']+)': ")
-"""The beginning of Hydra's messages, with the file that it was about to read, without suffix."""
+"""The beginning of some messages of Hydra, with the file that it was about to read, without suffix."""
 UNMATCHED = re.compile(r"Could not override '(?P<name>[^'@]+)")
 CHOSEN_AGAIN = re.compile(r"Multiple values for (?P<name>[^.]+)\. ")
 APPENDED = re.compile(r"Could not append to config\. An item is already at '(?P<key>[^']+)'")
@@ -100,7 +100,7 @@ def read_too_late(extensions: Sequence[str]) -> str:
 
 
 def _extensions_named_by(option: str, error: Exception) -> list[str]:
-    """Return the extensions named in the file that caused the error; empty if they were loaded in time."""
+    """Return the extensions named in the file that caused the error; empty if none are, or all were loaded in time."""
     files, typed = (_local_of(error, LOADER, name) for name in ("caching_repo", "overrides"))
     loaded = None if files is None or not option else files.load_config(option)
     content = None if loaded is None else loaded.config
@@ -112,7 +112,7 @@ def _extensions_named_by(option: str, error: Exception) -> list[str]:
 
 
 def not_read(key: str, menu: Menu) -> str:
-    """Return the refusal of a key that exists but is not read by any chosen option."""
+    """Return the refusal of a key that no chosen option reads."""
     group = key.partition(".")[0]
     owners = menu.keys[key].defaults if key in menu.keys and group in menu.groups else {}
     remedy = f"leave it out or choose {one_of(group, owners)}" if owners else "leave it out"
@@ -226,6 +226,6 @@ def _cause(error: Exception) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first non-empty line of a message, after which libraries may write pages."""
+    """Return the first non-empty line of a message, after which libraries may write pages; else the error's class."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__

@@ -40,7 +40,7 @@ def ranks_choose_their_device(chosen: Chosen) -> str | None:
 
 
 def target_can_be_split(chosen: Chosen) -> str | None:
-    """Every layer in config.json must be one that can be split. A config.json that cannot be read is refused later."""
+    """If the target is split, every layer in config.json must allow it. An unreadable config.json is refused later."""
     size = chosen.config.target.tensor_parallel
     model = None if size < 2 else model_of(chosen)
     plans = () if model is None else model.layers
@@ -52,7 +52,7 @@ def refuse_split(config: RunConfig, program: str) -> None:
     if config.target.tensor_parallel != 1:
         raise UserError(
             f"target.tensor_parallel={config.target.tensor_parallel}: {program} works in one process; "
-            "use target.tensor_parallel=1, or run it with torchrun -m spec_lab"
+            "use target.tensor_parallel=1, or do a run with torchrun -m spec_lab"
         )
 
 

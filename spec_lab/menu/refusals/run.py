@@ -1,9 +1,9 @@
 """Refuses settings that cannot work, before anything is loaded.
 
 Each check takes a `Chosen` run and returns None, or one line that names the knob and the remedy. Its docstring states
-the requirement. A combination that is pointless but harmless passes: `prune=catchup` with a drafter that has no
-catch-up step is a logged no-op, so that sweeps compose. Mistakes that only a loaded model shows (in shapes, tokenizers,
-prompt lengths) are refused by its loader.
+the requirement. Some settings that change nothing are refused, but not `prune=catchup` with a drafter that has no
+catch-up step. It is a logged no-op, so that sweeps compose. Mistakes that only loaded files show (in shapes,
+tokenizers, prompt lengths) are refused when they are loaded.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def admit(config: RunConfig) -> Chosen:
 
 
 def refusals(config: RunConfig) -> list[str]:
-    """Return all refusals of the run, a line each; empty if it may start."""
+    """Return the refusals of the run, a line each; empty if it may start."""
     try:
         return problems(choose(config))
     except UserError as error:
@@ -68,7 +68,8 @@ def problems(chosen: Chosen) -> list[str]:
 
 
 def said_by(row: Option, refusal: Callable[[RunConfig], str | None], config: RunConfig) -> str | None:
-    """Return what a refusal of an option says; UserError if it is no text, since it may be an extension's."""
+    """Return what a refusal of an option says. UserError if this is neither None nor a filled text, as an extension
+    may return."""
     said: object = refusal(config)
     if said is None or (isinstance(said, str) and said.strip()):
         return said
@@ -109,7 +110,7 @@ def sampling_range(chosen: Chosen) -> str | None:
 
 
 def truncation_needs_sampling(chosen: Chosen) -> str | None:
-    """Greedy decoding reads neither top_k nor top_p."""
+    """top_k and top_p are not set for greedy decoding, which reads neither."""
     config = chosen.config
     if config.sampling.temperature > 0:
         return None
@@ -155,7 +156,7 @@ def cache_holds_a_request(chosen: Chosen) -> str | None:
 
 
 def prompts_fit_a_forward(chosen: Chosen) -> str | None:
-    """A forward over prompts has room for the longest chunk of one prompt."""
+    """A forward that may hold several prompts has room for the longest chunk of one."""
     chunk, tokens = chosen.config.cache.prefill_chunk, chosen.config.cache.prefill_tokens
     if chunk is None or tokens is None or tokens <= 1 or chunk <= tokens:
         return None
@@ -194,11 +195,11 @@ def workload_knobs(chosen: Chosen) -> str | None:
 
 
 def recorded_rows(chosen: Chosen) -> str | None:
-    """No more tokens of a verify row are recorded than a rule can look at."""
+    """At most `MAX_RECORDED_TOPK` tokens of a verify row are recorded."""
     topk = chosen.config.record.topk
     if topk <= MAX_RECORDED_TOPK:
         return None
-    return f"record.topk={topk} is above {MAX_RECORDED_TOPK}, the most that a rule reads; use record.topk=16"
+    return f"record.topk={topk} is above {MAX_RECORDED_TOPK}, the largest value; use record.topk=16"
 
 
 def workload_categories(chosen: Chosen) -> str | None:
@@ -217,7 +218,7 @@ def workload_categories(chosen: Chosen) -> str | None:
 
 
 def output_keeps_the_law(chosen: Chosen) -> str | None:
-    """If outputs are recorded for training, the rule must not change their distribution."""
+    """With acceptance.lossless_only, the rule must not change the distribution of outputs."""
     acceptance = chosen.config.acceptance
     if not acceptance.lossless_only or chosen.rule.keeps_the_law(acceptance):
         return None
@@ -266,10 +267,7 @@ def refuse_name(name: str) -> str | None:
 def refuse_output_dir(output_dir: str) -> str | None:
     """Return why `output_dir=...` is refused, in a line, without making anything; None if it is accepted."""
     if output_dir.startswith(("~", "$")):
-        return (
-            f"output_dir={output_dir!r} begins with a sign that a shell does "
-            "not expand in quotes; write the path in full"
-        )
+        return f"output_dir={output_dir!r} begins with ~ or $, which no shell has expanded; write the path in full"
     if not (output_dir.strip() and output_dir.isprintable()):
         return f"output_dir={output_dir!r} is not a printable path; use one such as output_dir=outputs"
     with suppress(OSError):  # other problems of a path are reported when it is made

@@ -13,10 +13,10 @@ Check = Callable[[Chosen], str | None]
 
 
 def depth_is_k(chosen: Chosen) -> str | None:
-    """K must be the depth of the tree, since it is used wherever drafts are counted by position."""
+    """K must be the depth of the tree, since drafts are counted by position up to K."""
     config = chosen.config
     sizes = chosen.sizes
-    if sizes is None or config.drafter.num_draft_tokens in (0, sizes.depth):
+    if sizes is None or not chosen.drafter.drafts or config.drafter.num_draft_tokens == sizes.depth:
         return None
     return (
         f"drafter.num_draft_tokens={config.drafter.num_draft_tokens} is not the depth of tree={config.tree.name}, "

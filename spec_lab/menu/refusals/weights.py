@@ -19,7 +19,8 @@ REMEDY = "use target.weight_dtype=auto"
 
 
 def model_of(chosen: Chosen) -> ModelConfig | None:
-    """Read the target's config.json; None if it cannot be read, which is refused later."""
+    """Read the target's config.json; None if it cannot be read or its option refuses the run, which is said
+    elsewhere."""
     if any(refusal(chosen.config) for refusal in chosen.target.refusals):
         return None
     try:
@@ -29,8 +30,7 @@ def model_of(chosen: Chosen) -> ModelConfig | None:
 
 
 def narrow_layers(chosen: Chosen) -> str | None:
-    """Every layer in config.json must be one whose products support 8-bit weights. weight_dtype=bfloat16 needs the
-    same."""
+    """For fp8 or bfloat16 weights, every layer in config.json must be one whose products support 8-bit weights."""
     narrow = chosen.config.target.weight_dtype
     model = model_of(chosen) if narrow != WeightDtype.auto else None
     if model is None:
@@ -44,7 +44,8 @@ def narrow_layers(chosen: Chosen) -> str | None:
 
 
 def bfloat16_in_c(chosen: Chosen) -> str | None:
-    """bfloat16 weights with float32 rows need the kernels in C, since other products need weights of the rows' type."""
+    """target.weight_dtype=bfloat16 is for the kernels in C, which compute in float32. Other products need weights of
+    the rows' type."""
     config = chosen.config
     if config.target.weight_dtype != WeightDtype.bfloat16 or config.kernels == KernelsChoice.native:
         return None

@@ -158,7 +158,7 @@ class ContextHeads:
         """Turn context [rows, hidden_size] into keys and values of all layers.
 
         Returns:
-            Keys [rows, layers * kv heads, head_dim], normed but not yet rotated, and values [rows, layers, kv heads,
+            Keys [rows, layers * kv heads, head_dim] before their rotation, and values [rows, layers, kv heads,
             head_dim].
         """
         keys, values = self._product(context).unflatten(1, self._shape).unbind(1)

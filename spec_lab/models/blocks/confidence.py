@@ -13,7 +13,7 @@ from spec_lab.models.linear import Linear
 
 @dataclass(frozen=True, slots=True)
 class ConfidenceHead:
-    """Reads the hidden row of a slot, and the Markov head's embedding of the previous token.
+    """Reads the hidden row of a slot, and maybe the Markov head's embedding of the previous token.
 
     Attributes:
         embedding: [vocab, rank]; None if only the hidden row is read.

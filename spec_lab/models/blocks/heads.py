@@ -27,7 +27,7 @@ class BlockRows:
     Attributes:
         hidden: [batch, slots, hidden_size] after the final norm.
         logits: [batch, slots, draft vocabulary].
-        context: [batch, hidden_size] the last context row of each request, as the layers read it.
+        context: [batch, hidden_size] the last context row of each request, for a head that reads it.
     """
 
     hidden: torch.Tensor
@@ -43,9 +43,9 @@ class SlotWalk:
         hidden: [batch, slots, hidden_size].
         scores: [batch, slots, scored] the scores of each slot alone.
         state: [rows, width] the head's state between slots. There is a row for each request, or for each branch of a
-            tree, ordered by request. A head without a state has a column that it never reads.
+            tree, ordered by request. A head without a state never reads it.
         ids: [batch, slots, scored] the tokens that are scored; None if these are the draft vocabulary.
-        edges: [batch, slots, ...] the values that a head computes for all slots at once.
+        edges: [batch, slots, ...] the values that a head computes for all slots at once; None if there are none.
     """
 
     hidden: torch.Tensor
@@ -103,7 +103,7 @@ class HeadParts:
         return make_linear(self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"))
 
     def scored(self, scores: torch.Tensor) -> SlotScores:
-        """Return scores [batch, draft vocabulary] together with their token ids."""
+        """Return scores [rows, draft vocabulary] together with their token ids."""
         return SlotScores(scores, self.token_map, self.vocab_size)
 
     def candidates(self, logits: torch.Tensor, topk: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -142,7 +142,7 @@ class IndependentSlots:
     reads_all_slots = False
 
     def __init__(self, scored: Callable[[torch.Tensor], SlotScores]) -> None:
-        """`scored`: adds the token ids to logits [batch, draft vocabulary]."""
+        """`scored`: adds the token ids to logits [rows, draft vocabulary]."""
         self._scored = scored
 
     def begin(self, rows: BlockRows) -> SlotWalk:

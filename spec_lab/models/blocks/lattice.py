@@ -52,7 +52,7 @@ class LatticeLayer:
 
 
 class LatticeHead(JoinedSlots):
-    """Scores the candidates of a slot given the candidate that was taken in the slot before."""
+    """Scores the candidates of a slot given the token before it."""
 
     reads_all_slots = True
 

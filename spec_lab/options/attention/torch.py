@@ -1,4 +1,4 @@
-"""attention=torch: the reference backend, for any device."""
+"""attention=torch: the reference backend, for any device, or the one with which `kernels=` replaces it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def torch_attention(context: BackendContext) -> AttentionBackend:
-    """Make the reference backend, for any device."""
+    """Make the reference backend, or the one with which `kernels=` replaces it."""
     return context.torch_attention(context.page_size, context.max_positions, context.rope_write)
 
 

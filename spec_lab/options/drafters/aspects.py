@@ -193,7 +193,7 @@ def _other_orders(num_modules: int) -> list[tuple[int, ...]]:
 
 
 def _other_maps(d2t: torch.Tensor, vocab_size: int) -> dict[str, torch.Tensor]:
-    """Return other token maps: offsets to neighbouring target ids, and `d2t` read as target ids rather than offsets."""
+    """Return other token maps: offsets to neighbouring target ids, and `d2t` read as target ids if it can be such."""
     draft_ids = torch.arange(len(d2t), device=d2t.device)
     maps = {f"every id {shift:+d}": (draft_ids + d2t + shift) % vocab_size - draft_ids for shift in (-1, 1)}
     if int(d2t.min()) >= 0 and int(d2t.max()) < vocab_size:
@@ -238,7 +238,7 @@ def _with_sources(assistant: AssistantConfig, sources: Sequence[int]) -> Assista
 
 
 def _swap_halves(tensors: Tensors, names: Sequence[str]) -> dict[str, torch.Tensor]:
-    """Return the named weights [out, 2 * width] with the two halves of their inputs exchanged."""
+    """Return the tensors, with the two halves of inputs exchanged in the named weights [out, 2 * width]."""
     return {**tensors, **{name: torch.cat(tensors[name].chunk(2, dim=1)[::-1], dim=1) for name in names}}
 
 

@@ -113,7 +113,8 @@ def _pass(
 def read_block(
     chosen: Chosen, options: BlockDrafterConfig, build: DrafterBuild
 ) -> tuple[BlockConfig, dict[str, torch.Tensor]]:
-    """Read the config and the tensors; UserError if they do not belong to the target."""
+    """Read the config and the tensors, or make random ones; UserError if a checkpoint does not fit the target or the
+    options."""
     target = build.target.config
     if options.weights == Weights.random:
         config, tensors = random_block(target, _parts(options), build.dtype, build.device, chosen.config.seed + 1)

@@ -33,8 +33,8 @@ class DraftModelDrafterConfig(TrainedDrafterConfig):
 
 
 def load(chosen: Chosen, options: DraftModelDrafterConfig, build: DrafterBuild) -> DrafterFactory:
-    """Load a checkpoint that could be a target; UserError if its layers keep states, or its vocabulary is not the
-    target's."""
+    """Load a checkpoint that could be a target; UserError if its layers keep states, or its vocabulary has another size
+    than the target's."""
     from spec_lab.drafters.draft_model import DraftModelDrafter
     from spec_lab.wiring.drafting import make_picker
 

@@ -99,7 +99,7 @@ def load_tree(chosen: Chosen, options: Eagle3DrafterConfig, build: DrafterBuild)
 def read_eagle3(
     chosen: Chosen, options: Eagle3DrafterConfig, build: DrafterBuild
 ) -> tuple[Eagle3Config, dict[str, torch.Tensor]]:
-    """Read the head's config and tensors; UserError if it does not belong to the target."""
+    """Read the head's config and tensors, or make random ones; UserError if they do not fit the target."""
     from spec_lab.checkpoints.eagle3_checkpoint import load_eagle3
     from spec_lab.checkpoints.random_weights import random_eagle3
 

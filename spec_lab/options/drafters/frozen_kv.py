@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 
 ASSISTANT_SHAPES = {name: SHAPES / f"{name}_assistant" for name in ("gemma4_31b", "gemma4_e4b")}
-"""The folder with the assistant's config.json, for each target that has only a shape (a config.json without
-weights)."""
+"""The folder with an assistant's config.json, by the target that it is for. These targets have only a shape (a
+config.json without weights)."""
 
 
 @dataclass(frozen=True, slots=True)

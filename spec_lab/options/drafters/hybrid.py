@@ -23,8 +23,8 @@ HEADS = ("eagle3", "mtp_eagle", "frozen_kv", "draft_model")
 
 @dataclass
 class HybridDrafterConfig(SuffixDrafterConfig):
-    """drafter=hybrid: suffix decoding and a model's head. A round takes the drafts of the part whose expected
-    acceptance is longer."""
+    """drafter=hybrid: suffix decoding and a model's head. In a round, a request takes the drafts of the part whose
+    expected acceptance is longer."""
 
     name: str = "hybrid"
     parts: list[str] = knob(
@@ -35,7 +35,7 @@ class HybridDrafterConfig(SuffixDrafterConfig):
 
 
 def two_parts(config: RunConfig) -> str | None:
-    """The parts must be suffix first, and then a head with one module that drafts a chain."""
+    """The parts must be suffix first, and then one of `HEADS`."""
     options: Any = config.drafter
     if len(options.parts) == 2 and options.parts[0] == "suffix" and options.parts[1] in HEADS:
         return None

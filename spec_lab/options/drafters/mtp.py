@@ -64,11 +64,11 @@ class MtpWeights(DrafterWeights):
         return self.folder(config, options)
 
     def one_is_missing(self, config: RunConfig) -> str | None:
-        """There must be a module, according to config.json."""
+        """A checkpoint must have a module, according to its config.json."""
         return self._too_few_modules(config, 1)
 
     def one_a_draft_is_missing(self, config: RunConfig) -> str | None:
-        """There must be as many modules as drafts, according to config.json."""
+        """A checkpoint must have as many modules as drafts, according to its config.json."""
         return self._too_few_modules(config, config.drafter.num_draft_tokens)
 
     def _too_few_modules(self, config: RunConfig, num_needed: int) -> str | None:

@@ -37,8 +37,7 @@ def ngram_lengths(config: RunConfig) -> str | None:
 
 
 def continuations_have_no_ranks(config: RunConfig) -> str | None:
-    """Trees whose paths are given by probability ranks are refused, since looked-up continuations have no
-    probabilities."""
+    """Of the trees only tree=dynamic is accepted, since looked-up continuations have no probability ranks."""
     if config.tree.name in (TreeConfig.name, DynamicTreeConfig.name):
         return None
     return f"drafter=ngram has no probability ranks for tree={config.tree.name}; use tree=dynamic, or drafter=eagle3"

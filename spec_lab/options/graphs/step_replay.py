@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class StepReplayGraphConfig(GraphConfig):
-    """graph=step_replay: one draft step captured, its metadata rebuilt on the host between replays (vLLM #41162)."""
+    """graph=step_replay: a replay for each draft step, between which the host rebuilds metadata (vLLM #41162)."""
 
     name: str = "step_replay"
     verify: bool = knob(True, "capture the verify forward too, as a separate graph")

@@ -1,4 +1,4 @@
-"""A refusal, and a function that makes rules, which the lossy rules with a token distribution share."""
+"""For the lossy rules with a token law: the function that makes them, and a refusal that most of them have."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 
 def strict_at_temperature_0(config: RunConfig) -> str | None:
-    """The temperature must be above 0: the rule compares the distributions of target and drafter."""
+    """The temperature must be above 0, since the rule judges by probabilities of sampling."""
     if config.sampling.temperature > 0:
         return None
     return (
-        f"acceptance={config.acceptance.name} compares distributions, and sampling.temperature=0 has none; use "
+        f"acceptance={config.acceptance.name} judges by probabilities, and sampling.temperature=0 has none; use "
         "sampling=sampled or acceptance=strict"
     )
 
 
 def make_lossy(chosen: Chosen, build: RuleBuild, law: TokenLaw, window: Window | None = None) -> LossyAcceptance:
-    """Make the rule for a token distribution `law`, with the run's sampling."""
+    """Make the rule for a token law, with the run's sampling."""
     from spec_lab.acceptance.distribution import SamplingParams
     from spec_lab.acceptance.lossy import LossyAcceptance
 

@@ -28,7 +28,7 @@ class TreeBranches(Choice):
 
 @dataclass
 class DynamicTreeConfig(TreeConfig):
-    """tree=dynamic: which drafts are in the tree follows from their probabilities (EAGLE-2)."""
+    """tree=dynamic: each round chooses which drafts are in the tree, as in EAGLE-2."""
 
     name: str = "dynamic"
     topk: int = knob(4, "number of branches in a level, and of candidates below each", least=1, most=MAX_TOPK)
