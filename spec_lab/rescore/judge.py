@@ -20,6 +20,7 @@ from spec_lab.acceptance.standing import DraftStanding
 from spec_lab.core.errors import UserError
 from spec_lab.core.types import Request
 from spec_lab.menu.config import AcceptanceConfig
+from spec_lab.menu.refusals.run import MAX_RECORDED_TOPK
 from spec_lab.record.reading import read_request_rows
 from spec_lab.record.sinks import REQUESTS_FILE
 from spec_lab.record.verify_rows import VERIFY_ROWS_FILE, VerifyRows, load_verify_rows
@@ -93,10 +94,8 @@ def rescore_rows(
 def _check_topk(rows: VerifyRows, options: AcceptanceConfig) -> None:
     recorded, topk = rows.top_ids.shape[-1], getattr(options, "topk", 1)
     if topk > recorded:
-        raise UserError(
-            f"acceptance.topk={topk} reads more than the {recorded} recorded tokens of a row; "
-            f"run again with record.topk={topk}"
-        )
+        more = f"run again with record.topk={topk}" if topk <= MAX_RECORDED_TOPK else f"use {recorded} or fewer"
+        raise UserError(f"acceptance.topk={topk} reads more than the {recorded} recorded tokens of a row; {more}")
 
 
 def _standing(rows: VerifyRows, at: Indices, drafts: torch.Tensor) -> DraftStanding:
