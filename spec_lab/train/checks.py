@@ -88,9 +88,9 @@ def schedule(config: TrainConfig) -> str | None:
 
 
 def prompts(config: TrainConfig) -> str | None:
-    """A drafter has texts to learn from."""
-    texts = config.generations
-    if config.trained_drafter is not None and texts.num_checkable_prompts == texts.num_natural_prompts == 0:
+    """A drafter that learns from generations has some."""
+    texts, is_read = config.generations, config.target.writes_texts and target_option(config.target).path is None
+    if is_read and config.trained_drafter is not None and texts.num_checkable_prompts == texts.num_natural_prompts == 0:
         return (
             "generations.num_checkable_prompts=0 generations.num_natural_prompts=0 leave no text to learn from; "
             "use generations.num_natural_prompts=10000"
@@ -185,7 +185,7 @@ def texts_folder(config: TrainConfig) -> str | None:
 
 
 def tracking(config: TrainConfig) -> str | None:
-    """W&B accepts the names and settings, and the target is an existing one."""
+    """With a project, W&B accepts the names and settings, and the target is an existing one."""
     logger = config.logger
     if logger.project is None:
         unread = {"entity": logger.entity is not None, "mode": logger.mode != LoggerMode.auto}
@@ -203,7 +203,7 @@ def tracking(config: TrainConfig) -> str | None:
 
 
 def other_layouts(config: TrainConfig) -> str | None:
-    """Each project in `layouts` has a layout for this kind of drafter."""
+    """Each project in `layouts` has a layout that can hold this drafter."""
     if config.layouts and target_option(config.target).path is None:
         return "layouts is not read by this target; leave it out, or choose target=hf"
     known = drafter_option(config.drafter).layouts

@@ -29,8 +29,10 @@ Result = TypeVar("Result")
 
 
 def smallest_id_type(vocab_size: int, in_torch: bool = False) -> type[np.integer[Any]]:
-    """Return the smallest integer type that holds a vocabulary's ids. In torch this is not uint16, which it supports
-    poorly."""
+    """Return the type for a vocabulary's ids: uint16 if it holds them, else int32.
+
+    Torch supports uint16 poorly. `in_torch` takes int16 in its place.
+    """
     types: tuple[type[np.integer[Any]], ...] = (np.int16 if in_torch else np.uint16, np.int32)
     return next(each for each in types if vocab_size <= np.iinfo(each).max + 1)
 
@@ -185,7 +187,7 @@ class TrainingTokens:
         return replace(self, rows=self.rows.to(device), natural=self.natural.to(device))
 
     def batch(self, step: int, batch_size: int, seed: int) -> Tensor:
-        """Return token rows `[batch_size, row_length]` (int64), which depend only on seed and step."""
+        """Return token rows `[batch_size, row_length]` (int64), drawn by seed and step."""
         device = self.rows.device
         generator = step_generator(step, seed, device)
         row_length = self.rows.shape[1]

@@ -37,7 +37,7 @@ class DrafterChoice:
 
 @dataclass
 class NoDrafterChoice(DrafterChoice):
-    """drafter=none: nothing is drafted."""
+    """drafter=none: no drafter is trained."""
 
     name: str = "none"
 
@@ -64,7 +64,7 @@ class Loss(Choice):
 
 @dataclass
 class PackedTrainingConfig(DrafterTrainingConfig):
-    """The keys of a drafter that can be trained on packed rows."""
+    """The keys of a drafter that learns the target's distribution."""
 
     loss: Loss = knob(Loss.kl, "how the target's distribution and the drafter's are compared")
 

@@ -1,7 +1,7 @@
-"""Checks whether the sizes of a drafter fit its target and one another.
+"""Checks whether the settings of a target fit one another, and those of a drafter its target.
 
-Each check returns None, or one line with the knob and the remedy. Its docstring says what must hold. The option of a
-drafter (`spec_lab.train.options`) lists the checks that apply to it.
+Each check returns None, or one line with the knob and the remedy. Its docstring says what must hold. The options of
+targets and drafters (`spec_lab.train.options`) list the checks that apply to them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TargetSizes:
 def filled(drafter: Any, target: TargetSizes) -> Any:
     """Return the `drafter` part with nulls replaced by the sizes of the target's layer.
 
-    An assistant that names no layers to read gets up to three of the readable ones, from their middle on.
+    If `kv_layers` is given, an assistant that names no layers gets up to three of these, from their middle on.
     """
     sizes, readable = asdict(target.layer), target.kv_layers
     if readable and getattr(drafter, "kv_source_layers", None) == []:
@@ -222,7 +222,7 @@ def candidates_fit(fitting: Fitting) -> str | None:
 
 
 def body_serves(fitting: Fitting) -> str | None:
-    """The drafter whose body this one starts from exists, and has the requested sizes."""
+    """The drafter whose body this one starts from exists, and has the requested sizes. Its mask token is used."""
     drafter = fitting.drafter
     if drafter.body is None:
         return None

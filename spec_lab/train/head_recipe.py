@@ -52,7 +52,7 @@ class HeadRecipe(Protocol):
         """The functions that train and measure it on packed rows."""
 
     def build(self, target: FrozenTarget, texts: TrainingTexts, seed: int) -> Any:
-        """Make an untrained drafter."""
+        """Make the drafter that training starts from."""
 
     def taps(self, target: FrozenTarget) -> tuple[Tap, ...]:
         """Return the layers' hidden states that it reads; the last state is no tap."""

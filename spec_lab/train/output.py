@@ -69,7 +69,7 @@ def _logging_to(file: Path) -> Iterator[None]:
 
 
 def _remove_bookkeeping(root: Path) -> None:
-    """If no stage has finished, remove empty folders and the log."""
+    """Remove the empty folders of bookkeeping, and the log if nothing else is left."""
     _remove_empty([root / name for name in BOOKKEEPING])
     if [path.name for path in root.iterdir()] == [LOG_FILE]:
         (root / LOG_FILE).unlink()
