@@ -108,7 +108,7 @@ WHY_NOT = {
     "mtp_vanilla": "one module for each draft costs more than one that is used again; use drafter=mtp_eagle",
     "nextn": "use drafter=mtp_eagle, whose layer is like the target's",
 }
-"""Why a drafter cannot be trained for an existing target, with the remedy."""
+"""Why a drafter cannot be trained for a target such as hf, with the remedy."""
 
 
 def drafter_of_target(config: TrainConfig) -> str | None:
@@ -126,7 +126,7 @@ def drafter_of_target(config: TrainConfig) -> str | None:
 
 
 def frozen_target(config: TrainConfig) -> str | None:
-    """An existing target can be run over packed rows: its layers support them, and its positions suffice."""
+    """A target such as hf can be run over packed rows: its layers support them, and its positions suffice."""
     option, name = target_option(config.target), config.drafter.name
     if option.path is None or name == "none":
         return None
@@ -171,7 +171,7 @@ def drafter_fits(config: TrainConfig) -> str | None:
 
 
 def texts_folder(config: TrainConfig) -> str | None:
-    """For an existing target, the folder of texts exists, or the target can write texts first."""
+    """For a target such as hf, the folder of texts exists, or the target can write texts first."""
     if target_option(config.target).path is None:
         return None if config.texts is None else "texts is not read by this target, which has its own; leave texts out"
     if config.texts is not None:
@@ -185,7 +185,7 @@ def texts_folder(config: TrainConfig) -> str | None:
 
 
 def tracking(config: TrainConfig) -> str | None:
-    """With a project, W&B accepts the names and settings, and the target is an existing one."""
+    """With a project, W&B accepts the names and settings, and the target is one such as hf."""
     logger = config.logger
     if logger.project is None:
         unread = {"entity": logger.entity is not None, "mode": logger.mode != LoggerMode.auto}
@@ -254,10 +254,10 @@ CHECKS: tuple[Callable[[TrainConfig], str | None], ...] = (
 
 
 def target_sizes(config: TrainConfig) -> TargetSizes:
-    """Return the sizes of the target: one to be trained, the shipped one, or an existing one.
+    """Return the sizes of the target: one to be trained, the shipped one, or one such as hf.
 
     Raises:
-        UserError: the existing one cannot be read.
+        UserError: the target cannot be read.
     """
     path = target_option(config.target).path
     if path is not None:

@@ -81,7 +81,7 @@ class PackingConfig:
 
 @dataclass
 class EvaluationConfig:
-    """The measurement of the card's figures, on the shipped prompts or, for an existing target, on held-out ones."""
+    """The measurement of the card's figures, on the shipped prompts or, for a target such as hf, on held-out ones."""
 
     num_draft_tokens: int = knob(3, "K of the acceptance length on the card", least=1, most=16)
     max_new_tokens: int = knob(256, "tokens after each prompt", least=1, most=MAX_LENGTH)

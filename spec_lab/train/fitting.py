@@ -154,10 +154,13 @@ def taps(fitting: Fitting) -> str | None:
     if num_layers >= MIN_TAPPED_LAYERS:
         return None
     if fitting.config.trained_target is None:
-        return f"drafter={fitting.drafter.name} reads three of a target's layers, and it has {num_layers}; {SHALLOW}"
+        return (
+            f"drafter={fitting.drafter.name} needs a target of {MIN_TAPPED_LAYERS} layers or more, and it has "
+            f"{num_layers}; {SHALLOW}"
+        )
     return (
-        f"target.num_layers={num_layers} leaves drafter={fitting.drafter.name} fewer than three different layers to "
-        f"read; use target.num_layers={MIN_TAPPED_LAYERS}, or another drafter"
+        f"target.num_layers={num_layers} is too few for the three layers that drafter={fitting.drafter.name} reads; "
+        f"use target.num_layers={MIN_TAPPED_LAYERS}, or another drafter"
     )
 
 

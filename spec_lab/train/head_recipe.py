@@ -1,4 +1,4 @@
-"""The interfaces that a kind of drafter implements to be trained for an existing target."""
+"""The interfaces that a kind of drafter implements to be trained for a target such as hf."""
 
 from __future__ import annotations
 

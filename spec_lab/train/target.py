@@ -209,7 +209,7 @@ def tapped_layers(num_layers: int) -> tuple[int, int, int]:
     """Return the layers whose inputs an EAGLE-3 head reads when its config names none (vLLM's and SGLang's default)."""
     taps = (2, num_layers // 2, num_layers - 3)
     if not taps[0] < taps[1] < taps[2]:
-        raise UserError(f"num_layers={num_layers} gives the head fewer than three different taps; use 7 or more")
+        raise UserError(f"num_layers={num_layers} is too few for the three layers that a head reads; use 7 or more")
     return taps
 
 

@@ -37,7 +37,7 @@ class WrittenBy:
 
     Attributes:
         weights: a digest of its files (`digest_of_weights`).
-        tokenizer: a digest of its vocabulary and merges.
+        tokenizer: a digest of its whole tokenizer.
         template: a digest of its chat template; empty if it has none.
     """
 
