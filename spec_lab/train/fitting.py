@@ -165,8 +165,7 @@ def taps(fitting: Fitting) -> str | None:
 
 
 def decay_is_read(fitting: Fitting) -> str | None:
-    """A decay is only set if the weights of steps or slots use it. A confidence head's loss also uses
-    drafter.slot_decay."""
+    """A decay that no loss uses keeps its default. A confidence head's loss also uses drafter.slot_decay."""
     drafter = fitting.drafter
     by_slot = getattr(drafter, "confidence", False) is False and getattr(drafter, "slot_weights", None)
     for knob, reader, idle in (
@@ -252,7 +251,7 @@ def body_serves(fitting: Fitting) -> str | None:
 
 
 def parts_are_read(fitting: Fitting) -> str | None:
-    """Every key that is set belongs to a part that the head has."""
+    """Keys of parts that the head lacks keep their defaults."""
     return head_has_part(fitting.drafter)
 
 

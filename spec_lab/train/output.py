@@ -19,7 +19,7 @@ LOG_FORMAT = "[%(asctime)s][%(name)s][%(levelname)s] - %(message)s"
 
 @contextmanager
 def output_folder(root: Path) -> Iterator[None]:
-    """Make `root` if it is missing, and append all log messages of the block to a file in it.
+    """Make `root` if it is missing, and append the log messages of the block to a file in it.
 
     If the block is refused, folders that were made here are removed, unless they hold finished stages or files of
     others.

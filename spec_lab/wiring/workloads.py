@@ -125,8 +125,7 @@ def _refuse_unasked(requests: Sequence[Request], workload: WorkloadConfig) -> No
 
 
 def _malformed(request: object) -> str | None:
-    """Return which part of a request has a wrong type or is an empty name, since a workload may be an extension's; None
-    if none has."""
+    """Return what is wrong with the type or values of a request, which may be an extension's; None if nothing is."""
     if not isinstance(request, Request):
         return f"is {request!r}, no Request"
     held: dict[str, Any] = dataclasses.asdict(request)
