@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 def smallest_id_type(vocab_size: int, in_torch: bool = False) -> type[np.integer[Any]]:
     """Return the type for a vocabulary's ids: uint16 if it holds them, else int32.
 
-    Torch supports uint16 poorly. `in_torch` takes int16 in its place.
+    With `in_torch`, int16 takes the place of uint16, which torch supports poorly.
     """
     types: tuple[type[np.integer[Any]], ...] = (np.int16 if in_torch else np.uint16, np.int32)
     return next(each for each in types if vocab_size <= np.iinfo(each).max + 1)

@@ -202,7 +202,7 @@ def drafts_fit(fitting: Fitting) -> str | None:
 
 
 def tokens_fit(fitting: Fitting) -> str | None:
-    """The tokens that a block drafter names exist in the target."""
+    """The tokens that a drafter names exist in the target."""
     drafter, vocab_size = fitting.drafter, fitting.target.vocab_size
     for knob, largest in (("mask_token_id", vocab_size - 1), ("draft_vocab_size", vocab_size)):
         value = getattr(drafter, knob)

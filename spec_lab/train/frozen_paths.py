@@ -25,7 +25,8 @@ def needs_a_path(target: HfTarget) -> str | None:
 
 
 def package_is_here(target: SmolLm2Target) -> str | None:
-    """Return a problem if the named checkpoint is missing or another model, or if there is no package."""
+    """Return a problem if the named checkpoint is missing or another model. If none is named, return one if the package
+    is missing."""
     if target.path:
         return missing(target.path) or _another_model(target.path)
     found = PACKAGED[SMOLLM2].find()

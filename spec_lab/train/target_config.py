@@ -84,7 +84,7 @@ class PocketTrainingConfig(LayerConfig, NewTargetConfig):
 
 @dataclass
 class DecoderTrainingConfig(NewTargetConfig):
-    """The keys of targets of families other than Qwen3. Their drafters learn from the corpus, not from its texts."""
+    """The keys of targets of families other than Qwen3. Their drafters learn from the training corpus."""
 
     writes_texts: ClassVar[bool] = False
     own_vocabulary: ClassVar[bool] = False

@@ -118,7 +118,7 @@ class TextsHeader:
             )
 
     def refuse_beside(self, other: TextsHeader, folder: Path) -> None:
-        """Raise UserError if the texts of `folder` differ from these beyond `MAY_DIFFER`, or share prompts with them."""
+        """Raise UserError if the texts of `folder` differ from these beyond `MAY_DIFFER`, or have the same prompts."""
         if changed := [name for name in self._changed(other) if name not in MAY_DIFFER]:
             raise UserError(
                 f"{folder} holds texts written with another {', '.join(changed)} than those beside it; learn from one "
