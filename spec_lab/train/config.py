@@ -1,4 +1,4 @@
-"""The schema of a training: a dataclass for each group of keys, with type, default, explanation and bounds of each.
+"""The schema of a training: a dataclass for each group of keys, with types, defaults, explanations and bounds.
 
 It holds only values, and does not import torch. The options of `target=` and `drafter=` are in `target_config.py`,
 `drafter_config.py` and `block_config.py`. A YAML file under `conf/train/` names its schema in its defaults list, and

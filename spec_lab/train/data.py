@@ -38,7 +38,7 @@ def smallest_id_type(vocab_size: int, in_torch: bool = False) -> type[np.integer
 
 
 def pack_documents(documents: list[np.ndarray], row_length: int, pad_id: int) -> np.ndarray:
-    """Pack whole documents into rows `[num_rows, row_length]` of their type, each into the fullest row it fits.
+    """Pack documents into rows `[num_rows, row_length]` of their type, each into the fullest row it fits.
 
     No document is split, since an answer without its question would teach guessing (best-fit packing: Ding et al.,
     2024, "Fewer Truncations Improve Language Modeling"). A document longer than a row loses its end.
@@ -169,7 +169,7 @@ class TrainingTokens:
     """The token files of one run, on the training device.
 
     `rows` are packed examples `[num_rows, row_length]`. `natural` is one long stream, read at random offsets, so that
-    the model sees its few million tokens in different windows.
+    the model sees its tokens in different windows.
     """
 
     rows: Tensor

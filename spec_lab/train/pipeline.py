@@ -1,6 +1,6 @@
 """A training run: tokenizer, corpus, target, generations, drafter, evaluation, cards.
 
-Finished stages are skipped, except the evaluation and the cards.
+Finished stages are skipped. The evaluation and the cards are made every time.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def read_prompts(sources: Iterable[str], seed: int, allow_tests: bool) -> tuple[
     """Read the prompts of JSON Lines files, or generate them for `reasoning_gym:TASK:COUNT`. Also return counts of the
     lines left out, by reason.
 
-    Each line has `messages` (role and content), `conversations` (from and value, as in ShareGPT), a `prompt`, or with
+    A line has `messages` (role and content), `conversations` (from and value, as in ShareGPT), a `prompt`, or with
     `allow_tests` also `turns`. Of a conversation, only the system message and the user's turns are used; the target
     writes the assistant's.
 

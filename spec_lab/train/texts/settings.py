@@ -1,5 +1,4 @@
-"""The schema of the texts that a target writes: type, default, explanation and bounds of every key. It does not import
-torch."""
+"""The schema of the texts that a target writes, with types, defaults, explanations and bounds. It does not import torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lets a target write many texts at a time. Its weights are loaded once, and each temperature has an engine."""
+"""Lets a target write many texts at a time. Its weights are loaded once, and each temperature gets an engine."""
 
 from __future__ import annotations
 
