@@ -1,4 +1,4 @@
-"""The schema of the texts that a target writes, with types, defaults, explanations and bounds. It does not import torch."""
+"""The schema of the texts that a target writes, with types, defaults, explanations and bounds; without torch."""
 
 from __future__ import annotations
 
