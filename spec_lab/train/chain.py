@@ -1,4 +1,4 @@
-"""Unrolls a drafter that runs one layer in each step, and has its own KV. A step takes all rows of a text at once.
+"""Unrolls a drafter that runs one layer in each step, and has its own KV. A step takes all rows at once.
 
 This is EAGLE-3's training-time test (Li et al., 2025): a drafter learns on the inputs that it will see when drafting. A
 chain may pass through the same layer repeatedly (EAGLE-3, MTP-Eagle) or through several in turn (vanilla MTP).

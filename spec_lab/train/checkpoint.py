@@ -16,7 +16,7 @@ from spec_lab.checkpoints.checkpoint_files import INDEX_FILE
 from spec_lab.train.reading import reading
 
 MOST_FILE_BYTES = 15 * 10**6
-"""The largest size of a file, so that it can go into a repository. A larger tensor gets a file of its own."""
+"""The most bytes of tensors in a file, so that it can go into a repository. A larger tensor gets a file of its own."""
 WEIGHTS = "model*.safetensors"
 
 

@@ -88,9 +88,9 @@ def schedule(config: TrainConfig) -> str | None:
 
 
 def prompts(config: TrainConfig) -> str | None:
-    """A drafter has texts to learn from."""
-    texts = config.generations
-    if config.trained_drafter is not None and texts.num_checkable_prompts == texts.num_natural_prompts == 0:
+    """A drafter that learns from generations has some."""
+    texts, is_read = config.generations, config.target.writes_texts and target_option(config.target).path is None
+    if is_read and config.trained_drafter is not None and texts.num_checkable_prompts == texts.num_natural_prompts == 0:
         return (
             "generations.num_checkable_prompts=0 generations.num_natural_prompts=0 leave no text to learn from; "
             "use generations.num_natural_prompts=10000"
@@ -108,7 +108,7 @@ WHY_NOT = {
     "mtp_vanilla": "one module for each draft costs more than one that is used again; use drafter=mtp_eagle",
     "nextn": "use drafter=mtp_eagle, whose layer is like the target's",
 }
-"""Why a drafter cannot be trained for an existing target, with the remedy."""
+"""Why a drafter cannot be trained for a target such as hf, with the remedy."""
 
 
 def drafter_of_target(config: TrainConfig) -> str | None:
@@ -126,7 +126,7 @@ def drafter_of_target(config: TrainConfig) -> str | None:
 
 
 def frozen_target(config: TrainConfig) -> str | None:
-    """An existing target can be run over packed rows: its layers support them, and its positions suffice."""
+    """A target such as hf can be run over packed rows: its layers support them, and its positions suffice."""
     option, name = target_option(config.target), config.drafter.name
     if option.path is None or name == "none":
         return None
@@ -171,7 +171,7 @@ def drafter_fits(config: TrainConfig) -> str | None:
 
 
 def texts_folder(config: TrainConfig) -> str | None:
-    """For an existing target, the folder of texts exists, or the target can write texts first."""
+    """For a target such as hf, the folder of texts exists, or the target can write texts first."""
     if target_option(config.target).path is None:
         return None if config.texts is None else "texts is not read by this target, which has its own; leave texts out"
     if config.texts is not None:
@@ -185,7 +185,7 @@ def texts_folder(config: TrainConfig) -> str | None:
 
 
 def tracking(config: TrainConfig) -> str | None:
-    """W&B accepts the names and settings, and the target is an existing one."""
+    """With a project, W&B accepts the names and settings, and the target is one such as hf."""
     logger = config.logger
     if logger.project is None:
         unread = {"entity": logger.entity is not None, "mode": logger.mode != LoggerMode.auto}
@@ -203,7 +203,7 @@ def tracking(config: TrainConfig) -> str | None:
 
 
 def other_layouts(config: TrainConfig) -> str | None:
-    """Each project in `layouts` has a layout for this kind of drafter."""
+    """Each project in `layouts` has a layout that can hold this drafter."""
     if config.layouts and target_option(config.target).path is None:
         return "layouts is not read by this target; leave it out, or choose target=hf"
     known = drafter_option(config.drafter).layouts
@@ -254,10 +254,10 @@ CHECKS: tuple[Callable[[TrainConfig], str | None], ...] = (
 
 
 def target_sizes(config: TrainConfig) -> TargetSizes:
-    """Return the sizes of the target: one to be trained, the shipped one, or an existing one.
+    """Return the sizes of the target: one to be trained, the shipped one, or one such as hf.
 
     Raises:
-        UserError: the existing one cannot be read.
+        UserError: the target cannot be read.
     """
     path = target_option(config.target).path
     if path is not None:

@@ -39,7 +39,7 @@ def collect(path: Path, config: CollectConfig) -> Path:
     """Write the states of the target at `path` that `config` selects, and return the folder.
 
     Raises:
-        UserError: the texts belong to another target, a layer does not exist, or the disk has no room.
+        UserError: the texts belong to another target, a layer or the folder cannot be used, or the disk has no room.
     """
     device, output = training_device(config.device), Path(config.output_dir)
     model = read_model_config(path)
@@ -70,7 +70,7 @@ def collect(path: Path, config: CollectConfig) -> Path:
 
 
 def _write(path: Path, texts: Texts, taps: tuple[Tap, ...], config: CollectConfig, device: torch.device) -> None:
-    """Write the files that are missing."""
+    """Write the files that are missing or truncated."""
     output = Path(config.output_dir)
     longest = int(texts.lengths.max())
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -85,7 +85,7 @@ def _write(path: Path, texts: Texts, taps: tuple[Tap, ...], config: CollectConfi
 
 
 def _is_whole(file: Path, part: Texts) -> bool:
-    """Return whether a file holds the states of `part`. A truncated file is written again.
+    """Return whether a file has as many states as `part` has tokens. A truncated file is written again.
 
     Raises:
         UserError: a folder or a pipe has its name.
@@ -107,10 +107,10 @@ def refuse_no_file(file: Path) -> None:
 
 
 def _begin(file: Path, header: dict[str, Any]) -> None:
-    """Write the header, or check that the existing one matches, so that the collection can be resumed.
+    """Write the header. An existing one must be equal, so that the collection can be resumed.
 
     Raises:
-        UserError: the folder has other contents: texts, or states of other layers or another number of texts.
+        UserError: the folder has another header, or states without a header.
     """
     refuse_without_header(file, "hidden-*.safetensors")
     if file.exists() and read_json(file) != header:

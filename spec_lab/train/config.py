@@ -1,4 +1,4 @@
-"""The schema of a training: a dataclass for each group of keys, with type, default, explanation and bounds of each.
+"""The schema of a training: a dataclass for each group of keys, with types, defaults, explanations and bounds.
 
 It holds only values, and does not import torch. The options of `target=` and `drafter=` are in `target_config.py`,
 `drafter_config.py` and `block_config.py`. A YAML file under `conf/train/` names its schema in its defaults list, and
@@ -48,7 +48,7 @@ class CorpusConfig:
 
 @dataclass
 class GenerationsConfig:
-    """The target's own texts, which drafters learn from."""
+    """The texts that target=pocket and target=shipped write for their drafters to learn from."""
 
     num_checkable_prompts: int = knob(
         3500, "number of prompts of each checkable category that the target answers", least=0, most=MAX_TEXTS
@@ -70,7 +70,7 @@ class GenerationsConfig:
 
 @dataclass
 class PackingConfig:
-    """Texts of a folder, packed whole into rows."""
+    """Texts of a folder, packed into rows."""
 
     row_length: int = knob(1024, "tokens of a row; a longer text loses its end", least=16)
     kept_gigabytes: float = knob(
@@ -81,7 +81,7 @@ class PackingConfig:
 
 @dataclass
 class EvaluationConfig:
-    """The measurement of the card's figures, by default on the shipped prompts."""
+    """The measurement of the card's figures, on the shipped prompts or, for a target such as hf, on held-out ones."""
 
     num_draft_tokens: int = knob(3, "K of the acceptance length on the card", least=1, most=16)
     max_new_tokens: int = knob(256, "tokens after each prompt", least=1, most=MAX_LENGTH)
@@ -156,10 +156,10 @@ class TrainConfig:
 
     @property
     def trained_drafter(self) -> DrafterTrainingConfig | None:
-        """The drafter; None if none is trained."""
+        """The drafter to train; None if none is trained."""
         return self.drafter.to_train()
 
     @property
     def trained_target(self) -> NewTargetConfig | None:
-        """The target; None if an existing one is used."""
+        """The target to train; None if an existing one is used."""
         return self.target.to_train()

@@ -29,14 +29,16 @@ Result = TypeVar("Result")
 
 
 def smallest_id_type(vocab_size: int, in_torch: bool = False) -> type[np.integer[Any]]:
-    """Return the smallest integer type that holds a vocabulary's ids. In torch this is not uint16, which it supports
-    poorly."""
+    """Return the type for a vocabulary's ids: uint16 if it holds them, else int32.
+
+    With `in_torch`, int16 takes the place of uint16, which torch supports poorly.
+    """
     types: tuple[type[np.integer[Any]], ...] = (np.int16 if in_torch else np.uint16, np.int32)
     return next(each for each in types if vocab_size <= np.iinfo(each).max + 1)
 
 
 def pack_documents(documents: list[np.ndarray], row_length: int, pad_id: int) -> np.ndarray:
-    """Pack whole documents into rows `[num_rows, row_length]` of their type, each into the fullest row it fits.
+    """Pack documents into rows `[num_rows, row_length]` of their type, each into the fullest row it fits.
 
     No document is split, since an answer without its question would teach guessing (best-fit packing: Ding et al.,
     2024, "Fewer Truncations Improve Language Modeling"). A document longer than a row loses its end.
@@ -167,7 +169,7 @@ class TrainingTokens:
     """The token files of one run, on the training device.
 
     `rows` are packed examples `[num_rows, row_length]`. `natural` is one long stream, read at random offsets, so that
-    the model sees its few million tokens in different windows.
+    the model sees its tokens in different windows.
     """
 
     rows: Tensor
@@ -185,7 +187,7 @@ class TrainingTokens:
         return replace(self, rows=self.rows.to(device), natural=self.natural.to(device))
 
     def batch(self, step: int, batch_size: int, seed: int) -> Tensor:
-        """Return token rows `[batch_size, row_length]` (int64), which depend only on seed and step."""
+        """Return token rows `[batch_size, row_length]` (int64), drawn by seed and step."""
         device = self.rows.device
         generator = step_generator(step, seed, device)
         row_length = self.rows.shape[1]

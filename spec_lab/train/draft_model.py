@@ -64,7 +64,7 @@ class TrainableDraftModel(UnrolledDrafter):
 
 
 def save_draft_model(model: Qwen3ForCausalLM, folder: Path) -> None:
-    """Write a model in bf16 in transformers' layout, in files small enough for a repository."""
+    """Write a model in bf16 in transformers' layout."""
     config = {**json.loads(model.config.to_json_string(use_diff=False)), "architectures": [type(model).__name__]}
     tensors = {name: tensor for name, tensor in model.state_dict().items() if name != TIED}
     save_drafter(tensors, {**config, "dtype": "bfloat16"}, folder)

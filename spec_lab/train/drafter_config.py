@@ -1,5 +1,5 @@
-"""The schemas of `drafter=` in a training, one for each drafter and one for none. Those of block drafters are in
-`block_config.py`."""
+"""The schemas of `drafter=` in a training, one for each drafter and one for none. Those of block drafters
+and P-EAGLE are in `block_config.py`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class DrafterChoice:
 
 @dataclass
 class NoDrafterChoice(DrafterChoice):
-    """drafter=none: nothing is drafted."""
+    """drafter=none: no drafter is trained."""
 
     name: str = "none"
 
@@ -64,7 +64,7 @@ class Loss(Choice):
 
 @dataclass
 class PackedTrainingConfig(DrafterTrainingConfig):
-    """The keys of a drafter that can be trained on packed rows."""
+    """The keys of a drafter that learns from the target's distribution."""
 
     loss: Loss = knob(Loss.kl, "how the target's distribution and the drafter's are compared")
 
@@ -152,7 +152,7 @@ class NextnTrainingConfig(UnrolledTrainingConfig):
 
 @dataclass
 class AssistantTrainingConfig(UnrolledTrainingConfig):
-    """drafter=assistant: a Gemma 4 assistant, which reads the target's last layer of each kind that owns its KV."""
+    """drafter=assistant: a Gemma 4 assistant, which reads, of each kind, the target's last layer that owns its KV."""
 
     name: str = "assistant"
     hidden_size: int = width_of_layers(96)

@@ -223,7 +223,7 @@ def _count(
 
 
 def format_table(report: dict) -> str:  # type: ignore[type-arg]
-    """Write the report as a Markdown table, with a row for each category."""
+    """Write the report as a Markdown table, with a row for each category and one for all."""
     lines = [
         "| category | accuracy | acceptance length | rate by position | thinking rows < .6 | other rows < .6 "
         "| thinking tokens | written | finished |",

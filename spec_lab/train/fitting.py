@@ -1,7 +1,7 @@
-"""Checks whether the sizes of a drafter fit its target and one another.
+"""Checks whether the settings of a target fit one another, and those of a drafter its target.
 
-Each check returns None, or one line with the knob and the remedy. Its docstring says what must hold. The option of a
-drafter (`spec_lab.train.options`) lists the checks that apply to it.
+Each check returns None, or one line with the knob and the remedy. Its docstring says what must hold. The options of
+targets and drafters (`spec_lab.train.options`) list the checks that apply to them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TargetSizes:
 def filled(drafter: Any, target: TargetSizes) -> Any:
     """Return the `drafter` part with nulls replaced by the sizes of the target's layer.
 
-    An assistant that names no layers to read gets up to three of the readable ones, from their middle on.
+    If `kv_layers` is given, an assistant that names no layers gets up to three of these, from their middle on.
     """
     sizes, readable = asdict(target.layer), target.kv_layers
     if readable and getattr(drafter, "kv_source_layers", None) == []:
@@ -154,16 +154,18 @@ def taps(fitting: Fitting) -> str | None:
     if num_layers >= MIN_TAPPED_LAYERS:
         return None
     if fitting.config.trained_target is None:
-        return f"drafter={fitting.drafter.name} reads three of a target's layers, and it has {num_layers}; {SHALLOW}"
+        return (
+            f"drafter={fitting.drafter.name} needs a target of {MIN_TAPPED_LAYERS} layers or more, and it has "
+            f"{num_layers}; {SHALLOW}"
+        )
     return (
-        f"target.num_layers={num_layers} leaves drafter={fitting.drafter.name} fewer than three different layers to "
-        f"read; use target.num_layers={MIN_TAPPED_LAYERS}, or another drafter"
+        f"target.num_layers={num_layers} is too few for the three layers that drafter={fitting.drafter.name} reads; "
+        f"use target.num_layers={MIN_TAPPED_LAYERS}, or another drafter"
     )
 
 
 def decay_is_read(fitting: Fitting) -> str | None:
-    """A decay is only set if the weights of steps or slots use it. A confidence head's loss also uses
-    drafter.slot_decay."""
+    """A decay that no loss uses keeps its default. A confidence head's loss also uses drafter.slot_decay."""
     drafter = fitting.drafter
     by_slot = getattr(drafter, "confidence", False) is False and getattr(drafter, "slot_weights", None)
     for knob, reader, idle in (
@@ -200,7 +202,7 @@ def drafts_fit(fitting: Fitting) -> str | None:
 
 
 def tokens_fit(fitting: Fitting) -> str | None:
-    """The tokens that a block drafter names exist in the target."""
+    """The tokens that a drafter names exist in the target."""
     drafter, vocab_size = fitting.drafter, fitting.target.vocab_size
     for knob, largest in (("mask_token_id", vocab_size - 1), ("draft_vocab_size", vocab_size)):
         value = getattr(drafter, knob)
@@ -222,7 +224,7 @@ def candidates_fit(fitting: Fitting) -> str | None:
 
 
 def body_serves(fitting: Fitting) -> str | None:
-    """The drafter whose body this one starts from exists, and has the requested sizes."""
+    """The drafter whose body this one starts from exists, and has the requested sizes. Its mask token is used."""
     drafter = fitting.drafter
     if drafter.body is None:
         return None
@@ -249,7 +251,7 @@ def body_serves(fitting: Fitting) -> str | None:
 
 
 def parts_are_read(fitting: Fitting) -> str | None:
-    """Every key that is set belongs to a part that the head has."""
+    """Keys of parts that the head lacks keep their defaults."""
     return head_has_part(fitting.drafter)
 
 

@@ -110,8 +110,7 @@ class FrozenKVAttention(nn.Module):
         self.o_proj = nn.Linear(shape.num_heads * source.head_dim, shape.hidden_size, bias=False)
 
     def forward(self, hidden: Tensor, seen: SeenKV) -> Tensor:
-        """Attend; row p of `hidden` `[batch, rows, hidden]` sees keys 0..p, or the newest of them if there is a
-        window."""
+        """Attend; row p of `hidden` `[batch, rows, hidden]` sees the keys up to p that the mask allows."""
         query = seen.rotation.apply(self.q_norm(split_heads(self.q_proj(hidden), seen.key.shape[-1])))
         attended = F.scaled_dot_product_attention(
             query.to(seen.key.dtype),
@@ -191,11 +190,11 @@ class TrainableFrozenKVDrafter(UnrolledDrafter):
     def unroll(
         self, embeddings: Tensor, features: tuple[Tensor, ...], num_steps: int, rows: RowPlaces | None = None
     ) -> list[Tensor]:
-        """Return normed states `[batch, rows, hidden]`; see `UnrolledDrafter`.
+        """Return a normed state `[batch, rows, hidden]` for each step; see `UnrolledDrafter`.
 
         Let anchor a be the last position in the target's cache. Step s takes the embedding of token a+1+s. Its
         recurrent vector is the target's hidden state at a in step 0, and the drafter's own output later. Every step is
-        at position a and sees keys 0..a. So row a unrolls anchor a, and only the result is moved to row a+s.
+        at position a and sees no keys after it. So row a unrolls anchor a, and only the result is moved to row a+s.
         """
         target_hidden, *keys_values = features
         num_rows, embeddings = embeddings.shape[1], embeddings * self.shape.embedding_scale

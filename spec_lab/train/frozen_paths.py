@@ -16,7 +16,7 @@ SMOLLM2_SIZES = (576, 30, 49152)
 
 
 def needs_a_path(target: HfTarget) -> str | None:
-    """Return a problem if no checkpoint folder or file is named."""
+    """Return a problem if no checkpoint is named, or the named one does not exist."""
     return (
         missing(target.path)
         if target.path
@@ -25,7 +25,8 @@ def needs_a_path(target: HfTarget) -> str | None:
 
 
 def package_is_here(target: SmolLm2Target) -> str | None:
-    """Return a problem if no file is named and the package that contains it is missing."""
+    """Return a problem if the named checkpoint is missing or another model. If none is named, return one if the package
+    is missing."""
     if target.path:
         return missing(target.path) or _another_model(target.path)
     found = PACKAGED[SMOLLM2].find()
@@ -51,15 +52,16 @@ def missing(path: str) -> str | None:
 
 
 def checkpoint_path(target: HfTarget) -> Path:
-    """Return `target.path`. Raise UserError if it is missing, since a check may ask for it before `needs_a_path`
-    runs."""
+    """Return `target.path`. Raise UserError if there is none: checks ask for it even if `needs_a_path` has refused."""
     if target.path is None:
         raise UserError(needs_a_path(target))
     return Path(target.path)
 
 
 def packaged_path(target: SmolLm2Target) -> Path:
-    """Return `target.path`, or else the packaged file; earlier checks have accepted it."""
+    """Return `target.path`, or else the packaged file. Raise UserError if the package is missing, as in
+    `checkpoint_path`."""
     found = Path(target.path) if target.path else PACKAGED[SMOLLM2].find()
-    assert found is not None
+    if found is None:
+        raise UserError(package_is_here(target))
     return found

@@ -62,7 +62,7 @@ class FrozenTarget:
         """Read a checkpoint folder or a GGUF file.
 
         Raises:
-            UserError: the weights do not match their config.
+            UserError: a file cannot be read, or the weights do not match their config.
         """
         config = read_model_config(path)
         source = WeightSource(path, dtype, device)
@@ -121,10 +121,10 @@ class FrozenTarget:
 
 
 def draft_rope(config: ModelConfig) -> RopeConfig:
-    """Return the rotary embedding of a head for this target: that of its last layer with full attention.
+    """Return the rotary embedding of a head for this target: that of `full_plan`.
 
-    Heads have plain layers, which support neither partial rotation nor scalings other than linear and llama3. For a
-    target with one of these, a head takes only the base of its RoPE.
+    Heads have plain layers, which support neither partial rotation nor scalings other than linear and llama3. If they
+    do not support the target's RoPE, a head takes only its base.
     """
     rope = full_plan(config).rope
     plain = rope.scaling in ("none", "linear", "llama3") and rope.partial_rotary_factor == 1.0

@@ -1,5 +1,7 @@
-"""Batched continuation of many prompts by the target, with a cache of fixed size, and on a GPU one CUDA graph for each
-batch."""
+"""Batched continuation of many prompts by the target.
+
+`generate` has a cache of fixed size, and on a GPU one CUDA graph for each batch. `generate_plainly` has neither.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ STEPS_BETWEEN_CHECKS = 16
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """Token ids of a prompt and of the model's continuation, including the stop token."""
+    """Token ids of a prompt and of the model's continuation, which ends with a stop token if it is `finished`."""
 
     prompt: list[int]
     written: list[int]

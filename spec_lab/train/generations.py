@@ -1,4 +1,4 @@
-"""The target's own texts, on which drafters are trained: its continuations of new prompts of every category."""
+"""Texts on which drafters of pocket targets are trained: the target's continuations of new prompts, or its corpus."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ FIRST_SEED = 1_000_000
 class Generations:
     """Rows of prompt and continuation, padded on the right.
 
-    `tokens` is `[rows, length]`, in the smallest integer type that fits the vocabulary. `prompt_lengths` and `lengths`
-    are `[rows]` int32, in tokens.
+    `tokens` is `[rows, length]`, integers. `prompt_lengths` and `lengths` are `[rows]` int32, in tokens.
     """
 
     tokens: Tensor
@@ -76,7 +75,7 @@ class Generations:
         return self.tokens, self.prompt_lengths, self.lengths
 
     def batch(self, step: int, batch_size: int, seed: int) -> Generations:
-        """Return rows that depend on seed and step alone."""
+        """Return rows that are drawn by seed and step."""
         device = self.tokens.device
         generator = step_generator(step, seed, device)
         picked = torch.randint(len(self.tokens), (batch_size,), generator=generator, device=device)
@@ -96,7 +95,7 @@ class DrafterTexts(Protocol):
         """Return the same on a device."""
 
     def batch(self, step: int, batch_size: int, seed: int) -> Generations:
-        """Return rows that depend on seed and step alone."""
+        """Return rows that are drawn by seed and step."""
 
     def count_written_tokens(self, vocab_size: int) -> Tensor:
         """Return how often each token occurs among the tokens to be drafted, `[vocab_size]`."""
@@ -112,7 +111,7 @@ class CorpusTexts:
         return CorpusTexts(self.tokens.to(device))
 
     def batch(self, step: int, batch_size: int, seed: int) -> Generations:
-        """Return rows that depend on seed and step alone."""
+        """Return rows that are drawn by seed and step."""
         rows = self.tokens.batch(step, batch_size, seed)
         ones = torch.ones(batch_size, dtype=torch.int32, device=rows.device)
         return Generations(rows, ones, rows.shape[1] * ones)

@@ -73,8 +73,8 @@ class TrainedTogether:
 def joined(wanted: str) -> Iterator[tuple[TrainingGroup, torch.device]]:
     """Join the processes that were started, until the block ends, and yield the group and this process's device.
 
-    Inside the block, torchrun's environment variables are hidden. Otherwise an engine would refuse to run without
-    tensor parallelism, but here each process has the whole target.
+    If there are several, torchrun's environment variables are hidden inside the block. Otherwise an engine would refuse
+    to run without tensor parallelism, but here each process has the whole target.
 
     Raises:
         UserError: the machine has fewer GPUs than processes, or the processes or the device cannot be used.

@@ -1,4 +1,4 @@
-"""Writes the card of a drafter for an existing target from records; no figure is typed in by hand."""
+"""Writes the card of a drafter for a target such as hf from records; no figure is typed in by hand."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _by_category(evaluation: Mapping[str, Any], output: Path) -> str:
     rows = "\n".join(_category_rows(evaluation))
     return f"""
 ## By category
-The first turn of each question of {", ".join(evaluation["files"])}, on which nothing was trained, decoded likewise.
+The first turns of questions of {", ".join(evaluation["files"])}, on which nothing was trained, decoded likewise.
 
 | category | drafter | decoded | interval | by position |
 |---|---|---|---|---|

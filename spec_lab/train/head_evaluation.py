@@ -21,7 +21,7 @@ from spec_lab.workloads.tokenizer import TargetTokenizer
 log = logging.getLogger(__name__)
 
 LONGEST_PROMPT = 4096
-"""The longest question in tokens; the record counts longer ones, which are left out."""
+"""The most tokens of a question; longer ones are left out."""
 
 
 def evaluated(
@@ -32,7 +32,9 @@ def evaluated(
     knobs: EvaluationConfig,
     thinking: bool | None,
 ) -> dict[str, Any]:
-    """Decode the first turn of each question with the drafter, and also with ngram lookup; {} if all are too long.
+    """Decode the first turns of questions with the drafter and with ngram lookup, and return the figures.
+
+    Without a question that is short enough, return {}.
 
     `thinking` is the option of the chat template with which the drafter's texts were written.
     """

@@ -1,4 +1,4 @@
-"""A training for an existing target: texts, drafter, evaluation, card. Finished texts and drafters are kept."""
+"""A training for a target such as hf: texts, drafter, evaluation, card. Finished texts and drafters are kept."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class HeadPipeline:
-    """All stages of a training of a drafter for an existing target."""
+    """All stages of a training of a drafter for a target such as hf."""
 
     config: TrainConfig
     device: torch.device

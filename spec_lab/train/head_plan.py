@@ -29,7 +29,7 @@ PROBE_STEPS, PROBE_STEPS_ON_A_CPU = 6, 3
 """The numbers of steps to run, of which the last two are timed. On a GPU the first ones compile. The fourth is captured
 as a CUDA graph, if the training captures steps at all (`train.step`)."""
 BYTES_BESIDE_A_WEIGHT = 12
-"""Bytes for each parameter in a checkpoint: a weight and two moments in float32."""
+"""The most bytes for each parameter in a checkpoint: a weight and two moments in float32."""
 MEGA = 1e6
 
 
@@ -44,7 +44,7 @@ class Probe:
     """The inputs of the probe steps.
 
     Attributes:
-        learnt: texts to learn from, or texts of random tokens if none are written yet.
+        learnt: texts to learn from, or texts of random tokens if they are still to be written.
         texts: the cost of writing them; None if they exist.
     """
 

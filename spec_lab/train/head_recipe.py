@@ -1,4 +1,4 @@
-"""The interfaces that a kind of drafter implements to be trained for an existing target."""
+"""The interfaces that a kind of drafter implements to be trained for a target such as hf."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class HeadRecipe(Protocol):
         """The functions that train and measure it on packed rows."""
 
     def build(self, target: FrozenTarget, texts: TrainingTexts, seed: int) -> Any:
-        """Make an untrained drafter."""
+        """Make the drafter that training starts from."""
 
     def taps(self, target: FrozenTarget) -> tuple[Tap, ...]:
         """Return the layers' hidden states that it reads; the last state is no tap."""

@@ -31,7 +31,7 @@ SECONDS_BETWEEN_LOOKS = 1.0
 MOST_PROMPTS = 64
 """The most held-out prompts that are decoded during a training."""
 STAND_INS = 512
-"""The most random-token texts with which a plan is probed if no texts are written yet."""
+"""The most random-token texts with which a plan is probed if the texts are still to be written."""
 
 
 @contextmanager
@@ -236,5 +236,5 @@ def facts_of_texts(texts: Texts) -> dict[str, Any]:
 
 
 def texts_identity(texts: Texts) -> str:
-    """Return a string that tells these texts from others: by their target and their numbers of texts and tokens."""
+    """Return a string of the texts' target and their numbers of texts and tokens."""
     return f"{texts.header.written_by.weights[:16]}, {len(texts)} texts, {len(texts.tokens)} tokens"

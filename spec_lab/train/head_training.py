@@ -168,10 +168,10 @@ class HeadTraining:
 def write_layouts(
     names: Iterable[str], drafter: PackedTrainingConfig, folder: Path, written_for: WrittenFor, prover: Prover
 ) -> None:
-    """Write a drafter in other projects' layouts, load each back, and compare its tensors and its drafts with ours.
+    """Write a drafter in other projects' layouts, load each back, and compare its tensors and its logits with ours.
 
     Raises:
-        NotServed: its drafts differ.
+        NotServed: its logits differ.
     """
     known = drafter_option(drafter).layouts
     for name in names:

@@ -1,7 +1,7 @@
 """Caches the hidden states of rows that a target has already run, so that later epochs need not run it again.
 
-On a CPU the target's forward is more than half of a step. On a GPU it is a small part, and a captured step always runs
-it, so nothing is cached.
+On a CPU the target's forward can be more than half of a step. On a GPU it is a small part, and a captured step always
+runs it, so nothing is cached.
 """
 
 from __future__ import annotations

@@ -106,8 +106,8 @@ def split_heads(projected: Tensor, head_dim: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Rotary embedding in Llama's half-split layout; `cos` and `sin` are `[rows, width]`, or `[batch, 1, rows, width]`
-    for packed rows.
+    """Rotary embedding in Llama's half-split layout; `cos` and `sin` are `[batch, 1, rows, width]`, or
+    `[1, 1, rows, width]` for one document in each row.
 
     If heads are wider than `width`, only their first `width` channels are rotated.
     """

@@ -154,8 +154,8 @@ class TrainingState:
 class LossReader:
     """Sums the losses of a point of the curve, and stops the training if one is not finite.
 
-    Reading a loss makes the host wait for a GPU, so there `STEPS_BETWEEN_READS` losses are read at once. On a CPU every
-    loss is read immediately.
+    Reading a loss makes the host wait for a GPU, so there up to `STEPS_BETWEEN_READS` losses are read at once. On a CPU
+    every loss is read immediately.
     """
 
     def __init__(self, device: torch.device, total: float = 0.0, num_summed: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""`drafter=mtp_eagle` and `drafter=mtp_vanilla`: trains multi-token-prediction modules for a target that has none."""
+"""`drafter=mtp_eagle` and `drafter=mtp_vanilla`: trains multi-token-prediction modules for plain attention."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def store_in_fp8(folder: Path, output: Path | None = None) -> None:
         raise UserError(f"{folder}: an assistant of Gemma 4 is read only in 16 or 32 bits; leave it unchanged")
     wide = load_weights(folder)
     if narrow := [name for name, tensor in wide.items() if tensor.element_size() == 1 and tensor.is_floating_point()]:
-        raise UserError(f"{folder}: {narrow[0]} and others are already in 8 bits; take the checkpoint in bfloat16")
+        raise UserError(f"{folder}: {narrow[0]} is already in 8 bits; take the checkpoint in bfloat16")
     tensors = with_narrow_matrices(wide)
     knob, output = "output_dir" if output is None else "OUTPUT", output or folder
     if output.exists() and not output.samefile(folder) and (not output.is_dir() or any(output.iterdir())):

@@ -35,7 +35,7 @@ def attend_in_chains(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, chain: StepsSoFar, **_: Any
 ) -> tuple[Tensor, None]:
     """An attention function for transformers. It appends the keys and values to those of the chain's earlier steps, and
-    attends to all of them."""
+    attends by `attend_chain`."""
     group = query.shape[1] // key.shape[1]
     chain.keys.append(key.repeat_interleave(group, 1))
     chain.values.append(value.repeat_interleave(group, 1))

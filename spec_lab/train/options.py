@@ -1,4 +1,4 @@
-"""The drafters and targets that can be trained: a row for each, with its schema, its recipe and its checks.
+"""The options of `target` and `drafter` of a training: a row for each, with its schema, its recipe and its checks.
 
 It does not import torch: recipes are imported when they are needed.
 """

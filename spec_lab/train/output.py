@@ -19,7 +19,7 @@ LOG_FORMAT = "[%(asctime)s][%(name)s][%(levelname)s] - %(message)s"
 
 @contextmanager
 def output_folder(root: Path) -> Iterator[None]:
-    """Make `root` if it is missing, and append all log messages of the block to a file in it.
+    """Make `root` if it is missing, and append the log messages of the block to a file in it.
 
     If the block is refused, folders that were made here are removed, unless they hold finished stages or files of
     others.
@@ -69,7 +69,7 @@ def _logging_to(file: Path) -> Iterator[None]:
 
 
 def _remove_bookkeeping(root: Path) -> None:
-    """If no stage has finished, remove empty folders and the log."""
+    """Remove the empty folders of bookkeeping, and the log if nothing else is left."""
     _remove_empty([root / name for name in BOOKKEEPING])
     if [path.name for path in root.iterdir()] == [LOG_FILE]:
         (root / LOG_FILE).unlink()

@@ -1,7 +1,7 @@
-"""An attention backend over packed rows of whole documents, without a paged cache, for frozen targets in a training.
+"""An attention backend over packed rows of documents, without a paged cache, for frozen targets in a training.
 
 A target's layers call a backend to write keys and values and to attend. This one keeps the keys and values of one
-forward, and lets each token see the earlier tokens of its own document. So the layers, weights and taps are those of
+forward, and lets a token see only its own document, up to itself. So the layers, weights and taps are those of
 the engine.
 """
 

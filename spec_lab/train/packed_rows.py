@@ -13,7 +13,7 @@ from spec_lab.train.data import step_generator
 
 @dataclass(frozen=True, slots=True)
 class PackedRows:
-    """Rows of whole documents, [rows, length] each.
+    """Rows of packed documents, [rows, length] each.
 
     Attributes:
         tokens: ids, in any integer type that holds the vocabulary.
@@ -61,8 +61,11 @@ class PackedRows:
 
 @dataclass(frozen=True, slots=True)
 class RowPlaces:
-    """The places of a chain's rows: their `positions` [batch, rows] within documents, and their documents `segments`
-    [batch, rows]; None if each row of the batch is one document."""
+    """The places of a chain's rows: `positions` [batch, rows] within documents, and the documents `segments`
+    [batch, rows].
+
+    If each row of the batch is one document, `positions` is [1, rows] and `segments` is None.
+    """
 
     positions: Tensor
     segments: Tensor | None
@@ -100,5 +103,5 @@ class TrainingTexts(Protocol):
         ...
 
     def packed(self, row_length: int, seed: int) -> Packed:
-        """Pack whole texts into rows."""
+        """Pack texts into rows."""
         ...

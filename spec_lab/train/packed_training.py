@@ -1,7 +1,7 @@
 """Trains an unrolled drafter on packed rows of texts, with a frozen target run by the engine's code.
 
-One step runs the target over its rows, unrolls the drafter over all of them at once, and compares the two at tokens
-that the target wrote. The host only draws the rows, so that a GPU can replay the whole step.
+One step takes the target's states of its rows, unrolls the drafter over all of them at once, and compares the two at
+tokens that the target wrote. On a GPU the host only draws the rows, so that the whole step can be replayed.
 """
 
 from __future__ import annotations

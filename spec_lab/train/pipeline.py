@@ -1,6 +1,6 @@
 """A training run: tokenizer, corpus, target, generations, drafter, evaluation, cards.
 
-Finished stages are skipped, except the evaluation and the cards.
+Finished stages are skipped. The evaluation and the cards are made every time.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Pipeline:
         """Run the missing stages under `output_dir`; the last line printed is that folder.
 
         Raises:
-            UserError: the device or the folder cannot be used, or the folder holds results of other settings.
+            UserError: the device, the folder or a setting cannot be used, or the folder has results of other settings.
             TrainingDiverged: a loss is no longer finite.
         """
         self._device()

@@ -31,7 +31,7 @@ wrong layer give .2, and a wrong position gives .5."""
 TEXT_LENGTHS = (40, 56)
 """The lengths of the two texts used for the comparison, which share one row of the training forward."""
 ORACLE_ROUNDS = 4
-"""The fewest rounds that the oracle decodes of each text."""
+"""The fewest rounds that the oracle decodes after each text."""
 
 
 class NotServed(Breakdown):
@@ -158,7 +158,7 @@ class Prover:
         return trained, served
 
     def require_same(self, name: str, folder: Path, other: Path) -> None:
-        """Raise NotServed if the engine's drafts change when it reads the file in another layout."""
+        """Raise NotServed if the engine's logits change when it reads the drafter in another layout."""
         for text in self.texts:
             said = [
                 self.recipe.form.served_laws(self.serving, self.serving.engine(name, each), text, len(text) // 2)

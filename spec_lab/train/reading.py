@@ -53,7 +53,7 @@ def reading(file: Path, remedy: str = TRAIN_AGAIN) -> Iterator[None]:
 
 
 def refuse_damaged(folder: Path) -> None:
-    """Raise UserError if a file of tensors in a folder is truncated, or a checkpoint has no config."""
+    """Raise UserError if a safetensors file in a folder is truncated, or a checkpoint has no config."""
     if any(folder.glob("model*.safetensors")) and not (folder / "config.json").exists():
         raise UserError(f"{folder} has no config.json; {TRAIN_AGAIN}")
     for file in sorted(folder.glob("*.safetensors")):

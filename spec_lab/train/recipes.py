@@ -12,7 +12,7 @@ from spec_lab.train.pipeline import Pipeline
 
 
 def build_pipeline(config: TrainConfig) -> Pipeline | HeadPipeline:
-    """Make the pipeline for `config`: for a pocket target and drafter, or for a drafter of an existing target.
+    """Make the pipeline for `config`: for a pocket target and its drafter, or for a drafter of a target such as hf.
 
     Raises:
         UserError: see `spec_lab.train.checks`.

@@ -43,8 +43,8 @@ CAME_LATER = {
 class RunFolder:
     """The paths of a run's outputs; several runs that train drafters for one target may share it, even at once.
 
-    `shipped_target`: an existing target; None if the run trains its own. `target_name`: the name of the target's
-    folder, and the prefix of its drafters' folders.
+    `shipped_target`: an existing target; None if the run trains its own. `target_name`: the prefix of the drafters'
+    folders, and the name of the folder of a target that is trained here.
     """
 
     root: Path
@@ -70,7 +70,7 @@ class RunFolder:
 
     @property
     def records(self) -> Path:
-        """A file for each stage with its recipe, time, device and loss curve, and the results of evaluations."""
+        """The records of the stages, and the results of evaluations."""
         return self.root / "records"
 
     def drafter(self, name: str) -> Path:
@@ -105,11 +105,11 @@ def run_stage(
 ) -> None:
     """Build `output` with `build(unfinished folder)`, whose result goes into the record, unless `output` exists.
 
-    If several processes want the same output, one builds it and the others wait. A refused build leaves nothing behind.
-    A build that breaks down leaves a record that says so, and the next build may have another recipe.
+    If several processes want the same output, one builds it and the others wait. A refused build leaves no new record
+    or checkpoint. A build that breaks down leaves a record that says so, and the next build may have another recipe.
 
     Raises:
-        UserError: the folder, or a checkpoint in it, was made with another `recipe`, or `build` refuses.
+        UserError: `output` was begun with another `recipe`, has no record or is damaged, or `build` refuses.
         Breakdown: `build` breaks down.
     """
     with _locked(folder.record(output).with_suffix(".lock")):

@@ -1,8 +1,8 @@
 """A training step: loss, gradients, clipping and update. A GPU replays it as a CUDA graph where `make_step` allows it.
 
 A small model's step is thousands of small kernels, which take longer to launch than to run. PyTorch itself recommends
-capturing whole steps ("Whole-network capture" in its page on CUDA semantics). All shapes are those of the first step,
-and nothing synchronises with the host.
+capturing whole steps ("Whole-network capture" in its page on CUDA semantics). For that, all shapes must be those of
+the first step, and nothing may synchronise with the host.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Pocket targets: small models of several families in transformers' own classes, trained on packed rows, saved in
-bf16."""
+"""Pocket targets: small models of several families in transformers' own classes, trained on packed rows and
+natural text."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class NewTargetConfig(TargetChoice):
         return self
 
     def key_value_heads(self) -> int:
-        """Return the number of KV heads."""
+        """Return the number of KV heads; 1 for latent attention."""
         return int(getattr(self, "num_kv_heads", 1))
 
 
@@ -84,7 +84,7 @@ class PocketTrainingConfig(LayerConfig, NewTargetConfig):
 
 @dataclass
 class DecoderTrainingConfig(NewTargetConfig):
-    """The keys of targets of other families. Their drafters are trained on the corpus, not on texts of the target."""
+    """The keys of targets of families other than Qwen3. Their drafters learn from the training corpus."""
 
     writes_texts: ClassVar[bool] = False
     own_vocabulary: ClassVar[bool] = False

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Train a BPE over `texts` with `vocab_size` entries, markers included.
+    """Train a BPE over `texts` with at most `vocab_size` entries, markers included.
 
     Every digit is a separate token, so a number's length is its number of digits. The thinking markers are plain added
     tokens, as in Qwen3. So decoding without special tokens keeps them, and the text still shows where thinking ends.

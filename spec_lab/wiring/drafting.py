@@ -59,7 +59,7 @@ DrafterFactory = Callable[[DrafterResources], Drafter[Any]]
 
 
 def load_drafter(chosen: Chosen, build: DrafterBuild) -> DrafterFactory:
-    """Load the drafter's weights. The factory then makes a drafter with them for each engine."""
+    """Load the drafter's weights, if it has any. The factory then makes a drafter with them for each engine."""
     name = "load" if chosen.sizes is None else "load_tree"
     load = getattr(chosen.drafter, name)
     assert load is not None, "a tree with a drafter of chains is refused earlier"

@@ -1,6 +1,6 @@
 """Builds the engine of a configuration, and its decode rounds.
 
-A round drafts a chain or a tree. It verifies all drafts, or only those that each request offers.
+A round drafts a chain or a tree, or nothing. It verifies all drafts, or only those that each request offers.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def build_rounds(
 ) -> Rounds:
     """Make the decode rounds of an engine: one, or one for each K that a batch can have.
 
-    A schedule has several K. With a drafter on the host, the number of drafts that the device makes is one more K. If
+    A schedule has several K. With a drafter on the host, the number of drafts that the device makes is a K too. If
     requests have a K of their own, there is also a round without drafting.
 
     `recorder` captures parts of a round as graphs; None captures nothing.

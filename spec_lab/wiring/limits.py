@@ -21,11 +21,11 @@ class Limits:
     """Sizes of an engine's caches.
 
     Attributes:
-        max_seq_len: length of the longest prompt plus output.
-        margin: number of positions past `max_seq_len` that a round may write: those of `rows_behind`, and N more if the
-            host is a round behind the device and must end requests itself.
+        max_seq_len: the most tokens of a prompt and its output together.
+        margin: number of positions past `max_seq_len` that a round may write: those of `rows_behind`, and K + 1 more if
+            the host is a round behind the device and must end requests itself.
         max_kv_len: the longest committed length at the start of a round.
-        num_rows: number of rows of a request in verify.
+        num_rows: number of rows that verify runs for a request with a chain.
         rollback: how layers that keep a state undo rejected rows.
     """
 

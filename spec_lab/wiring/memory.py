@@ -22,7 +22,7 @@ def memory_of(device: torch.device) -> int:
 
 @contextmanager
 def room_for(num_bytes: int, what: str, device: torch.device) -> Iterator[None]:
-    """Wrap the allocation of `num_bytes`. Refuse it beforehand if the device's memory is smaller, or if it fails.
+    """Wrap the allocation of `num_bytes`. Refuse it if the device's memory is smaller, or if the allocation fails.
 
     Args:
         what: the purpose of the memory, for the error message.

@@ -90,7 +90,7 @@ class TargetBuild:
     Attributes:
         kernels: the run's kernels.
         experts_read: counters for the layers with experts, of the target and the drafter.
-        markers: markers of the thinking phase; None if the tokenizer has none.
+        markers: markers of the thinking phase; None if none are given.
     """
 
     target: Decoder
@@ -134,7 +134,7 @@ def resolve_device(name: str) -> torch.device:
     """Return the device for `device=`; `auto` is CUDA if torch has it, else the CPU.
 
     Raises:
-        UserError: torch sees no such device, or cannot use the GPU.
+        UserError: torch sees no GPU, or cannot use it.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"

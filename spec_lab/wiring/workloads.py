@@ -28,7 +28,7 @@ ALL = "all"
 def open_workload(chosen: Chosen) -> tuple[Tokenizer, list[Request]]:
     """Return the target's tokenizer and the workload's requests. All prompt tokens are in the target's vocabulary.
 
-    config.json is read first. If the checkpoint is not supported, no other file is read.
+    The config is read first. If the checkpoint is not supported, nothing else is read.
 
     Raises:
         UserError: the checkpoint, its tokenizer or the workload is invalid.
@@ -67,7 +67,7 @@ def _tokenizer(chosen: Chosen, folder: Path, vocab_size: int) -> Tokenizer:
 
 
 def load_requests(chosen: Chosen, tokenizer: Tokenizer) -> list[Request]:
-    """Return the requests of the workload; UserError if none is left or a file is invalid."""
+    """Return the requests of the workload; UserError if there is none, or one cannot be used."""
     requests = list(chosen.workload.load(chosen.config, tokenizer) or ())
     for number, request in enumerate(requests):
         if problem := _malformed(request):
@@ -125,8 +125,7 @@ def _refuse_unasked(requests: Sequence[Request], workload: WorkloadConfig) -> No
 
 
 def _malformed(request: object) -> str | None:
-    """Return which part of a request has a wrong type or is an empty name, since a workload may be an extension's; None
-    if none has."""
+    """Return what is wrong with the type or values of a request, which may be an extension's; None if nothing is."""
     if not isinstance(request, Request):
         return f"is {request!r}, no Request"
     held: dict[str, Any] = dataclasses.asdict(request)
@@ -141,7 +140,7 @@ def _malformed(request: object) -> str | None:
 
 
 def _fitting(requests: list[Request], max_seq_len: int, config: RunConfig) -> list[Request]:
-    """Return the requests that fit the target; UserError if there is none."""
+    """Return the requests that fit `max_seq_len`; UserError if there is none."""
 
     def check(request: Request) -> Request:
         require_room(request, max_seq_len)

@@ -80,7 +80,7 @@ def _nothing_reads(key: object, known: Sequence[str], place: str, whole: str) ->
 
 
 def turns_of(row: Mapping[str, Any], place: str) -> Turns | None:
-    """Return the contents of a line in a known format; None for a line with `prompt`.
+    """Return the contents of a line in a known format other than `prompt`; None for any other line.
 
     Raises:
         UnusablePrompt: it is in a known format, but broken.
@@ -153,8 +153,7 @@ def _gsm8k(row: Mapping[str, Any], place: str) -> Turns:
 
 
 def _humaneval(row: Mapping[str, Any], place: str) -> Turns:
-    """Read a HumanEval line: the beginning of a program, to be continued. Programs are not run, so nothing is
-    checked."""
+    """Read a HumanEval line: the beginning of a program, to be continued. Programs are not run to check them."""
     task, prompt = row["task_id"], row.get("prompt")
     if not isinstance(task, str) or not isinstance(prompt, str) or not prompt.strip():
         raise UnusablePrompt(

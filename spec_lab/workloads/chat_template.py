@@ -164,7 +164,7 @@ def _of_folder(folder: Path) -> PreTrainedTokenizerBase | None:
 
 
 def _require_files(folder: Path) -> None:
-    """Require that the folder has regular files only, since transformers would wait forever for a pipe."""
+    """Require that the folder has only regular files and folders, since transformers would wait forever for a pipe."""
     for path in folder.iterdir():
         if not path.is_dir():
             open_regular(path).close()

@@ -64,7 +64,7 @@ def check(checker: Checker, expected: str, text: str, thinking_open: bool = Fals
 
 
 def reply_of(text: str, thinking_open: bool = False) -> str | None:
-    """Return the text after the last thinking, up to the end of the turn; all of it if there is no thinking.
+    """Return the text after the last thinking, or from its start if there is none, up to the end of the turn.
 
     It is None if the text ends inside thinking, since it then has no answer yet.
     """

@@ -27,7 +27,7 @@ def normalise(answer: str) -> str:
 
 
 def read_line(reply: str) -> str | None:
-    """Return the rest of the line after the last `Answer:`."""
+    """Return the normalised rest of the line after the last `Answer:`; None if it is empty or there is none."""
     found = list(LINE.finditer(reply))
     return normalise(found[-1]["answer"]) or None if found else None
 

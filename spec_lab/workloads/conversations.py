@@ -1,7 +1,7 @@
 """Conversations of several turns. Each later turn becomes a separate request, whose prompt has the answers before it.
 
 These answers are from plain decoding, made once before anything is timed. So all configurations of a run get the same
-prompts, and a lossless one gets the same conversation that it would have had by itself.
+prompts. With greedy decoding, a lossless one gets the same conversation that it would have had by itself.
 """
 
 from __future__ import annotations

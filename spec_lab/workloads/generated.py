@@ -47,7 +47,7 @@ def answer_of(example: Example) -> str:
 
 @cache
 def _draw(category: str, count: int, seed: int) -> tuple[Example, ...]:
-    """Draw the examples of a category. They are cached, since all jobs of a sweep draw the same ones."""
+    """Draw the examples of a category. They are cached, since jobs of a sweep mostly draw the same ones."""
     from spec_lab.corpus.categories import generate
 
     chosen: dict[str, Example] = {}

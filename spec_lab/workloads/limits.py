@@ -23,7 +23,7 @@ RETURNED, RAISED = b"+", b"-"
 
 
 class OutOfBounds(Exception):
-    """The work raised an error, or a limit ended it; the message says which."""
+    """The work raised an error, a limit ended it, or its process died; the message says which."""
 
 
 @contextmanager

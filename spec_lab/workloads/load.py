@@ -85,8 +85,8 @@ def _in_turn(prompts: list[Prompt], config: RunConfig, tokenizer: Tokenizer) -> 
 
 
 def select_prompts(prompts: list[Prompt], categories: list[str] | None, limit: int | None) -> list[Prompt]:
-    """Choose `limit` prompts of `categories`. They are taken from the categories in turn, so that a limit of as many
-    prompts as categories includes every category."""
+    """Choose up to `limit` prompts of `categories`. They are taken from the categories in turn, so that a limit of as
+    many prompts as categories includes every category."""
     by_category: dict[str, list[Prompt]] = defaultdict(list)
     for prompt in prompts:
         by_category[prompt.category].append(prompt)

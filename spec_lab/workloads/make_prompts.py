@@ -54,7 +54,7 @@ def eval_examples(category: str) -> list[Example]:
 
 
 def write_prompts(folder: Path) -> None:
-    """Write a JSON Lines file for each category. The answer of natural text is null, since no continuation is right."""
+    """Write a JSON Lines file for each category. Natural text has no answer, since many continuations are right."""
     folder.mkdir(parents=True, exist_ok=True)
     for category in CATEGORIES:
         lines = []

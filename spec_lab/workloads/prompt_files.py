@@ -23,7 +23,7 @@ PROMPTS_FOLDER = Path(__file__).parent / "prompts"
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One line of a prompt set.
+    """A prompt of a workload.
 
     Attributes:
         text: the first turn.
@@ -80,7 +80,7 @@ def _path(config: WorkloadConfig) -> Path:
 
 
 def _prompt(line: TextLine, file_name: str) -> Prompt:
-    """Read a line of the user's prompts, in any of the formats.
+    """Read a line in any of the formats.
 
     Raises:
         UnusablePrompt: the line is broken, or has a key that nothing reads.

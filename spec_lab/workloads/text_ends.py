@@ -13,9 +13,9 @@ UNFINISHED = "\ufffd"
 def text_ends(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) -> list[int] | None:
     """Return for each token how many characters of `text` the tokens up to and including it give.
 
-    A token that only begins a character adds none; the token that completes the character adds it. A piece is the
-    tokens up to the next whole character. Each piece is decoded together with the one before it, since tokenizers treat
-    the first token of a text differently.
+    A token that only begins a character adds none, unless it is the last; the token that completes it adds it. A piece
+    is the tokens up to the next whole character. Each piece is decoded together with the one before it, since
+    tokenizers treat the first token of a text differently.
 
     Returns:
         A number for each token; None if the decoded pieces do not add up to `text`.

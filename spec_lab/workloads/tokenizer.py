@@ -61,9 +61,7 @@ class IdsAlone:
         return None
 
     def encode(self, text: str) -> list[int]:
-        raise UserError(
-            "this target has random weights and no tokenizer, so texts cannot be read; use workload=random_ids"
-        )
+        raise UserError("this target has no tokenizer, so texts cannot be read; use workload=random_ids")
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return " ".join(map(str, token_ids))
@@ -79,7 +77,7 @@ class TargetTokenizer:
     """A `tokenizer.json` or the tokenizer of a GGUF file, together with the model's chat template."""
 
     def __init__(self, folder: Path, thinking: bool | None = None) -> None:
-        """Read the tokenizer of a folder or of a GGUF file; UserError if it is missing or broken.
+        """Read the tokenizer of a folder or of a GGUF file; UserError if it cannot be used.
 
         `thinking` is passed to the chat template; None passes nothing.
         """

@@ -1,6 +1,6 @@
 """`python -m spec_lab.workspace ENTITY/PROJECT`: lay out the page of a W&B project, and save it on W&B's server.
 
-Every call saves a new view of the project; views are chosen and deleted in W&B. `--dry-run` saves nothing: it prints
+A call saves a new view of the project; views are chosen and deleted in W&B. `--dry-run` saves nothing: it prints
 the view as JSON, and needs neither key nor network.
 """
 

@@ -139,7 +139,7 @@ def parse(arguments: Sequence[str]) -> tuple[TextsConfig, Path, list[str]]:
     """Return the settings of the texts, their folder, and the overrides for the target's run.
 
     Raises:
-        UserError: a value is of another type or out of bounds, or there is no folder.
+        UserError: a setting has a wrong value or is not read, or there is no folder.
     """
     from spec_lab.program.words import read_words
 

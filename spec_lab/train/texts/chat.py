@@ -1,8 +1,8 @@
 """The form of conversations in a model's chat template: the texts around the turns, found once.
 
-A template is a program, and each rendering starts a process. A training needs some 100,000 prompts. So the template is
-rendered once for each number of turns and each system message, with placeholders for the turns. Prompts are assembled
-from the parts.
+A template is a program, and each rendering starts a process. A training needs some 100,000 prompts. So each
+number of turns and each system message is rendered with placeholders for the turns, and once more as a check. Prompts
+are assembled from the parts.
 """
 
 from __future__ import annotations

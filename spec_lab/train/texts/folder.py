@@ -1,7 +1,7 @@
 """A folder of texts: `header.json`, prompts as JSON Lines, and answers in `answers-00000.safetensors` and so on.
 
 Each file is written under a temporary name, renamed, and then listed in the header. So a kill loses at most the current
-file. In files, ids have the smallest integer type that holds the vocabulary; in memory they are int32.
+file. In files, ids have the type of `smallest_id_type`; in memory they are int32.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class TextsFolder:
         """Make the folder, or open the existing one.
 
         Raises:
-            UserError: it holds texts of another target or of other settings.
+            UserError: it holds texts of another target or of other settings, or texts without a header.
         """
         self.root = root
         self.header = header

@@ -37,7 +37,7 @@ class WrittenBy:
 
     Attributes:
         weights: a digest of its files (`digest_of_weights`).
-        tokenizer: a digest of its vocabulary and merges.
+        tokenizer: a digest of its whole tokenizer.
         template: a digest of its chat template; empty if it has none.
     """
 
@@ -118,7 +118,7 @@ class TextsHeader:
             )
 
     def refuse_beside(self, other: TextsHeader, folder: Path) -> None:
-        """Raise UserError if the texts of `folder` were written differently from these, or have the same prompts."""
+        """Raise UserError if the texts of `folder` differ from these beyond `MAY_DIFFER`, or have the same prompts."""
         if changed := [name for name in self._changed(other) if name not in MAY_DIFFER]:
             raise UserError(
                 f"{folder} holds texts written with another {', '.join(changed)} than those beside it; learn from one "

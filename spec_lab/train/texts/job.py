@@ -91,7 +91,7 @@ def digests_of_sources(config: TextsConfig) -> dict[str, str]:
 def probe(writer: Writer, config: TextsConfig) -> Rate:
     """Write a few texts without keeping them, and return the speed and their lengths.
 
-    On a CPU the answers are cut short, and then assumed to have the maximum length.
+    On a CPU at most 16 tokens of an answer are written. If `max_new_tokens` is larger, answers count as that long.
     """
     on_gpu = writer.models.device.type == "cuda"
     number = BATCHES_OF_A_PROBE * config.batch_size if on_gpu else min(config.batch_size, 4)
@@ -181,7 +181,7 @@ class TextsJob:
         self._write_turns(PROMPTS, number, begin, seen)
 
     def _write_follow_ups(self, asked: Sequence[Conversation]) -> None:
-        """Let the target write the user's next turn in some of the conversations."""
+        """Write the user's next turn in some of the conversations: that of the files, or without files the target's."""
         places = list(range(len(asked)))
         random.Random(self.config.seed + 1).shuffle(places)
         answers = self._answers_by_conversation("a")

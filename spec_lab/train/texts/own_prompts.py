@@ -87,7 +87,7 @@ def end_turns(
 ) -> tuple[list[Conversation], Counter[str]]:
     """Return the conversations with the completed turns, and counts: asked, trimmed, kept, and left out by reason.
 
-    A turn that did not end loses its last, unfinished sentence.
+    A turn that did not end is cut to its `whole_sentences`.
     """
     kept: list[Conversation] = []
     counts = Counter(asked=len(begun))

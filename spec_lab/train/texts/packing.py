@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class PackedTexts:
-    """Rows of whole texts.
+    """Rows of packed texts.
 
     Attributes:
         tokens: [num_rows, row_length] int32 ids; 0 for padding.

@@ -46,11 +46,11 @@ class StagePlan:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """The result of a probe: how fast a target writes, and how long its texts are.
+    """How fast a target writes, and how long its texts are: a probe's result, or a user's rate with maximum lengths.
 
     Attributes:
-        prompt_tokens: the mean length of a prompt, including its template.
-        answer_tokens: the mean length of an answer.
+        prompt_tokens: the length of a prompt, including its template; a probe's mean.
+        answer_tokens: the length of an answer; a probe's mean.
     """
 
     tokens_per_second: float

@@ -1,4 +1,4 @@
-"""Conversations that need an answer: reads them from files, stores them in a texts folder, and finds duplicates."""
+"""Conversations that need an answer: reads them from files, generates them, and finds duplicates."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Conversation:
     """A conversation up to the target's answer.
 
     Attributes:
-        turns: alternating turns of user and assistant; the first and last are the user's.
+        turns: alternating turns of user and assistant, from the user's first on.
         later_turns: the user's turns after the answer, if a file has them.
         system: the system message; None leaves it to the chat template.
     """
@@ -80,7 +80,7 @@ def read_prompts(sources: Iterable[str], seed: int, allow_tests: bool) -> tuple[
     """Read the prompts of JSON Lines files, or generate them for `reasoning_gym:TASK:COUNT`. Also return counts of the
     lines left out, by reason.
 
-    Each line has `messages` (role and content), `conversations` (from and value, as in ShareGPT), a `prompt`, or with
+    A line has `messages` (role and content), `conversations` (from and value, as in ShareGPT), a `prompt`, or with
     `allow_tests` also `turns`. Of a conversation, only the system message and the user's turns are used; the target
     writes the assistant's.
 
@@ -112,7 +112,7 @@ def read_prompts(sources: Iterable[str], seed: int, allow_tests: bool) -> tuple[
 
 
 def as_many_as_prompts(config: TextsConfig) -> TextsConfig:
-    """Return the settings with `num_texts` limited to the number of different prompts, of any length.
+    """Return the settings with `num_texts` limited to the different prompts, of any length, and their second turns.
 
     Raises:
         UserError: a file cannot be read or is for testing, or there is no prompt.
@@ -133,7 +133,7 @@ def as_many_as_prompts(config: TextsConfig) -> TextsConfig:
 
 
 def in_words(counts: Counter[str]) -> str:
-    """Describe how many prompts were left out, and why."""
+    """Describe what became of prompts, by their counts."""
     why = [f"{count} {name.replace('_', ' ')}" for name, count in counts.items() if count and name != "tokens"]
     return ", ".join(why) or "there were none"
 
@@ -156,7 +156,7 @@ def generated_prompts(source: str, seed: int) -> list[Conversation]:
     """Return the questions of `reasoning_gym:TASK:COUNT`.
 
     Raises:
-        UserError: the package is not installed, or it has no such task.
+        UserError: see `task_and_count` and `made_questions`.
     """
     task, count = task_and_count(source)
     questions = made_questions("prompts", task, count, seed)

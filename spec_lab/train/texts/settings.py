@@ -1,5 +1,4 @@
-"""The schema of the texts that a target writes: type, default, explanation and bounds of every key. It does not import
-torch."""
+"""The schema of the texts that a target writes, with types, defaults, explanations and bounds; without torch."""
 
 from __future__ import annotations
 
@@ -88,9 +87,9 @@ def sampling_problem(config: WritingConfig, prefix: str, has_prompts: bool) -> s
             return f"{prefix}{name}: {least[0]} is below {LEAST_TEMPERATURE}; use {prefix}{name}=[{example}]"
     if config.top_p is not None and config.top_p < LEAST_TOP_P:
         return f"{prefix}top_p={config.top_p} is below {LEAST_TOP_P}; use {prefix}temperatures=[0], which is greedy"
-    if has_prompts and not config.second_turns:  # then the target writes no turn of a user
+    if has_prompts:
         if config.prompt_temperatures != WritingConfig().prompt_temperatures:
-            return f"{prefix}prompt_temperatures is not read with prompts and {prefix}second_turns=0; leave it out"
+            return f"{prefix}prompt_temperatures is not read with prompts; leave it out"
         if config.top_p is not None and not any(config.temperatures):
             return f"{prefix}top_p={config.top_p} changes nothing at {prefix}temperatures=[0]; leave it out"
     return None

@@ -1,4 +1,4 @@
-"""Lets a target write many texts at a time. Its weights are loaded once, and each temperature has an engine."""
+"""Lets a target write many texts at a time. Its weights are loaded once, and each temperature gets an engine."""
 
 from __future__ import annotations
 
@@ -103,8 +103,8 @@ class Writer:
     def write(self, requests: list[Request], temperature: float, progress: TextProgress) -> list[RequestRecord]:
         """Return the target's continuation of each request's prompt, in the order of `requests`.
 
-        Prompts of one length start together, since attention takes requests with equally many rows in one call. Apart
-        from rounding, the texts do not depend on that order.
+        Prompts of one length mostly start together, since attention takes requests with equally many rows in one call.
+        Apart from rounding, the texts do not depend on that order.
         """
         by_length = sorted(requests, key=lambda request: (-request.max_new_tokens, len(request.prompt_ids)))
         engine = self._engine(temperature)
