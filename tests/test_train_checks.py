@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from spec_lab.checkpoints.eagle3_config import default_tap_layer_inputs
+from spec_lab.checkpoints.packaged import PackagedFile
 from spec_lab.collect.__main__ import main as collect
 from spec_lab.core.errors import UserError
 from spec_lab.options.drafters.block_keys import Form, Head
@@ -35,7 +36,14 @@ from spec_lab.train.fitting import MIN_TAPPED_LAYERS
 from spec_lab.train.menu import train_menu
 from spec_lab.train.options import DRAFTERS as OPTIONS
 from spec_lab.train.recipes import build_pipeline
-from spec_lab.train.target_config import HfTarget, PocketTrainingConfig, ShippedTarget, SmolLm2Target, TargetChoice
+from spec_lab.train.target_config import (
+    HfTarget,
+    PocketMoeTrainingConfig,
+    PocketTrainingConfig,
+    ShippedTarget,
+    SmolLm2Target,
+    TargetChoice,
+)
 from tests.tiny_checkpoints import refused
 
 DRAFTERS: list[type[Any]] = [

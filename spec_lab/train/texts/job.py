@@ -76,16 +76,19 @@ def _write_new(writer: Writer, config: TextsConfig, root: Path, header: TextsHea
 
 
 def digests_of_sources(config: TextsConfig) -> dict[str, str]:
-    """Return for each source of prompts, by its name, a digest of a file's content; empty for a generator.
+    """Return for each source of prompts a digest of a file's content; empty for a generator. A source's key is its
+    last part, or all of it if an earlier source has the same last part.
 
     Raises:
         UserError: there is no such file.
     """
     refuse_missing(config.prompts)
-    return {
-        Path(source).name: "" if source.startswith(GENERATED) else digest_of_file(Path(source))
-        for source in config.prompts
-    }
+    digests: dict[str, str] = {}
+    for source in config.prompts:
+        name = Path(source).name
+        digest = "" if source.startswith(GENERATED) else digest_of_file(Path(source))
+        digests[source if name in digests else name] = digest
+    return digests
 
 
 def probe(writer: Writer, config: TextsConfig) -> Rate:
