@@ -16,7 +16,7 @@ from spec_lab.drafters.history import NewTokens, TokenHistory
 from spec_lab.drafters.ngram import HistoryLookup
 
 NUM_MATCHES = 16
-"""The number of occurrences that are used: the longest matches first, and of equally long ones the latest."""
+"""The most occurrences that are used: the longest matches first, and of equally long ones the latest."""
 
 
 @dataclass(slots=True)

@@ -1,6 +1,6 @@
 """Stage timers: they measure spans inside a round. A stage's time is the sum of its spans.
 
-The stages of a round do not overlap. A drafter's own spans, such as `head`, lie within the span of a stage.
+The stages of a round do not overlap. In a round, a drafter's own spans, such as `head`, lie within that of a stage.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 class HostTimer:
     """Measures each span by the wall clock. This suits a CPU, where a call returns when its work is done.
 
-    A replay runs no Python, so it is timed as a whole, without the spans inside the captured segment.
+    A replay enters no span, so it is timed as a whole, without the spans inside the captured segment.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class EventPair:
 
 
 class CudaEventTimer:
-    """Records events on the stream around each span. Only `collect` reads them, so no span waits for the device.
+    """Records events on the stream around spans. Only `collect` reads them, so no span waits for the device.
 
     Inside a graph they are external events: graph nodes that each replay records again. So they must be read before the
     same graph is replayed again.
@@ -134,7 +134,7 @@ class CudaEventTimer:
 
     @contextmanager
     def replay(self, name: str, marks: list[EventPair]) -> Iterator[None]:
-        """Time a segment of one stage from outside, since another replay in the same round overwrites its marks."""
+        """Time a segment of one stage or none from outside, since another replay in the round overwrites its marks."""
         if {mark.name for mark in marks} <= {name}:
             with self.span(name):
                 yield

@@ -28,7 +28,7 @@ class Dtype(Choice):
 
 
 class KernelsChoice(Choice):
-    """The kinds of kernels that can compute the small steps of a round; native also computes layers."""
+    """The kinds of kernels that can compute the small steps of a round; triton and native also compute layers."""
 
     auto = (
         "auto",

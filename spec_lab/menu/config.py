@@ -67,7 +67,7 @@ class DrafterConfig:
     """The keys that every drafter has."""
 
     name: str = MISSING
-    num_draft_tokens: int = knob(3, "draft tokens a round, K; a round verifies K + 1 rows a request")
+    num_draft_tokens: int = knob(3, "draft tokens a round, K; a round of a chain verifies at most K + 1 rows a request")
     k_schedule: list[list[int]] | None = knob(
         None,
         "K by the number of running requests, a list of [first, last, K]; null is num_draft_tokens for every number",
@@ -299,7 +299,9 @@ class RunConfig:
         [ReferenceChoice.plain, ReferenceChoice.unpruned], "configurations that take turns with the run; [] is none"
     )
     repeats: int = knob(5, "times that run and references are timed in turn; three or more give an interval", least=1)
-    warmup_requests: int = knob(2, "requests decoded before anything is timed", least=0)
+    warmup_requests: int = knob(
+        2, "requests decoded before anything is timed, at least a full batch; 0 is none", least=0
+    )
     profile_rounds: int = knob(
         16, "number of rounds profiled after the timed part, for the table of kernels; 0 is none", least=0
     )

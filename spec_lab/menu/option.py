@@ -90,7 +90,7 @@ class DrafterOption(Option):
         no_branch_keys: whether the branches of a tree write no keys, so that no branch can see another's.
         drafts_on_host: whether it makes drafts on the host between two rounds, as many as it finds.
         ingests_in_graphs: whether its `ingest` may be captured for a prompt that comes alone, since it reads no spans.
-        notes_confidence: whether it picks its drafts with `wiring.drafting.make_picker`, which stores its confidence.
+        notes_confidence: whether it stores its confidence if a run uses it, as `wiring.drafting.make_picker` does.
         preset_of: the option that this one is a preset of, with other values but the same code; None if it is not one.
         rows_written: returns, from a run's configuration, how many positions past the last token a round may write;
             None for a drafter with which these are never more than 2K.
@@ -284,7 +284,7 @@ class LoggerOption(Option):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricOption(Option):
-    """A number that an extension defines. It is computed in every run that names the extension, without being chosen.
+    """A number that an extension defines. It is computed in every run that loads the extension, without being chosen.
 
     Attributes:
         definition: a sentence about the number, for records and reports.
