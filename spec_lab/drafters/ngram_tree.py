@@ -1,7 +1,7 @@
 """Prompt lookup that drafts a tree: it merges the tokens after several earlier occurrences of the text's suffix.
 
 SGLang's NGRAM and suffix decoding keep such a trie on the host. Here it is rebuilt in every round, with tensors, from
-the token history on the device. With one occurrence it is the chain that prompt lookup drafts.
+the token history on the device. With one occurrence it is a chain, as in prompt lookup.
 """
 
 from __future__ import annotations

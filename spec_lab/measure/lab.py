@@ -1,4 +1,4 @@
-"""Loads everything that a run needs: prompts, target, drafter, and an engine for the run and for each reference."""
+"""Loads everything that a run needs: prompts, target, drafter, and engines for the run and references that differ."""
 
 from __future__ import annotations
 

@@ -256,7 +256,7 @@ class LoggerConfig:
 
 @dataclass
 class RunConfig:
-    """A whole run. `experiment` and `debug` only set other keys, so they are not part of it."""
+    """A whole run. `experiment`, `debug` and `size` only set other keys, so they are not part of it."""
 
     target: TargetConfig = knob(MISSING, "the model whose decoding is to become faster")
     drafter: DrafterConfig = knob(MISSING, "what proposes the draft tokens")
