@@ -81,8 +81,8 @@ class DrafterOption(Option):
         drafts: whether it proposes tokens; False is plain decoding, with no draft tokens to count.
         follows_greedy_text: why its drafts fit only the output of plain greedy decoding, as in "replays a greedy
             continuation"; None if they fit any output.
-        hands_hidden_on: whether a draft step reads `state.hidden`, and replaces only this and `state.tokens`; the doctor
-            then measures how much the hidden state helps.
+        hands_hidden_on: whether a draft step reads `state.hidden`, and replaces only this and `state.tokens`; the
+            doctor then measures how much the hidden state helps.
         no_loop: why there is no draft loop to capture, so that graph modes that capture are refused; None if they are
             accepted.
         no_moves: why no metadata is updated between draft steps; None if metadata is updated there.
