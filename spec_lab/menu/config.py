@@ -91,7 +91,8 @@ class TrainedDrafterConfig(DrafterConfig):
     stop: DraftStop = knob(DraftStop.none, "what ends a request's drafting")
     stop_threshold: float = knob(
         0.4,
-        "a request drafts on while the product of top-1 probabilities is at least this; drafter.stop=confidence only",
+        "a request drafts on while the product of top-1 probabilities, or a head's estimate, is at least this; "
+        "drafter.stop=confidence only",
         above=0,
         most=1,
     )
@@ -261,9 +262,7 @@ class RunConfig:
     target: TargetConfig = knob(MISSING, "the model whose decoding is to become faster")
     drafter: DrafterConfig = knob(MISSING, "what proposes the draft tokens")
     acceptance: AcceptanceConfig = knob(MISSING, "which draft tokens the target accepts")
-    prune: PruneConfig = knob(
-        MISSING, "which rows go on after their KV is written, in the drafter and in the target's last layer"
-    )
+    prune: PruneConfig = knob(MISSING, "which rows go on after their KV is written, in the drafter and in the target")
     graph: GraphConfig = knob(MISSING, "which parts of a round are captured and replayed")
     attention: AttentionConfig = knob(MISSING, "the attention backend")
     workload: WorkloadConfig = knob(MISSING, "the prompts")
