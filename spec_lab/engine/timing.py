@@ -22,6 +22,7 @@ class HostTimer:
     def __init__(self) -> None:
         self.spans: dict[str, float] = {}
         self._is_capturing = False
+        self._is_unmarked = False
 
     @contextmanager
     def round(self, num_rounds: int = 1) -> Iterator[None]:
@@ -31,14 +32,19 @@ class HostTimer:
     def inner_round(self, index: int) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def unmarked(self) -> AbstractContextManager[None]:
-        return nullcontext()
+    @contextmanager
+    def unmarked(self) -> Iterator[None]:
+        was_unmarked, self._is_unmarked = self._is_unmarked, True
+        try:
+            yield
+        finally:
+            self._is_unmarked = was_unmarked
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
         start = perf_counter()
         yield
-        if not self._is_capturing:
+        if not (self._is_capturing or self._is_unmarked):
             self.spans[name] = self.spans.get(name, 0.0) + perf_counter() - start
 
     def reading(self) -> AbstractContextManager[None]:
