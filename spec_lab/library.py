@@ -184,8 +184,9 @@ def _run(job: Job) -> Result:
 def _torch_as_it_was(chosen: Chosen) -> Iterator[None]:
     """Restore the caller's settings of torch after a run has changed them. Also set kernels in C back to one thread.
 
-    The settings are the number of threads, the random states of the CPU and of GPUs that the caller has used, and the
-    default device and type of tensors. Inside, these two defaults are those of a fresh process, and autocast is off.
+    The settings are the number of threads, the random states of the CPU and (if the caller has used CUDA) of the GPUs,
+    and the default device and type of tensors. Inside, these two defaults are those of a fresh process, and autocast is
+    off.
     """
     import torch
 

@@ -81,6 +81,6 @@ def _zeroed(evidence: Evidence) -> DrafterFactory:
 
 
 def _does_not_help(as_it_is: Drafted, zeroed: Drafted) -> bool:
-    """Return whether drafts without the hidden state agree as often. False if hardly any normal draft agrees."""
+    """Return whether zeroing hardly lowers the agreement of draft 2. False if that agreement is low anyway."""
     drop = as_it_is.conditional(2) - zeroed.conditional(2)
     return as_it_is.conditional(2) >= MIN_LATER_AGREEMENT and drop < MIN_DROP

@@ -1,4 +1,4 @@
-"""The findings as text: a line for each check, then the most likely fault."""
+"""The findings as text: a line for each check, then a summary."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from spec_lab.doctor.findings import Finding, Verdict, faults
 
 
 def format_findings(findings: Sequence[Finding]) -> str:
-    """Write the findings as a table, in the order of the checks."""
+    """Write the findings as a table, in the order of the checks, with a summary below."""
     width = max(len(finding.check) for finding in findings)
     verdict_width = max(len(verdict) for verdict in Verdict)
     lines = [f"{f.check:{width}}  {f.verdict:{verdict_width}}  {f.measured}" for f in findings]
@@ -28,7 +28,8 @@ def summarize(findings: Sequence[Finding]) -> str:
 
 
 def _left_out(findings: Sequence[Finding]) -> str:
-    """Say how many checks did not apply, so that a drafter is not considered healthy if little could be checked."""
+    """Say how many checks did not apply, so that a drafter is not considered healthy if little could be checked. Empty
+    if all applied."""
     count = sum(finding.verdict is Verdict.DOES_NOT_APPLY for finding in findings)
     if not count:
         return ""

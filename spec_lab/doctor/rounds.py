@@ -69,10 +69,9 @@ class DraftRecorder:
 def rounds_of(
     subject: Subject, records: Sequence[RequestRecord], drafts: DraftsByRound | None = None
 ) -> list[LoopRound]:
-    """Return the rounds whose drafts were made in the loop. The drafts of a request's first round are not, since the
-    prompt pass makes them.
+    """Return the rounds whose drafts were made in the loop, if the target's own text can judge all K of them.
 
-    Rounds near the end are left out, since the target's own text must judge all K drafts.
+    A request's first round is left out, since the prompt pass makes its drafts.
     """
     found = []
     for text, (record, plain) in enumerate(zip(records, subject.plain, strict=True)):
@@ -89,13 +88,13 @@ def rounds_of(
 
 
 def common_length(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """Return the number of tokens before the first one that differs."""
+    """Return the number of leading tokens that are equal."""
     pairs = enumerate(zip(ours, theirs, strict=False))
     return next((index for index, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
 
 
 def spread(rounds: Sequence[LoopRound], count: int) -> list[LoopRound]:
-    """Return `count` of the rounds, evenly spaced and in order."""
+    """Return at most `count` of the rounds, evenly spaced and in order."""
     if len(rounds) <= count:
         return list(rounds)
     return [rounds[index * len(rounds) // count] for index in range(count)]

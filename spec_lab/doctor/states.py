@@ -2,9 +2,9 @@
 
 Rejected drafts must not change the state, which cannot be seen on the host. So a request is decoded with random drafts,
 and a script says how many of them are accepted. Every round's logits are compared with the logits of a prompt pass over
-the same tokens. If they differ, the rounds are repeated for one common mistake after another. Before each round the
-correct state, or the correct convolution inputs, are copied to where this mistake would read them. The copy that makes
-the logits correct identifies the mistake.
+the same tokens. If they differ, the rounds are repeated for one common mistake after another, with that mistake hidden.
+For most mistakes, the correct state or convolution inputs are copied before each round to where the mistake would read
+them. The first repetition with correct logits identifies the mistake.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class ProbingRule(StrictAcceptance):
 
 @dataclass(slots=True)
 class PlacedStates:
-    """Wraps `states` so that `place` changes the caches before each round."""
+    """Wraps `states`, and hides a mistake before each round: `place` changes the caches, `sets_index` the index."""
 
     states: Any
     caches: Sequence[Any]
@@ -95,7 +95,7 @@ class PlacedStates:
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """A common mistake, and the copy that would hide it."""
+    """A common mistake. `place` or `sets_index` hides it; without either, rounds that accept fewer than K drafts do."""
 
     cause: str
     place: Place | None = None
@@ -150,7 +150,7 @@ MISTAKES = (
 
 
 def check_states(subject: Subject) -> Finding:
-    """Compare rounds of random drafts with prompt passes, and name the mistake that explains a difference."""
+    """Compare rounds of random drafts with prompt passes. Name a common mistake that explains a difference, if any."""
     if not subject.models.target.config.keeps_states:
         return does_not_apply(CHECK, "no layer of the target keeps a state")
     teacher = subject.greedy_teacher()
@@ -167,13 +167,12 @@ def check_states(subject: Subject) -> Finding:
 
 
 def _worst_difference(subject: Subject, teacher: TeacherForcing, mistake: Mistake | None = None) -> tuple[float, int]:
-    """Decode one request, with the copy that would hide `mistake`. Return the largest difference, and the number of
-    rounds."""
+    """Decode one request, with `mistake` hidden. Return the largest difference, and the number of rounds."""
     drafter = RandomDrafterConfig(num_draft_tokens=subject.num_draft_tokens)
     chosen = subject.chosen.again(dataclasses.replace(subject.config, drafter=drafter, graph=EagerGraphConfig()))
     engine = subject.engine(chosen, load_drafter(chosen, subject.models.of_drafters))
     most = subject.num_draft_tokens
-    # With a mistake, no round accepts all drafts, since the row after the last one is outside the cache.
+    # With a mistake and K > 1, no round accepts all drafts: the row after the last one is outside the cache.
     script = (most, 0, 1, most, most - 1) if mistake is None else (most - 1, 0, 1, most - 1)
     rule = ProbingRule(engine, teacher, script)
     engine.parts.rule = rule

@@ -42,7 +42,7 @@ class Subject:
         limits: limits of the run's engine.
         make_drafter: makes the drafter of the run's engine.
         plain: plain decoding's outputs for the requests, which are the target's own text.
-        max_rounds: the largest number of the loop's rounds that are drafted again for every reading of a checkpoint.
+        max_rounds: the most rounds of the loop that a check drafts again.
     """
 
     chosen: Chosen
@@ -84,7 +84,7 @@ class Subject:
         return engine
 
     def greedy_teacher(self) -> TeacherForcing:
-        """Make the teacher forcing that judges near-ties."""
+        """Make teacher forcing with the run's target."""
         return build_teacher(self.config, self.models, self.limits)
 
 
@@ -100,7 +100,7 @@ def load_subject(chosen: Chosen) -> Subject:
 
     Raises:
         UserError: there is no drafter, its tree has no spine, a setting is one that the doctor cannot examine, or a
-            checkpoint, a prompt set or a size is invalid.
+            checkpoint, its logits, a prompt set or a size is invalid.
     """
     if chosen.config.drafter.num_draft_tokens == 0:
         raise UserError("drafter=none makes no drafts to examine; choose drafter=eagle3")
@@ -156,5 +156,5 @@ def strict_greedy(config: RunConfig) -> RunConfig:
 
 
 def shortened(request: Request) -> Request:
-    """Return the request with a shorter output, to save time."""
+    """Return the request with an output of at most `MAX_NEW_TOKENS`, to save time."""
     return dataclasses.replace(request, max_new_tokens=min(request.max_new_tokens, MAX_NEW_TOKENS))

@@ -60,13 +60,13 @@ class Drafted:
         return int((self.accepted >= position - 1).sum())
 
     def conditional(self, position: int) -> float:
-        """Return the share of these rounds whose draft at `position` agrees too; 0 if there are none."""
+        """Return the share of the rounds of `num_judged` whose draft at `position` agrees too; 0 if there are none."""
         return int((self.accepted >= position).sum()) / max(self.num_judged(position), 1)
 
 
 @dataclass(frozen=True, slots=True)
 class TargetText:
-    """A prompt and the target's output. `cache` has the target's KV."""
+    """A prompt and the target's output. `TeacherForcedDrafts.features` writes the target's KV to `cache`."""
 
     request: Request
     token_ids: torch.Tensor

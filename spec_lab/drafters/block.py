@@ -1,8 +1,8 @@
 """Drafts a chain or a tree from the slots of a block, which one pass of the body has run.
 
-A head turns the slots into drafts from left to right. Each slot gives one level of a tree. The head scores a slot for
-all branches of the level before at once, given each branch's token. If the head carries a state, each branch has its
-own. The body runs once, so a tree costs it no more than a chain.
+A head turns the slots into drafts. Each slot gives one level of a tree. The head scores a slot for all branches of the
+level before at once, given each branch's token. If the head carries a state, each branch has its own. The body runs
+once, so a tree costs it no more than a chain.
 """
 
 from __future__ import annotations

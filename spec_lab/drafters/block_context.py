@@ -94,7 +94,8 @@ def _accepted(
     """Gather the first n rows of each request. The host waits for n.
 
     Returns:
-        Their features, the metadata of where they are written, and the index [batch] of each request's last row.
+        Their features, the metadata of where they are written, and the index [batch] of each active request's last
+        row.
     """
     taken = torch.arange(attention.num_queries, device=num_emitted.device) < num_emitted.unsqueeze(1)
     rows = taken.flatten().nonzero().squeeze(1)

@@ -1,9 +1,9 @@
 """Drafts the branches of a tree with a drafter that has a KV cache.
 
-The rows of each level are written after those of the level before. Each branch is to see the keys of its own ancestors
-only. So when branches are chosen, the list of keys that each one sees is gathered with it, as in EAGLE's own code.
-SGLang gathers only the hidden state. There, from the second level on, a branch may see keys of another branch.
-`tree.branches=approximate` does that too, to measure its cost.
+The rows of each level are written after those of the level before. Of the branches' keys, each is to see those of its
+own ancestors only. So when branches are chosen, the list of keys that each one sees is gathered with it, as in EAGLE's
+own code. SGLang gathers only the hidden state. There, from the second level on, a branch may see keys of another
+branch. `tree.branches=approximate` does that too, to measure its cost.
 """
 
 from __future__ import annotations

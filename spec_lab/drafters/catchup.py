@@ -1,4 +1,4 @@
-"""Plans the catch-up step: the positions of the emitted tokens, and the live row of each request.
+"""Plans the catch-up step: the positions of its rows, and the live row of each request.
 
 The live row is that of the last emitted token. Its output gives draft 1.
 """
@@ -24,7 +24,7 @@ class Catchup:
 
     Attributes:
         attention: metadata of all rows.
-        live_attention: metadata of the live row alone, whose keys end at the row; the recurrent steps advance it.
+        live_attention: metadata of the live row alone, whose keys end at the row.
         live_rows: [batch] flat index of each request's live row.
         live_lens: [batch] L + n, the committed length after this round, at least 1.
     """

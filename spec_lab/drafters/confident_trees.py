@@ -1,4 +1,4 @@
-"""Trees that store the confidence of their rows, and whose branches stop where the drafter is unsure.
+"""Trees that store the confidence of their rows, and whose branches may stop where the drafter is unsure.
 
 Nothing is drafted below a stopped branch: candidates there get the score -inf, and their rows hold no draft. `finish`
 only reads tensors that `start` makes with the first level, so a replay may skip the last levels.
@@ -59,7 +59,7 @@ class ConfidentDynamicTree:
         return DraftTree(drafts.tokens.gather(1, chosen), parents_of_rows(drafts.parents, chosen))
 
     def _take(self, growth: NotedDrafts, ranked: Ranked) -> None:
-        """Add a level to the pool immediately. `DynamicTree` adds it one step later, when it chooses branches."""
+        """Add a level to the pool immediately. `DynamicTree` adds it when it next chooses branches."""
         drafts = growth.drafts
         self._tree.add(drafts, ranked)
         scores, parents = scored(ranked.log_probs, drafts.branches, drafts.branch_scores)

@@ -49,7 +49,7 @@ class LanguageModelHead:
         return self.model.logits(hidden)
 
     def scored_tokens(self, hidden: torch.Tensor) -> ScoredTokens:
-        """Return the same logits as scores of all tokens."""
+        """Return the logits as scores of all tokens."""
         return ScoredTokens(self.target_logits(hidden))
 
 

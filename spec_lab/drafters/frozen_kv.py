@@ -1,8 +1,8 @@
 """Drafts with queries only, over the target's own KV cache: SGLang's FROZEN_KV_MTP (#24436, #25539).
 
-The drafter writes no keys or values. So every step of a round has the same position, the same keys and the same
-attention metadata. A step hands two things to the next: its draft token, and a recurrent vector made of its output. The
-drafter has no prompt pass, no KV cache and no slots of its own, so there is nothing to roll back.
+The drafter writes no keys or values. So every step of a round has the same position and the same keys. A step hands two
+things to the next: its draft token, and a recurrent vector made of its output. The drafter does not run over prompts.
+It has no KV cache and no slots of its own, so there is nothing to roll back.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class FirstStepOutput:
 
     Attributes:
         hidden: [batch, hidden_size] the model's output.
-        attention: metadata of one query a request over the committed keys. Every step of the round uses it.
+        attention: metadata of one query a request over the committed keys.
     """
 
     hidden: torch.Tensor

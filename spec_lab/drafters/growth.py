@@ -78,8 +78,8 @@ class ScoredDrafts:
     """The pool of all candidate drafts so far.
 
     Attributes:
-        tokens: [batch, pool size], with room for all levels. The first `num_before` are filled: those of all levels but
-            the newest.
+        tokens: [batch, pool size], with room for all levels. The first `num_before` are those of all levels but the
+            newest.
         scores: [batch, pool size] the sum of log probabilities on the path from the root.
         parents: [batch, pool size] the parent's index in the pool; -1 if it is the root.
         newest: the candidates below the branches that were chosen last.

@@ -72,7 +72,7 @@ class TokenHistory:
         self.tokens[slot, : len(kept)] = torch.tensor(kept, dtype=torch.int64)
 
     def append(self, new: NewTokens) -> None:
-        """Write new tokens at their positions, over rejected tokens of earlier rounds."""
+        """Write new tokens at their positions."""
         write_tokens(self.tokens, new.slot_ids, new.starts, new.tokens, new.counts)
 
     def gather(self, slot_ids: torch.Tensor, start: torch.Tensor, count: int) -> torch.Tensor:

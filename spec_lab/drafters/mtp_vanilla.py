@@ -11,10 +11,10 @@ draft it is given. After K accepted drafts the window moves by K + 1, one more t
 the position before the new window. Nor does module i overwrite all rows that it ran on drafts, if the round emits more
 than K - i tokens. The keys and values of the other rows stay those of a draft's pair, not of the target's.
 
-Here module i runs over K + 1 + i rows: the K of the window, the pair that has just left it, and i drafts. However many
-tokens a round emits, these rows cover every row that the last round made from a draft, and leave out no position. So a
-module's cache depends only on the text, and not on how rounds divided it. The last K rows are those of TensorRT-LLM;
-of the others only the KV is used.
+After a round, module i here runs over K + 1 + i rows: the K of the window, the last pair that left it, and i drafts.
+However many tokens a round emits, these rows cover every row that the last round made from a draft, and leave out no
+position. So a module's cache depends only on the text, and not on how rounds divided it. The last K rows are those of
+TensorRT-LLM; of the others only the KV is used.
 
 Nor does the cache depend on how a prompt is cut into chunks: module i takes all pairs of a chunk, i positions further
 back. After the prompt the window holds its last K pairs. To draft, module i > 0 runs over these again, and over the
@@ -49,8 +49,8 @@ class MtpVanillaState:
 
     Attributes:
         tokens: [batch] the newest draft.
-        rows: the pairs that the first module read, with room for the K - 1 pairs that drafts add. It is filled in
-            place, so that a step that is captured alone finds it at a fixed address.
+        rows: the newest pairs that the first module read, with room for the K - 1 pairs that drafts add. It is filled
+            in place, so that a step that is captured alone finds it at a fixed address.
         hidden: [batch, hidden_size] the output, at its last row, of the module that ran last.
         last_row: metadata of one query at P, the same for all modules of a round. Nothing is advanced between steps, so
             `attention` is None.

@@ -1,7 +1,7 @@
 """Prompt lookup that drafts a tree: it merges the tokens after several earlier occurrences of the text's suffix.
 
 SGLang's NGRAM and suffix decoding keep such a trie on the host. Here it is rebuilt in every round, with tensors, from
-the token history on the device. With one occurrence it is the chain that prompt lookup drafts.
+the token history on the device. With one occurrence it is a chain, as in prompt lookup.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from spec_lab.drafters.history import NewTokens, TokenHistory
 from spec_lab.drafters.ngram import HistoryLookup
 
 NUM_MATCHES = 16
-"""The number of occurrences that are used: the longest matches first, and of equally long ones the latest."""
+"""The most occurrences that are used: the longest matches first, and of equally long ones the latest."""
 
 
 @dataclass(slots=True)

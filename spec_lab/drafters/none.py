@@ -1,4 +1,4 @@
-"""Plain decoding: nothing is drafted, and a round has one row."""
+"""Plain decoding: nothing is drafted, and a round has one row for each request."""
 
 from __future__ import annotations
 

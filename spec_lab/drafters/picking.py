@@ -61,13 +61,13 @@ class DraftPicker(Protocol):
         ...
 
     def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
-        """Return the logits [batch, K, vocab] from which the drafts of `slot_ids` were sampled; None if they were not
-        sampled."""
+        """Return the logits [batch, K, vocab] that verification takes as the distribution q of the drafts of
+        `slot_ids`; None if their q is one-hot."""
         ...
 
 
 class GivenDrafts:
-    """Mixin for drafts that are not sampled, so that their q is one-hot."""
+    """Mixin for drafts whose logits are not kept. Verification takes their q as one-hot."""
 
     def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
         return None

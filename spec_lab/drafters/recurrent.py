@@ -1,7 +1,7 @@
 """Drafters that reuse one draft layer for every draft.
 
-The layer first catches up over N verified rows with the target's features. Then each draft step runs one row on the
-layer's own output. EAGLE-3 (arXiv 2503.01840) and TensorRT-LLM's MTP-Eagle work like this, with different heads.
+The layer first catches up over N verified rows with the target's features. Then each draft step runs on the layer's own
+output. EAGLE-3 (arXiv 2503.01840) and TensorRT-LLM's MTP-Eagle work like this, with different heads.
 """
 
 from __future__ import annotations

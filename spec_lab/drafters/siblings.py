@@ -76,8 +76,7 @@ def logits_below(head: BranchHead, hidden: torch.Tensor) -> torch.Tensor:
 class LikeliestSiblings(GivenDrafts):
     """Picks the likeliest tokens of those that the head can draft.
 
-    Ties go to the lower id in the head's vocabulary. This is the lower target id too, if the draft vocabulary is
-    sorted.
+    Ties go to the token that the head lists first. This is the lower target id, if the head's list is sorted.
     """
 
     def __init__(self, topk: int, kernels: KernelSet = TORCH_FORMS) -> None:

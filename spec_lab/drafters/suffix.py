@@ -1,7 +1,7 @@
 """Suffix decoding: drafts the most frequent continuation of the text's suffix, in the request or in other outputs.
 
-Each running request has a suffix tree of its own text, and one shared tree has the outputs of ended requests. All are
-on the host, which looks up drafts after it has read a round. The device drafts nothing.
+Each running request has a suffix tree of its own text, and one shared tree has the newest outputs of ended requests.
+All are on the host, which looks up drafts before it launches a round.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class SuffixSizes:
         depth: tokens of the longest counted sequence, match and draft together. A draft may go on past this depth where
             it follows a single text.
         limits: the limits of a draft; it has at most K tokens.
-        num_outputs: the number of outputs in the shared tree; the newest ones are kept.
+        num_outputs: the most outputs in the shared tree; the newest ones are kept.
     """
 
     depth: int

@@ -1,7 +1,7 @@
 """A suffix tree: counts how often each token sequence, up to a depth, occurs in some texts. It does not import torch.
 
 Suffix decoding (Oliaro et al., arXiv 2411.04975) keeps such trees on the host; ArcticInference has them in C++. Here
-each node has a dictionary of children. A sequence that occurs once is a leaf that points into its text. It gets
+each node has a dictionary of children. A leaf is a sequence that has occurred once. It points into its text, and gets
 children when it occurs again. So the size of a tree depends on how much repeats.
 """
 
@@ -49,7 +49,8 @@ class _Node:
         return child
 
     def unfold(self, may_go_on: bool) -> None:
-        """Turn a leaf that occurs again into an inner node. Its child is the token after its first occurrence."""
+        """Turn a leaf that occurs again into an inner node. Its child, if any, is the token after its first
+        occurrence."""
         if self.children is None:
             self.children = {}
             if may_go_on and self.place < len(self.text):

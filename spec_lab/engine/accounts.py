@@ -1,8 +1,8 @@
 """Accounts on the host for finished rounds: appends tokens to sequences, and makes a record for each round.
 
-In a captured mode the host only checks whether a request may have ended before it launches the next round. It does the
-accounting while the device runs that round. The accounting comes before the next launch in two cases: an eager round
-needs the lengths, and a drafter on the host needs the tokens.
+In a captured mode the host at most checks whether a request may have ended before it launches the next round. It does
+the accounting while the device runs that round. Without overlap, the accounting comes before the launch in three cases:
+a request may have ended, an eager round needs the lengths, or a drafter on the host needs the tokens.
 
 Rounds that were launched together (`graph.rounds_per_replay`) are accounted for one after another.
 """
@@ -96,7 +96,7 @@ class RoundAccounts:
         overlap: bool,
         now: Callable[[], float],
     ) -> None:
-        """`overlap`: the next round is launched before the last is read; `now`: seconds since the call began."""
+        """`overlap`: the next round may be launched before the last is read; `now`: seconds since the call began."""
         self.rounds: list[RoundRecord] = []
         self.num_wasted_rounds = 0
         self._parts = parts
@@ -153,7 +153,7 @@ class RoundAccounts:
         """Account for the rounds of a launch.
 
         Once all requests have ended, a further round of the launch is wasted, or the device skips it. A wasted round is
-        only counted, and its time is shared among the others. A skipped round is not even counted.
+        only counted, and its time goes to other rounds. A skipped round is not even counted.
         """
         launched, num_launched = read.launched, self._graph.rounds_per_replay
         results = [result for result in read.result.split(num_launched) if any(result.num_emitted)]
@@ -241,7 +241,7 @@ class RoundAccounts:
     def _drafts_of_trees(
         self, settled: Launch, result: RoundResult, emitted: list[_Emitted], padded: int
     ) -> tuple[int, int]:
-        """Count the rows that hold a draft, and the rows that are offered."""
+        """Count the rows with a draft (all rows, unless the device counted them), and the rows that are offered."""
         assert self._tree_rows is not None
         most, offered = self._tree_rows - 1, result.num_offered_rows
         return (
@@ -266,7 +266,7 @@ class RoundAccounts:
 
 
 def _live_lens(settled: Launch, result: RoundResult, emitted: list[_Emitted]) -> list[int]:
-    """Return L + n of each request as the device had it, even for ended requests; 1 for a padded row."""
+    """Return L + n of each request as the device had it, even for ended requests; 1 for one that emitted nothing."""
     settled_here = {part.index for part in emitted}
     lens = []
     for index, sequence in enumerate(settled.sequences):

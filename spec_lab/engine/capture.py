@@ -1,4 +1,4 @@
-"""Records a function of device tensors once, and replays it without Python: the contract of recorders, and CUDA graphs.
+"""Records a function of device tensors once, and replays it without its Python: the contract, and CUDA graphs.
 
 `spec_lab.engine.tape` implements the same contract on a CPU. The contract is that of CUDA graphs (CUDA programming
 guide, stream capture). Python values are frozen at capture. A replay reads and writes the memory that was recorded, so
@@ -102,7 +102,7 @@ class CudaCapturedGraph(Generic[Result]):
 
 
 class CudaGraphRecorder:
-    """Captures on a side stream. All its graphs share one memory pool, so that they reuse each other's temporaries.
+    """Captures on a side stream. Its graphs share a memory pool, so that they reuse each other's temporaries.
 
     Graphs must be replayed one after another on one stream. The outputs of a graph survive replays of graphs that were
     captured later. A replay of an earlier graph may overwrite them, since its temporaries may share their memory. A
@@ -207,7 +207,7 @@ _WORK_NODES = {0, 1, 2}
 
 
 def count_graph_nodes(addresses: Sequence[int]) -> int | None:
-    """Count kernels, copies and fills of the graphs at these addresses; None if a call of the driver fails.
+    """Count kernels, copies and fills of the graphs at these addresses; None if the driver is missing or fails.
 
     It calls the driver through ctypes, since torch exposes a graph's address but no node count.
     """

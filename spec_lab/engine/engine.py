@@ -47,7 +47,7 @@ class Engine:
 
         Args:
             prefill_tokens: the most rows of a forward over several prompts; None for one prompt at a time.
-            overlap: the host reads a round's results only after it has launched the next round.
+            overlap: where possible, the host launches the next round before it reads a round's results.
             make_prompt_pass: takes the arguments of `PromptPass`.
         """
         self.rounds = rounds
@@ -123,8 +123,9 @@ class _GenerationRun:
 
         Prompt chunks share forwards as far as they fit. In a captured mode the host only checks, between the end of a
         round and the next launch, whether a request may have ended. It accounts for tokens and records while the device
-        runs the next round. The accounting comes before the next launch in two cases: an eager round needs the lengths,
-        and a drafter on the host needs the tokens. A graph of several rounds is launched like one round.
+        runs the next round. The accounting comes before the next launch in three cases: a request may have ended, an
+        eager round needs the lengths, or a drafter on the host needs the tokens. A graph of several rounds is launched
+        like one round.
 
         With overlap the host launches the next round before it reads the previous one. Before a prompt pass it reads
         first, so that no round's time includes a prompt's; the prompt pass waits for the device anyway. It also reads
@@ -184,7 +185,8 @@ class _GenerationRun:
         """Run a chunk of each of `pack` in one forward, and split its time in proportion to their rows."""
         before = [sequence.num_prefilled for sequence in pack]
         start = perf_counter()
-        rows = self._engine.prompt_pass.run(pack)
+        with self._engine.parts.timer.unmarked():  # the spans of a drafter here belong to no round
+            rows = self._engine.prompt_pass.run(pack)
         seconds = perf_counter() - start
         self._num_prompt_forwards += 1
         num_rows = [sequence.num_prefilled - first for sequence, first in zip(pack, before, strict=True)]

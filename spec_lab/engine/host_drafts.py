@@ -1,4 +1,4 @@
-"""Writes drafts of the host into the slots. The host makes them after it has read a round, before the next launch."""
+"""Writes drafts of the host into the slots. The host makes them before a launch, from all tokens so far."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class HostDrafts:
         self._note(sequences, [None] * len(sequences))
 
     def _note(self, sequences: List[Sequence], parts: List[int | None]) -> None:
-        """Record which drafter drafted for each sequence: 0 is the drafter on the host, 1 the drafter on the device."""
+        """Record which drafter drafted for each sequence: 0 is that on the host, 1 that on the device, None neither."""
         names = self.drafter.part_names
         if names is not None:
             for sequence, part in zip(sequences, parts, strict=True):

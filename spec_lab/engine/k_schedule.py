@@ -1,7 +1,7 @@
 """K by the number of running requests: the ranges of `drafter.k_schedule`. This module does not import torch.
 
-The form is vLLM's (`num_speculative_tokens_per_batch_size`, #32374). Ranges are inclusive and begin at 1. A number
-between two ranges or after the last one has the K of the range before it.
+The form is vLLM's (`num_speculative_tokens_per_batch_size`, #32374). Ranges are inclusive, and the first begins at 1. A
+number between two ranges or after the last one has the K of the range before it.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ class DraftOffers:
     def num_going_on(self) -> torch.Tensor | None:
         """Return the tensor [1] that counts the requests of the batch which want another draft. Each step updates it.
 
-        None if every request drafts K tokens.
+        None if no request stops early.
         """
         kept = self.confidences
         return None if kept is None or kept.threshold is None else kept.num_going_on

@@ -96,9 +96,9 @@ class Counted:
 class CountedRows:
     """Each request offers some rows of its tree, which `offered` selects.
 
-    Offered rows move to the front. Random draws are keyed by row number, so they do not depend on whether the other
-    rows are there. A row that is not offered becomes its own parent, like a row without a draft, so no rule accepts it.
-    Without capture, rows that no request offers are left out.
+    Offered rows move to the front. Random draws are keyed by the row number there, so the rows behind do not change
+    them. A row that is not offered becomes its own parent, like a row without a draft, so no rule accepts it. Without
+    capture, rows that no request offers are left out.
     """
 
     def __init__(self, parts: Parts, offered: RowOffers, depth: int, recorder: GraphRecorder | None) -> None:

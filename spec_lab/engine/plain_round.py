@@ -1,4 +1,4 @@
-"""A round without drafts, for requests that have stopped drafting: plain decoding in a drafter's slots and caches."""
+"""A round without drafts, for requests that do not draft: plain decoding in a drafter's slots and caches."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from spec_lab.engine.round import DecodeRound
 
 
 class PromptPass:
-    """Runs one chunk of each of several prompts in a forward. Prompt rows and verify rows never share a forward.
+    """Runs a chunk of each of one or several prompts in a forward. Prompt rows and verify rows never share a forward.
 
     Attributes:
         chunk_size: the most rows of one prompt in a forward.

@@ -13,10 +13,11 @@ from spec_lab.core.types import Verification
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """A round's verification as Python lists, with one entry for each row of the batch, padding included.
+    """The verification of one round, or of several joined: Python lists with an entry for each row, even a padded one.
 
     Attributes:
-        relaxed: 1 for each draft that only the relaxed condition accepted, else 0; None for rules that do not relax.
+        relaxed: 1 for each draft that only the relaxed condition accepted, else 0; None for rules that do not relax,
+            and in a round without drafts.
         num_offered: drafts of the round that could have been accepted; in a tree, the most on one path. None if all
             could.
         num_offered_rows: how many drafts of a tree were offered; None if every one was, and for a chain.

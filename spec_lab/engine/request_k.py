@@ -19,7 +19,7 @@ class RequestK(Protocol):
     """Decides how many drafts a request may offer."""
 
     def k_of(self, sequence: Sequence) -> int:
-        """Return the most drafts of its next round; `OFF` once it has stopped drafting."""
+        """Return the most drafts of its next round; `OFF` if it does not draft."""
         ...
 
     def restart(self) -> None:

@@ -29,14 +29,13 @@ from spec_lab.engine.stopping_loop import StepScope
 class DecodeRound:
     """The five stages of a round. A graph mode may capture any part of them.
 
-    In captured modes the stages use device tensors only. Without a capture, the host may also read how many rows to
-    verify, and whether another draft is wanted.
+    In captured modes the stages use device tensors only. Without a capture, the host may also read values, such as how
+    many rows to verify.
 
     `drafts` defines the shape of the drafts, and `offers` how many of them may be accepted.
 
     Attributes:
-        num_drafted: drafts for each request that the device made in the latest round, as far as the host knows; levels
-            of a tree.
+        num_drafted: drafts for each request that the device made last, as far as the host knows; levels of a tree.
         num_verified: rows for each request that verify ran in the latest round.
         catches_up: whether the drafter runs.
     """
@@ -68,7 +67,7 @@ class DecodeRound:
         return verified.verification
 
     def waiting_drafts(self, slots: list[int]) -> list[list[int]]:
-        """Read back to the host, for inspection, the K drafts that each of `slots` holds for the next verify."""
+        """Read back to the host, for inspection, the drafts in each of `slots`; of a tree, those of its spine."""
         return self.drafts.waiting(self.parts.slots, slots)
 
     @contextmanager
@@ -126,7 +125,7 @@ class DecodeRound:
             return self._collect(self.parts.mover, state, partial(self.parts.experts_read.stage, ReadingStage.RECUR))
 
     def commit(self, verified: VerifiedRound, drafts: Any) -> None:
-        """Write the next round's inputs to the slots. The host has not read any results yet."""
+        """Write the next round's inputs to the slots."""
         with self.parts.timer.span("commit"):
             verified.verification.num_drafted = self.offers.made(verified.batch.slot_ids)
             self.drafts.leave(self.parts.slots, verified, drafts)
@@ -146,10 +145,10 @@ class DecodeRound:
 class Rounds:
     """The rounds of an engine, one for each K that a batch can have.
 
-    `schedule`: K by the number of running requests; None if K does not depend on it. `narrower`: the
-    other rounds by K, and possibly the widest. `host`: writes drafts of the host to the slots before a round; None if
-    the host makes none. `limits`: sends the K of each request to the device; None if all have the same K. `plain`: the
-    round for when all requests have stopped drafting; None without `limits`.
+    `schedule`: K by the number of running requests; None if K does not depend on it. `narrower`: the other rounds by K,
+    and possibly the widest. `host`: writes drafts of the host to the slots before a round; None if the host makes none.
+    `limits`: sends the K of each request to the device; None if all have the same K. `plain`: the round for when no
+    request drafts; None without `limits`.
     """
 
     widest: DecodeRound

@@ -15,8 +15,7 @@ class SlotStates(Protocol):
     """The recurrent states of the slots, as the round and the prompt pass use them."""
 
     def of_round(self, slot_ids: torch.Tensor) -> RecurrentRows | None:
-        """Describe the verify rows of `slot_ids` [batch], and the state that they begin with. Each row leaves a
-        state."""
+        """Describe the verify rows of `slot_ids` [batch], and the state that they begin with."""
         ...
 
     def of_prompts(self, slot_ids: torch.Tensor) -> RecurrentRows | None:
@@ -52,7 +51,7 @@ class RecurrentStates:
     """Tracks which state of each slot is committed, by an index on the device. Captured rounds can read and set it.
 
     Attributes:
-        committed: [num_slots + 1] the last accepted row of the previous round, n - 1.
+        committed: [num_slots + 1] the last accepted row of the previous round, n - 1; 0 before the first.
     """
 
     def __init__(self, layers: Sequence[RecurrentCache]) -> None:

@@ -26,8 +26,9 @@ def going_on(
 ) -> torch.Tensor:
     """Return the slots [batch], with the scratch slot (the last one) in place of those whose request has ended.
 
-    A request ends if `kv_lens` reaches `end_lens`, or if one of its emitted `tokens` [batch, N] is an end of sequence.
-    With `only_last` only its last emitted token is examined. Tensors by slot are [num_slots + 1].
+    A request ends if `kv_lens` reaches `end_lens`. Unless `heeds_eos` is 0, it also ends if one of its emitted `tokens`
+    [batch, N] is an end of sequence. With `only_last` only its last emitted token is examined. Tensors by slot are
+    [num_slots + 1].
     """
     last = num_emitted.unsqueeze(1) - 1
     columns = torch.arange(tokens.shape[1], device=tokens.device)
@@ -54,8 +55,8 @@ class StopConditions:
         self._going_on = kernels.get(Op.GOING_ON, going_on)
 
     def admit(self, slot: int, request: Request) -> None:
-        """Store the limits of a request that takes `slot`. L ends one short of its tokens: the last is never
-        committed."""
+        """Store the limits of a request that takes `slot`. It has all its tokens when L is one less than their number:
+        the last one is pending."""
         self.end_lens[slot] = len(request.prompt_ids) + request.max_new_tokens - 1
         self.heeds_eos[slot] = not request.ignore_eos
 

@@ -273,7 +273,7 @@ def _signature(func: Any, drop_options: bool) -> list[tuple[str, str, bool]]:
 
 
 def poison(tensor: torch.Tensor) -> None:
-    """Fill the memory a tensor lies in: NaN in floats, -1 in integers, True in booleans."""
+    """Fill the memory a tensor lies in: NaN in floats, -1 in signed integers, True in booleans."""
     _bytes_of(tensor).fill_(1 if tensor.dtype is torch.bool else 0xFF)
 
 

@@ -1,4 +1,4 @@
-"""The rules of the tape: it refuses what a CUDA capture refuses or would freeze, and random generators and addresses.
+"""The rules of the tape: what it refuses. A CUDA capture would refuse or freeze most of that.
 
 The error names the operator, the place in the source, and the remedy.
 """
@@ -61,7 +61,7 @@ _CONVERSIONS = {torch.as_tensor: "torch.as_tensor", torch.asarray: "torch.asarra
 
 
 def check_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse a Python call that the dispatcher does not see."""
+    """Refuse a forbidden call that the dispatcher does not see."""
     if func in _CALLS:
         refuse(*_CALLS[func])
     if func in _CONVERSIONS and not isinstance(args[0], torch.Tensor):

@@ -1,4 +1,4 @@
-"""Teacher forcing finds the target's greedy choice at every position of a given text, in one pass."""
+"""Teacher forcing runs a given text through the target, for instance to find its greedy choice at each position."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from spec_lab.engine.pages import PageTable
 from spec_lab.engine.states import slot_states
 
 MOST_LOGIT_ROWS = 512
-"""Rows of logits computed at once: with a large vocabulary, 8192 rows would take gigabytes in float32."""
+"""The most rows of logits computed at once: with a large vocabulary, 8192 rows would take gigabytes in float32."""
 
 NOISE_ROWS = 256
-"""Number of positions from which the rounding noise of a target is estimated."""
+"""The most positions from which the rounding noise of a target is estimated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,9 @@ class GreedyChoice:
 class TeacherForcing:
     """Runs whole texts through a target, chunk by chunk, over a small cache of its own.
 
-    Some targets give each row of a small forward the bits that it would have alone. Then a text is run as plain
-    decoding would run it, but with up to `invariant_rows` rows at once after the prompt. The choices are then exactly
-    those of plain decoding, ties included. For other targets the text is run in chunks, which may round differently.
+    Some targets give each row of a small forward the bits that it would have alone. Then `greedy_choices` runs a text
+    as plain decoding would, but with up to `invariant_rows` rows at once after the prompt. The choices are then exactly
+    those of plain decoding, ties included. Otherwise a text is run in chunks, which may round differently.
     """
 
     def __init__(
@@ -101,8 +101,8 @@ class TeacherForcing:
     def margin_noise(self, token_ids: Sequence[int]) -> float:
         """Return the root mean square of how much the margins of a text change with the number of rows in a forward.
 
-        The margin is the difference between the two largest logits. The text is run in chunks, and again with its end a
-        few rows at a time. The two runs round differently in every layer.
+        The margin is the difference between the two largest logits. The text is run in chunks, and again with its end
+        at most `invariant_rows` rows at a time. The two runs round differently in every layer.
         """
         start = max(1, len(token_ids) - NOISE_ROWS)
         one, other = (
@@ -148,7 +148,8 @@ class TeacherForcing:
             yield logits[max(0, last - start) :]
 
     def _decoded(self, prompt_ids: list[int], fed_ids: list[int]) -> Iterator[torch.Tensor]:
-        """Yield the same logits, computed like plain decoding: a prompt pass, then a few rows at a time."""
+        """Yield the same logits, computed like plain decoding: a prompt pass, then up to `invariant_rows` rows at a
+        time."""
         length, step = len(prompt_ids), self._invariant_rows
         for start in range(0, length, self._chunk_size):
             end = min(start + self._chunk_size, length)

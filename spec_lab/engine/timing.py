@@ -1,6 +1,6 @@
 """Stage timers: they measure spans inside a round. A stage's time is the sum of its spans.
 
-The stages of a round do not overlap. A drafter's own spans, such as `head`, lie within the span of a stage.
+The stages of a round do not overlap. In a round, a drafter's own spans, such as `head`, lie within that of a stage.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ import torch
 class HostTimer:
     """Measures each span by the wall clock. This suits a CPU, where a call returns when its work is done.
 
-    A replay runs no Python, so it is timed as a whole, without the spans inside the captured segment.
+    A replay enters no span, so it is timed as a whole, without the spans inside the captured segment.
     """
 
     def __init__(self) -> None:
         self.spans: dict[str, float] = {}
         self._is_capturing = False
+        self._is_unmarked = False
 
     @contextmanager
     def round(self, num_rounds: int = 1) -> Iterator[None]:
@@ -31,14 +32,19 @@ class HostTimer:
     def inner_round(self, index: int) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def unmarked(self) -> AbstractContextManager[None]:
-        return nullcontext()
+    @contextmanager
+    def unmarked(self) -> Iterator[None]:
+        was_unmarked, self._is_unmarked = self._is_unmarked, True
+        try:
+            yield
+        finally:
+            self._is_unmarked = was_unmarked
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
         start = perf_counter()
         yield
-        if not self._is_capturing:
+        if not (self._is_capturing or self._is_unmarked):
             self.spans[name] = self.spans.get(name, 0.0) + perf_counter() - start
 
     def reading(self) -> AbstractContextManager[None]:
@@ -73,7 +79,7 @@ class EventPair:
 
 
 class CudaEventTimer:
-    """Records events on the stream around each span. Only `collect` reads them, so no span waits for the device.
+    """Records events on the stream around spans. Only `collect` reads them, so no span waits for the device.
 
     Inside a graph they are external events: graph nodes that each replay records again. So they must be read before the
     same graph is replayed again.
@@ -134,7 +140,7 @@ class CudaEventTimer:
 
     @contextmanager
     def replay(self, name: str, marks: list[EventPair]) -> Iterator[None]:
-        """Time a segment of one stage from outside, since another replay in the same round overwrites its marks."""
+        """Time a segment of one stage or none from outside, since another replay in the round overwrites its marks."""
         if {mark.name for mark in marks} <= {name}:
             with self.span(name):
                 yield

@@ -1,4 +1,4 @@
-"""`python -m spec_lab.gallery`: runs the notebooks and exports their pictures and conclusions to docs/gallery.
+"""`python -m spec_lab.gallery`: runs notebooks, and exports their pictures and conclusions to docs/gallery or --out.
 
 It is called in the repository's folder, and shows the runs below --runs. If a run is missing, the error says how to
 make it.

@@ -34,12 +34,12 @@ class DraftedRun:
 
     @property
     def length(self) -> Interval | None:
-        """Return the acceptance length over all prompts, with its interval."""
+        """Return the acceptance length over all prompts, with its interval; None if too few drafts were judged."""
         return bootstrap_acceptance_length(self.rows, self.num_draft_tokens)
 
 
 def read_drafted(runs: Sequence[Run]) -> list[DraftedRun]:
-    """Return the runs with drafts, in their order, with names that are distinct at each K.
+    """Return the runs with drafts, in their order, with the names of `told_apart`.
 
     Raises:
         UserError: the requests of one cannot be read, there is no such run, or the runs have different prompts.
@@ -64,7 +64,7 @@ def read_drafted(runs: Sequence[Run]) -> list[DraftedRun]:
 
 
 def usual_draft_tokens(drafted: Sequence[DraftedRun]) -> int:
-    """Return the K at which most drafters ran; if there are several, the largest."""
+    """Return the K with the most runs; if there are several, the largest."""
     counts = Counter(each.num_draft_tokens for each in drafted)
     return max(counts, key=lambda k: (counts[k], k))
 
@@ -84,7 +84,7 @@ def at(drafted: Sequence[DraftedRun], num_draft_tokens: int) -> list[DraftedRun]
 
 def lengths(drafted: Sequence[DraftedRun]) -> pd.DataFrame:
     """Return the acceptance length with its 95 % interval, which needs several prompts. There is a row for each
-    drafter, K and category, where the category `all` stands for all prompts."""
+    drafter, K and category with judged drafts. The category `all` stands for all prompts."""
     import pandas as pd
 
     columns = ["drafter", "K", "category", "requests", "acceptance_length", "low", "high"]
@@ -93,7 +93,8 @@ def lengths(drafted: Sequence[DraftedRun]) -> pd.DataFrame:
 
 
 def rates(drafted: Sequence[DraftedRun]) -> pd.DataFrame:
-    """Return the acceptance rate over all prompts, with a row for each drafter, K, position (from 1) and kind."""
+    """Return the acceptance rate over all prompts, with a row for each drafter, K, position (from 1) and kind that has
+    a rate."""
     import pandas as pd
 
     frames = []

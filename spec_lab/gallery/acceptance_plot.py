@@ -41,8 +41,8 @@ def by_drafter(drafted: Sequence[DraftedRun]) -> Figure:
 
 
 def by_category(drafted: Sequence[DraftedRun], num_draft_tokens: int) -> Figure:
-    """Draw acceptance length at one K: a line for each drafter, a column for each category, easiest first; dark is
-    long."""
+    """Draw acceptance length at one K: a line for each drafter, a column for all prompts, then one for each
+    category, easiest first. Dark is long."""
     import seaborn as sns
 
     found = at(drafted, num_draft_tokens)

@@ -47,7 +47,7 @@ def read_notebook(path: Path) -> Any:
     """Read the notebook in a file.
 
     Raises:
-        UserError: it is not a notebook, or nbformat is not installed.
+        UserError: it cannot be read, it is not a notebook that can be exported, or nbformat is not installed.
     """
     try:
         import nbformat
@@ -65,7 +65,7 @@ def read_notebook(path: Path) -> Any:
 
 
 def _check_cells(path: Path, notebook: Any) -> None:
-    """Raise UserError if a notebook with pictures has no cell for its parameters, or if its first cell is empty. A
+    """Raise UserError if a notebook with pictures has not one cell for its parameters, or if its first cell is empty. A
     picture's name must also be unique and valid for a file."""
     names = [cell.metadata["name"] for cell in notebook.cells if "name" in cell.metadata]
     if not names:
@@ -114,7 +114,7 @@ def run_notebook(path: Path, parameters: Mapping[str, str]) -> Any:
     """Run the notebook from top to bottom in its own folder with other parameters, and return it with its outputs.
 
     Raises:
-        UserError: a cell refuses its input, or nbclient is not installed.
+        UserError: it cannot be read, a cell refuses its input, or nbclient is not installed.
     """
     notebook = read_notebook(path)
     try:

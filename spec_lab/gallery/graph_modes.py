@@ -60,6 +60,7 @@ def times(rounds: Sequence[ModeRound]) -> pd.DataFrame:
     """Return one row for each mode: launches, the drawn round's idle share and longest gap, and a relative time.
 
     The time is that of a round without a profiler, relative to the eager reference, with its 95 % interval over turns.
+    It is missing without such a reference.
     """
     import pandas as pd
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def read_points(runs: Sequence[Run]) -> list[Point]:
-    """Read the points of the newest study among the runs. There is a point for each rule and K, with strict first.
+    """Read the points of the newest study among the runs: one for each rule and K. At each K strict is first.
 
     Raises:
         UserError: no run with a lossy rule has a strict run to be compared with.

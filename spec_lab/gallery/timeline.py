@@ -43,7 +43,7 @@ class RoundTimeline:
 
     Attributes:
         stages: the stages and replays of the round, by the host's time.
-        launches: the work that the host submitted.
+        launches: the calls in which the host submitted work.
         work: the disjoint intervals in which anything ran, in ascending order.
         on_gpu: whether a GPU did the work.
     """

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 LANES = ("stages", "launches", "work")
 WORK_COLOUR, GAP_COLOUR, LAUNCH_COLOUR, REPLAY_COLOUR = "0.25", "#f3c6c0", "0.45", "black"
 SHORTEST_NAMED = 0.055
-"""A bar has the name of its stage if it is at least this share of the longest round."""
+"""A bar has the name of its stage if it is longer than this share of the longest round."""
 
 
 def rounds_as_timelines(rounds: Sequence[ModeRound]) -> Figure:

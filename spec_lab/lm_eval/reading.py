@@ -33,7 +33,7 @@ def overrides_of(arguments: Mapping[str, Any]) -> list[str]:
 
 
 def cut_at(text: str, until: Sequence[str]) -> str:
-    """Return the text before the first stop in it."""
+    """Return the text before the first stop in it; all of it without a stop."""
     return text[: min([len(text), *(place for stop in until if stop and (place := text.find(stop)) >= 0)])]
 
 

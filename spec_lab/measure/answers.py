@@ -28,7 +28,7 @@ def check_answers(lab: Lab, name: str, records: Iterable[RequestRecord]) -> dict
 
 
 def correct_of(checked: Mapping[str, Checked | None]) -> dict[str, bool | None]:
-    """Return whether each request's answer is correct."""
+    """Return whether each request's answer is correct; None if it was not checked."""
     return {request_id: None if found is None else found.correct for request_id, found in checked.items()}
 
 

@@ -18,7 +18,8 @@ NOISE_SPREAD = 6
 """This multiple of the noise (a root mean square) covers all but about one in a thousand positions."""
 
 MOST_STEPS = 16
-"""A token that is more than this many rounding steps of its logit below the best is a bug, however noisy the target."""
+"""In 16 bits, a token that is more than this many rounding steps of the top logit below it is a bug, however noisy the
+target."""
 
 
 def near_tie_tolerance(dtype: torch.dtype, top_logit: float) -> float:
@@ -37,7 +38,7 @@ def noise_tolerance(dtype: torch.dtype, top_logit: float, noise: float) -> float
     In 16-bit types every layer rounds the residual stream. So forwards with different numbers of rows differ by more
     than the rounding steps of a logit. With any kernels, 1 % of the pocket target's margins differ from float32's by
     more than `near_tie_tolerance` (docs/log/lossless_bf16.md). The result is the larger of the two tolerances, up to
-    `MOST_STEPS`.
+    `MOST_STEPS`. In float32 it is `near_tie_tolerance`.
     """
     logits_alone = near_tie_tolerance(dtype, top_logit)
     if dtype == torch.float32:

@@ -1,4 +1,4 @@
-"""Loads everything that a run needs: prompts, target, drafter, and an engine for the run and for each reference."""
+"""Loads everything that a run needs: prompts, target, drafter, and engines for the run and references that differ."""
 
 from __future__ import annotations
 
@@ -127,27 +127,27 @@ def _with_later_turns(
 
 
 def plain_engine(chosen: Chosen, models: TargetBuild, limits: Limits) -> Engine:
-    """Make the engine that decodes without drafts and without pruning."""
+    """Make the engine of plain decoding, with the config of `plain_config`."""
     plain = chosen.again(plain_config(chosen.config))
     return build_engine(plain, models, load_drafter(plain, models.of_drafters), limits)
 
 
 def note_references(config: RunConfig, engines: Mapping[str, Engine]) -> None:
-    """Log which of the chosen references equal the run itself, and so are not measured."""
+    """Log which references equal the run itself, and so are not measured; nothing for the default references."""
     idle = [str(name) for name in config.references if name not in engines]
     if idle and config.references != RunConfig().references:
         print(f"references: the run itself is {' and '.join(idle)}, so no such reference is measured", file=sys.stderr)
 
 
 def note_rollback(config: RunConfig, models: TargetBuild) -> None:
-    """Log that `recurrent.rollback` is a no-op for this target. It is not an error, so that sweeps compose."""
+    """Log if `recurrent.rollback` is set but a no-op for this target. It is not an error, so that sweeps compose."""
     rollback = config.recurrent.rollback
     if rollback != Rollback.checkpoints and not models.target.config.keeps_states:
         print(f"recurrent.rollback={rollback} changes nothing: no layer of this target keeps a state", file=sys.stderr)
 
 
 def note_given(config: RunConfig, requests: Sequence[Request]) -> None:
-    """Say where `drafter.by_request=given` is a no-op."""
+    """Log if `drafter.by_request=given` is a no-op."""
     is_given = any(request.num_draft_tokens is not None for request in requests)
     if config.drafter.by_request == ByRequest.given and not is_given:
         print("drafter.by_request=given changes nothing: no prompt has `num_draft_tokens`", file=sys.stderr)
@@ -179,7 +179,8 @@ def note_kernels(chosen: Chosen, models: TargetBuild) -> None:
 
 
 def _prunes(prune: PruneConfig, engine: Engine) -> bool:
-    """Return whether anything is pruned. A drafter without a catch-up step makes `prune.catchup` a no-op."""
+    """Return whether anything is pruned. A drafter without a catch-up step makes `prune.catchup` a no-op, which is
+    logged."""
     asks_catchup = prune.catchup != UNPRUNED.catchup
     catches_up = engine.parts.drafter.requirements.catches_up
     if asks_catchup and not catches_up:

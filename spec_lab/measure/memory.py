@@ -44,7 +44,8 @@ class MemoryWatch:
 
 
 def _resident(field: str) -> int:
-    """Return the bytes of the process in memory as Linux counts them; on other systems its peak."""
+    """Return the bytes of the process in memory, now or at the peak (`field`). On systems other than Linux, always the
+    peak."""
     if STATUS.exists():
         found = [line for line in STATUS.read_text().splitlines() if line.startswith(f"{field}:")]
         if found:

@@ -55,8 +55,8 @@ def record_run(chosen: Chosen, choices: dict[str, str], folder: Path) -> Summary
     """Run and record into `folder`.
 
     Raises:
-        UserError: a checkpoint, a prompt set or a size is wrong, which is found before anything is recorded; or a
-            checker fails on an output.
+        UserError: a checkpoint, a prompt set or a size is wrong, which is found before anything is recorded; or the
+            logits are not finite, or a checker or another part of an extension fails.
     """
     memory = MemoryWatch.begin()
     with world_of(chosen.config, folder) as world:
@@ -64,7 +64,7 @@ def record_run(chosen: Chosen, choices: dict[str, str], folder: Path) -> Summary
 
 
 def _record_in(world: World, chosen: Chosen, choices: dict[str, str], folder: Path, memory: MemoryWatch) -> Summary:
-    """Run and record. When this returns, everything loaded is freed, before the process group is closed."""
+    """Run and record. What is loaded here can be freed when this returns, before the process group is closed."""
     with said_to_go_on("loading prompts and weights"):
         lab = load_lab(chosen, world)
     info = RunInfo(chosen.config.name, choices, dataclasses.asdict(chosen.config), _provenance(lab), utc_now())
@@ -122,8 +122,8 @@ def _measure(lab: Lab, info: RunInfo, recorder: Recorder, memory: MemoryWatch, m
 
 
 def _warm_up(lab: Lab, progress: Progress) -> None:
-    """Prepare the engines and run each once untimed, unless `warmup_requests` is 0, so that no first call is timed. Run
-    plain decoding first if a drafter replays it."""
+    """Prepare the engines. Unless `warmup_requests` is 0, also run each once untimed, so that no first call is timed.
+    Run plain decoding first if a drafter replays it."""
     _teach(lab, progress)
     progress.stage("warm-up")
     for engine in lab.engines.values():

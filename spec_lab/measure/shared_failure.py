@@ -26,7 +26,7 @@ from spec_lab.record.amend import amend_status
 
 NEWS = "spec_lab/ending"
 NOTHING = ""
-"""The message that ends the thread when the first process finishes by itself."""
+"""The message that ends the thread when the first process ends by itself."""
 PATIENCE_SECONDS = 5.0
 """How long a failed process waits before it sends its message. If the first process has the same error, it prints the
 error itself in this time."""

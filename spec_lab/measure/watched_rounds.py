@@ -18,8 +18,8 @@ class WatchedRounds(ABC):
     """A `StageTimer` that watches `num_launches` launches after the first `num_skipped`, or fewer if a request ends. A
     launch may have several rounds.
 
-    It watches from the start of the first launch to the start of the launch after the last. So reads are counted once a
-    round, even if the host reads results a round late.
+    It watches from the start of the first of them to the start of the launch after the last. So reads are counted once
+    a round, even if the host reads results a round late.
 
     Attributes:
         num_rounds: rounds watched so far; each round of a launch counts.

@@ -103,7 +103,7 @@ def world_of(config: RunConfig, folder: Path) -> Iterator[World]:
 
 
 def _own_device(config: RunConfig, own: Ranks) -> torch.device:
-    """Make the GPU of this process the current one, so that `device=cuda` means it."""
+    """Return the device. Make the GPU of this process, if any, the current one, so that `device=cuda` means it."""
     device = resolve_device(config.device)
     if device.type != "cuda":
         return device

@@ -1,9 +1,9 @@
-"""Chooses options for the knobs set to auto (`attention`, `kernels`, `graph`) by device and drafter at composition.
+"""Chooses options for the knobs set to auto (`attention`, `kernels`, `graph`) when a run is composed.
 
-On a CUDA device it tries the fast option of each knob, as if the user had typed it. If that would be refused, the
-option that runs anywhere is kept. On a CPU only `kernels` has a fast option. It is taken if it adds no refusal,
-supports all of the target's layers, and can be compiled on this machine. All later code sees the chosen options, and
-`RunConfig.auto` records which of them were chosen here.
+On a CUDA device it tries the fast option of each knob, as if the user had typed it. If that adds a refusal, or needs
+Triton where there is none, the option that runs anywhere is kept. On a CPU only `kernels` has a fast option. It is
+taken if it adds no refusal, supports all of the target's layers, and can be compiled on this machine. All later code
+sees the chosen options, and `RunConfig.auto` records which of them were chosen here.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def with_auto_chosen(config: RunConfig) -> RunConfig:
 
 
 def _chosen(config: RunConfig) -> Chosen | None:
-    """Resolve a run; None if it names an option that is not registered, which is refused later."""
+    """Resolve a run; None if it cannot be resolved, which is refused later."""
     try:
         return choose(config)
     except UserError:
@@ -122,7 +122,7 @@ def _with_prompt_sizes(config: RunConfig, on_cuda: bool) -> CacheConfig:
 
 
 def _faster(chosen: Chosen, knob: AutoKnob) -> Chosen:
-    """Return the run with the knob's fast option, or unchanged if that would be refused or lacks Triton."""
+    """Return the run with the knob's fast option, or unchanged if that adds a refusal or cannot compile Triton."""
     if knob.needs_triton and (find_spec("triton") is None or os.environ.get("TRITON_INTERPRET")):
         return chosen
     faster = chosen.again(knob.take(chosen.config, knob.fast))
@@ -130,8 +130,7 @@ def _faster(chosen: Chosen, knob: AutoKnob) -> Chosen:
 
 
 def _faster_on_cpu(chosen: Chosen, knob: AutoKnob) -> Chosen:
-    """Return the run with the option that is fast on a CPU, if it supports the target's layers and can be compiled
-    here."""
+    """Return the run with the option that is fast on a CPU, if the run can take it and it can be compiled here."""
     if knob.fast_on_cpu is None:
         return chosen
     faster = chosen.again(knob.take(chosen.config, knob.fast_on_cpu))

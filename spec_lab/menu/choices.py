@@ -28,7 +28,7 @@ class Dtype(Choice):
 
 
 class KernelsChoice(Choice):
-    """The kinds of kernels that can compute the small steps of a round; native also computes layers."""
+    """The kinds of kernels that can compute the small steps of a round; triton and native also compute layers."""
 
     auto = (
         "auto",
@@ -96,7 +96,10 @@ class DraftStop(Choice):
     """The conditions that end a request's drafting before K."""
 
     none = "none", "it does not"
-    confidence = "confidence", "after the draft at which the product of top-1 probabilities falls below stop_threshold"
+    confidence = (
+        "confidence",
+        "after the draft at which the product of top-1 probabilities, or a head's estimate, falls below stop_threshold",
+    )
 
 
 class ByRequest(Choice):

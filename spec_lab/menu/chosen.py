@@ -1,4 +1,4 @@
-"""A run with its option names resolved to registry entries, once when its job begins. Later code uses these.
+"""A run with its option names resolved to registry entries, which later code uses.
 
 Imports no torch.
 """

@@ -67,7 +67,7 @@ class DrafterConfig:
     """The keys that every drafter has."""
 
     name: str = MISSING
-    num_draft_tokens: int = knob(3, "draft tokens a round, K; a round verifies K + 1 rows a request")
+    num_draft_tokens: int = knob(3, "draft tokens a round, K; a round of a chain verifies at most K + 1 rows a request")
     k_schedule: list[list[int]] | None = knob(
         None,
         "K by the number of running requests, a list of [first, last, K]; null is num_draft_tokens for every number",
@@ -91,7 +91,8 @@ class TrainedDrafterConfig(DrafterConfig):
     stop: DraftStop = knob(DraftStop.none, "what ends a request's drafting")
     stop_threshold: float = knob(
         0.4,
-        "a request drafts on while the product of top-1 probabilities is at least this; drafter.stop=confidence only",
+        "a request drafts on while the product of top-1 probabilities, or a head's estimate, is at least this; "
+        "drafter.stop=confidence only",
         above=0,
         most=1,
     )
@@ -256,14 +257,12 @@ class LoggerConfig:
 
 @dataclass
 class RunConfig:
-    """A whole run. `experiment` and `debug` only set other keys, so they are not part of it."""
+    """A whole run. `experiment`, `debug` and `size` only set other keys, so they are not part of it."""
 
     target: TargetConfig = knob(MISSING, "the model whose decoding is to become faster")
     drafter: DrafterConfig = knob(MISSING, "what proposes the draft tokens")
     acceptance: AcceptanceConfig = knob(MISSING, "which draft tokens the target accepts")
-    prune: PruneConfig = knob(
-        MISSING, "which rows go on after their KV is written, in the drafter and in the target's last layer"
-    )
+    prune: PruneConfig = knob(MISSING, "which rows go on after their KV is written, in the drafter and in the target")
     graph: GraphConfig = knob(MISSING, "which parts of a round are captured and replayed")
     attention: AttentionConfig = knob(MISSING, "the attention backend")
     workload: WorkloadConfig = knob(MISSING, "the prompts")
@@ -299,7 +298,9 @@ class RunConfig:
         [ReferenceChoice.plain, ReferenceChoice.unpruned], "configurations that take turns with the run; [] is none"
     )
     repeats: int = knob(5, "times that run and references are timed in turn; three or more give an interval", least=1)
-    warmup_requests: int = knob(2, "requests decoded before anything is timed", least=0)
+    warmup_requests: int = knob(
+        2, "requests decoded before anything is timed, at least a full batch; 0 is none", least=0
+    )
     profile_rounds: int = knob(
         16, "number of rounds profiled after the timed part, for the table of kernels; 0 is none", least=0
     )

@@ -65,7 +65,8 @@ class Extension:
         """Call the module's `register` with the registry.
 
         Raises:
-            UserError: it has no such function, or the function is async, fails or returns something.
+            UserError: it has no such function, or the function is async, fails, returns something, or changes the
+                working folder.
         """
         register = getattr(self.module, "register", None)
         if not callable(register):

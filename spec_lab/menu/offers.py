@@ -27,7 +27,7 @@ class RunOffers:
         threshold: the confidence below which a request's drafting ends; None if it does not end early.
         budget: the largest number of rows in a round; None means no limit.
         by_request: what a request's K depends on.
-        finder: the name of a drafter that offers as many drafts as it finds; None for one that always has K.
+        finder: the name of a drafter that offers as many drafts as it finds; None for any other.
     """
 
     num_draft_tokens: int
@@ -40,7 +40,7 @@ class RunOffers:
 
     @property
     def schedule(self) -> KSchedule | None:
-        """Return the K of each batch size if the ranges are valid; None if there is one K for all."""
+        """Return the K of each batch size, from valid ranges; None if there is one K for all."""
         return None if self.ranges is None else KSchedule.of(self.ranges)
 
     @property
@@ -63,7 +63,7 @@ class RunOffers:
 
     @property
     def named(self) -> str:
-        """Return the override by which a request may offer fewer than K drafts."""
+        """Return an override by which a request may offer fewer than K drafts."""
         if self.ranges is not None:
             ranges = ",".join(f"[{','.join(map(str, entry))}]" for entry in self.ranges)
             return f"drafter.k_schedule=[{ranges}]"

@@ -81,8 +81,8 @@ class DrafterOption(Option):
         drafts: whether it proposes tokens; False is plain decoding, with no draft tokens to count.
         follows_greedy_text: why its drafts fit only the output of plain greedy decoding, as in "replays a greedy
             continuation"; None if they fit any output.
-        hands_hidden_on: whether a draft step reads and replaces `state.tokens` and `state.hidden`, and nothing else of
-            its state; the doctor then measures how much the hidden state helps.
+        hands_hidden_on: whether a draft step reads `state.hidden`, and replaces only this and `state.tokens`; the
+            doctor then measures how much the hidden state helps.
         no_loop: why there is no draft loop to capture, so that graph modes that capture are refused; None if they are
             accepted.
         no_moves: why no metadata is updated between draft steps; None if metadata is updated there.
@@ -90,7 +90,7 @@ class DrafterOption(Option):
         no_branch_keys: whether the branches of a tree write no keys, so that no branch can see another's.
         drafts_on_host: whether it makes drafts on the host between two rounds, as many as it finds.
         ingests_in_graphs: whether its `ingest` may be captured for a prompt that comes alone, since it reads no spans.
-        notes_confidence: whether it picks its drafts with `wiring.drafting.make_picker`, which stores its confidence.
+        notes_confidence: whether it stores its confidence if a run uses it, as `wiring.drafting.make_picker` does.
         preset_of: the option that this one is a preset of, with other values but the same code; None if it is not one.
         rows_written: returns, from a run's configuration, how many positions past the last token a round may write;
             None for a drafter with which these are never more than 2K.
@@ -284,7 +284,7 @@ class LoggerOption(Option):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricOption(Option):
-    """A number that an extension defines. It is computed in every run that names the extension, without being chosen.
+    """A number that an extension defines. It is computed in every run that loads the extension, without being chosen.
 
     Attributes:
         definition: a sentence about the number, for records and reports.

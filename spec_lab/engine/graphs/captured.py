@@ -23,7 +23,7 @@ class Bucket:
     Attributes:
         slot_ids: [bucket size] the slots of a replay's requests, padded with the scratch slot. Replays read this
             tensor.
-        held: the slots that `slot_ids` holds, in order.
+        held: the slots that the host last wrote to `slot_ids`, in order; empty if it must write them again.
         copies: the segments by name, once for each copy of a graph that the recorder makes.
         fixed: tensors that segments read without copying: `slot_ids`, and outputs of segments.
     """

@@ -112,8 +112,8 @@ def carry_every_tensor(drafts: torch.Tensor, column: torch.Tensor, before: Any, 
 class StepReplay(SeparateVerify):
     """graph=step_replay: the first step is one graph, and one recurrent step is another, replayed K - 1 times.
 
-    Between replays the host rebuilds positions, slots and lengths (vLLM #41162). The graph derives all other metadata
-    from these. Steps with weights of their own have a graph each.
+    Between replays the host rebuilds positions, slots and lengths, if they advance (vLLM #41162). The graph derives all
+    other metadata from these. Steps with weights of their own have a graph each.
 
     The number of the step is a device tensor, which selects the column of drafts and draft logits.
     """

@@ -36,7 +36,7 @@ class GraphMode(Protocol):
         ...
 
     def admit(self, slot: int, request: Request) -> None:
-        """Store on the device what is needed to end the request in `slot` without the host."""
+        """Store on the device what is needed to end the request in `slot` without the host, if the mode does so."""
         ...
 
     def run(self, decode_round: DecodeRound, slots: list[int], max_kv_len: int) -> Verification:

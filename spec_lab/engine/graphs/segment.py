@@ -1,4 +1,4 @@
-"""A segment: a part of the round that is captured once for each batch size, and then replayed."""
+"""A segment: a part of a round that is captured once, and then replayed."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from spec_lab.menu.chosen import Chosen
 
 
 def captured_drafter(chosen: Chosen) -> str | None:
-    """A mode that captures needs a draft loop to capture."""
+    """A drafter may refuse modes that capture, since it has no draft loop; its `no_loop` says why."""
     drafter, graph = chosen.drafter, chosen.graph
     if not graph.captures or drafter.no_loop is None:
         return None
