@@ -1,7 +1,7 @@
 """Checks JSON that may be truncated, edited or from another version, and says in a line where it is wrong.
 
-A layout is a type: a TypedDict of `record.schema` or `record.row_schema`, or the type of a value in one. Additional
-keys are allowed, so that a record may hold more than this version reads.
+A layout is a type: a TypedDict, such as those of `record.schema` and `record.row_schema`, or the type of a value in
+one. Additional keys are allowed, so that a record may hold more than this version reads.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _plain_misfits(value: Any, where: str, depth: int) -> Iterator[str]:
 
 
 def _is_one(value: Any, layout: Any) -> bool:
-    """Return whether `value` fits a layout that is a plain type."""
+    """Return whether `value` fits a layout that is a plain type or a `Literal` of texts."""
     if get_origin(layout) is Literal:
         return isinstance(value, str) and value in get_args(layout)
     if layout is int:

@@ -57,7 +57,7 @@ class Progress:
             self._bar.close()
 
     def stage(self, name: str) -> None:
-        """Print the name of the next stage."""
+        """Show the name of the stage that begins."""
         self._name = name
         if self._bar is not None:
             self._bar.set_description(name)

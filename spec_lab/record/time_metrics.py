@@ -30,7 +30,7 @@ def stages_of(results: Sequence[GenerationResult]) -> list[str]:
 
 
 DRAFT_STAGES = ("catchup", "recur", "draft", "lookup")
-"""The stages in which a drafter runs."""
+"""The stages that are a drafter's alone."""
 
 
 def decode_tokens_per_second(rounds: Sequence[RoundRecord]) -> float | None:

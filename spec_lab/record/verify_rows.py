@@ -51,7 +51,7 @@ class VerifyRows:
         num_rounds: [requests].
         draft_ids: [rounds, K].
         accepted: [rounds] number of drafts that the run's own rule accepted, before any cut.
-        last_ids: [rounds] the token emitted after them.
+        last_ids: [rounds] the token that the rule chose after them.
         top_ids: [rounds, N, topk] the likeliest tokens of each row, likeliest first, the lowest id first among equals.
         top_probabilities: [rounds, N, topk] float32, of the softmax of the raw logits.
     """
