@@ -63,7 +63,7 @@ class Joining:
 
 
 class WeightsByName(nn.Module):
-    """Weights by their checkpoint names, which contain dots. Integer tensors are kept beside them."""
+    """Weights by their checkpoint names, which contain dots. Tensors of integers or bools are kept beside them."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
