@@ -1,7 +1,7 @@
 """Handles Hydra's launchers that run jobs in other processes: joblib on this machine, submitit here or on a cluster.
 
-If joblib would run more jobs at a time than there are devices, it is refused before any job starts. A worker leases the
-device of a job that is timed (`spec_lab.program.lease`).
+If joblib would run more timed jobs at once than there are devices, it is refused before any job starts. A worker leases
+the device of a timed job (`spec_lab.program.lease`).
 """
 
 from __future__ import annotations

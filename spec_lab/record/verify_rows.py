@@ -1,4 +1,4 @@
-"""The verify rows of one pass over a workload: the target's probabilities at each position, and the draft there.
+"""The verify rows of a workload's first requests: the target's top probabilities at each position, and the draft there.
 
 They are stored in `verify_rows.safetensors` next to `requests.jsonl`, so that deterministic rules can be re-scored on
 the same trajectory (`spec_lab.rescore`). Such a rule needs only the top probabilities of a row, as long as its top-k is
@@ -44,7 +44,7 @@ class RowsOrigin:
 
 @dataclass(frozen=True, slots=True)
 class VerifyRows:
-    """The rounds of all requests, concatenated request by request; `rounds` is their total number, and N is K + 1.
+    """The rounds of the recorded requests, request by request; `rounds` is their total number, and N is K + 1.
 
     Attributes:
         first_ids: [requests] the token sampled by the prompt pass.
@@ -67,7 +67,7 @@ class VerifyRows:
 
 
 def num_bytes_per_round(num_draft_tokens: int, topk: int) -> int:
-    """Return the bytes of one request round in the file: 4 for each id and each probability."""
+    """Return the bytes of one request round in the file: 4 for each number."""
     return 4 * (num_draft_tokens + 2 + 2 * (num_draft_tokens + 1) * topk)
 
 

@@ -135,7 +135,7 @@ class WandbSink:
             if self._mode != "auto":
                 remedy = "logger.mode=auto or offline" if self._mode == "online" else "logger=jsonl"
                 raise UserError(f"logger.mode={self._mode}: W&B cannot start ({problem}); use {remedy}") from error
-        print(f"warning: W&B cannot start online ({problem}); logging offline", file=sys.stderr)
+        print(f"warning: W&B cannot start ({problem}); logging offline", file=sys.stderr)
         try:
             return self._init(folder, summary, "offline")
         except (wandb.errors.Error, ValueError) as error:
