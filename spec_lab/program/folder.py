@@ -234,7 +234,7 @@ def forget_places(folder: Path) -> None:
 
 
 def close_sweep(folder: Path, statuses: Iterable[Status]) -> None:
-    """Record that all jobs of a sweep have ended, so that the same command shows the results or begins a new sweep."""
+    """Record that all jobs of a sweep have ended, and how many in each way."""
     counts: Counter[str] = Counter(statuses)
     write_json(folder / SWEEP_FILE, {"jobs": counts.total(), **counts})
 

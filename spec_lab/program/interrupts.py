@@ -70,7 +70,7 @@ class Interrupts:
     see the signal.
 
     Attributes:
-        seen: whether one of the signals came that are noted.
+        seen: whether a signal was noted.
     """
 
     def __init__(self) -> None:

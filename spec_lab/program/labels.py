@@ -1,4 +1,4 @@
-"""Names a run: each group by the option that has the same knobs, else with the knobs that differ.
+"""Names a run: each group by the option that has its knobs, or if there is none, with the knobs that differ.
 
 | typed | name |
 |---|---|

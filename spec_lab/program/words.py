@@ -1,4 +1,4 @@
-"""Reads `KEY=VALUE` words into a schema, for programs that have no groups, config files or sweeps."""
+"""Reads `KEY=VALUE` words into a schema, for keys that belong to no group and that no config file or sweep sets."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 MAX_INTEGER = 2**53
-"""Every JSON reader represents integers up to this exactly, and tables and plots can hold their sums."""
+"""A float64, in which many JSON readers keep numbers, represents integers up to this exactly."""
 MAX_DEPTH = 32
 WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", NoneType: "null"}
 LONGEST_SHOWN = 40

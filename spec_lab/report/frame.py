@@ -45,7 +45,7 @@ COLUMNS: dict[str, Column] = {
     "reason": Column("text", "why it did not finish"),
     "started_at": Column("text", "UTC, ISO 8601"),
     "schema_version": Column("count", "of the record; other versions may define numbers differently"),
-    "prompts": Column("text", "the same for runs over the same prompts; missing if the requests cannot be read"),
+    "prompts": Column("text", "the same for runs over the same prompts; missing for unfinished or unreadable runs"),
     "num_draft_tokens": Column("count", "K; 0 for plain decoding"),
     "batch_size": Column("count", "largest number of requests in a round"),
     "temperature": Column("number", "of the sampling; 0 is greedy"),
