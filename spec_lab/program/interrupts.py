@@ -1,4 +1,4 @@
-"""Remembers Ctrl-C even where a library swallows the KeyboardInterrupt. In a run of one process, SIGTERM too."""
+"""Remembers Ctrl-C, and in a run of one process SIGTERM, even where a library swallows the KeyboardInterrupt."""
 
 from __future__ import annotations
 
