@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """The facts about a run that are known before it starts.
+    """The facts about a run that are known before it decodes.
 
     Attributes:
         name: the user's name for it.

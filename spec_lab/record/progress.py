@@ -93,7 +93,7 @@ class Progress:
 
 
 class Beats:
-    """Calls `beat` every few seconds from a separate thread: `with Beats(beat): ...`.
+    """Calls `beat` at intervals from a separate thread: `with Beats(beat): ...`.
 
     A thread is needed, since a single operation in C may take longer than that and does not respond to signals. The
     thread sleeps between calls.

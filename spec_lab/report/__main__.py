@@ -1,6 +1,6 @@
 """`python -m spec_lab.report [FOLDER...]`: the tables of recorded runs, the newest or the named ones.
 
-It also compares the runs, with a table for each comparison that they allow: lossy rules against their strict run,
+It also compares the runs, with a table for each comparison that they allow: lossy rules against a lossless run,
 drafters (if runs differ only in the drafter), graph modes, and the knobs of the other experiments. For any runs it
 compares acceptance lengths and speedups with those of one of them. It also shows the speedup that the cost of a round
 predicts. With one FOLDER alone, the plots of its experiments are saved in it.
@@ -195,7 +195,7 @@ def _compare(runs: Sequence[NumberedRun], base: int | None) -> Comparisons:
 
 
 def _left_out(found: Sequence[Comparisons]) -> list[str]:
-    """Return a line for each run that a comparison had to leave out, from all comparisons."""
+    """Return a line for each run that a study of lossy rules, or the comparison with one run, had to leave out."""
     said = list(dict.fromkeys(reason for part in found for reason in part.left_out))
     others = dict.fromkeys(reason for part in found for reason in part.unreadable)
     return [*said, *(f"not compared: {reason}" for reason in others if not any(reason in line for line in said))]

@@ -93,7 +93,8 @@ def format_runs(runs: Sequence[Run]) -> str:
 
 
 def run_cells(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
-    """Return the header and the cells of the table of runs. Runs with different knobs differ in their first cells."""
+    """Return the header and the cells of the table of runs. If runs would have the same label, a column is added for
+    each knob in which they differ."""
     varied = [name for name in SOMETIMES if len({_sometimes(name, run.summary) for run in runs}) > 1]
     summaries = [run.summary for run in runs]
     knobs = telling_apart(summaries, [tuple(_identity(summary, varied)) for summary in summaries])

@@ -77,8 +77,8 @@ class Studies(NamedTuple):
 def read_studies(runs: Sequence[Run]) -> Studies:
     """Find the studies among `runs`: runs that differ in rule and K alone, with a strict run for the lossy ones.
 
-    There is a point for each lossy and each strict run, sorted by K, strict first. Of runs with the same configuration
-    the newest is used. A lossy rule without a strict run of the same K has no point.
+    There is a point for each lossy run with a strict run of the same K, and for that strict run, sorted by K, strict
+    first. Of runs with the same configuration the newest is used.
     Imposed acceptance is left out, since its outputs are not answers. A run whose requests cannot be read or are not
     those of its strict run is left out too, with the reason.
     """

@@ -29,7 +29,7 @@ Indices = np.ndarray[Any, Any]
 
 
 def rescore(folder: Path, options: AcceptanceConfig, extensions: Sequence[str] = ()) -> dict[str, list[int]]:
-    """Return the number of drafts, by request id, that a rule with `options` accepts in each round of a run.
+    """Return the number of drafts, by request id, that a rule with `options` accepts in each recorded round of a run.
 
     Drafts count even if the output is cut before them, at an EOS or at the limit of tokens. `extensions` names the
     modules outside this package that may have registered the rule.
