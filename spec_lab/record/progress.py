@@ -95,8 +95,8 @@ class Progress:
 class Beats:
     """Calls `beat` at intervals from a separate thread: `with Beats(beat): ...`.
 
-    A thread is needed, since a single operation in C may take longer than that and does not respond to signals. The
-    thread sleeps between calls.
+    A thread is needed, since a single operation in C may take longer than an interval and does not respond to signals.
+    The thread sleeps between calls.
     """
 
     def __init__(self, beat: Callable[[], None], seconds: float = SECONDS_BETWEEN_LINES) -> None:
