@@ -36,7 +36,8 @@ def split_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return flags with their values, each a list item, and the overrides.
 
     Raises:
-        UserError: there is no such flag, its value is missing, nothing reads the flag, or an argument would run code.
+        UserError: a flag does not exist, has no value or a wrong one, or is not read; or `refuse_argument` refuses an
+            argument.
     """
     flags: list[str] = []
     overrides: list[str] = []
@@ -55,7 +56,10 @@ def split_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _take_flag(argument: str, pending: list[str]) -> list[str]:
-    """Return `argument` and its value, which is removed from the end of `pending` if it is there."""
+    """Return the flag in `argument`, and its value if it takes one.
+
+    A value that is an argument of its own is removed from the end of `pending`.
+    """
     flag, has_value, value = argument.partition("=")
     known = (*FLAGS, *FLAGS_WITH_VALUE, *FLAGS_WITH_OPTIONAL_VALUE)
     if flag not in known:

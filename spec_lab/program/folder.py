@@ -1,7 +1,7 @@
 """Names and makes folders: by the options of the run and a short hash of the resolved configuration, without a date.
 
 A repeated run gets the same name with a number appended, so nothing is ever overwritten. A repeated sweep continues in
-the newest folder with its name, where jobs that have ended are not repeated.
+an earlier folder (`study_place`), where jobs that finished or were refused are not repeated.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def folder_name(config: RunConfig, choices: Mapping[str, str]) -> str:
     """Return `run-pocket-eagle3-strict-catchup-eager-1a2b3c4d`; `choices` are the names of the groups' choices
     (`program.labels`).
 
-    Long names are cut, since the hash covers the whole configuration.
+    The choices are cut if they are long, since the hash still tells configurations apart.
     """
     values = {key: value for key, value in dataclasses.asdict(config).items() if key not in NOT_PART_OF_THE_RUN}
     named = [*NAMED_GROUPS, *(group for group, usual in NAMED_UNLESS.items() if choices.get(group, usual) != usual)]
@@ -60,7 +60,7 @@ def folder_name(config: RunConfig, choices: Mapping[str, str]) -> str:
 
 
 def _knobs_without_a_group(config: RunConfig) -> list[str]:
-    """Return the non-default settings that affect a round but do not belong to a group."""
+    """Return the verify budget and the rollback, each only if it is not the default."""
     budget, rollback = config.verify.budget, config.recurrent.rollback
     return [
         *([] if budget is None else [f"budget{budget}"]),
@@ -77,7 +77,7 @@ def make_folder(base: Path, name: str, write: Callable[[Path], object]) -> Path:
 
     Raises:
         UserError: `base` cannot be written.
-        OSError: the disk is full.
+        OSError: the cause does not depend on the command, such as a full disk (`WORN_OUT`).
     """
     unnamed = base / f".{short_hash(name)}-{os.getpid()}"
     make_output_dir(base)
@@ -95,7 +95,7 @@ def missing_folders(folder: Path) -> list[Path]:
 
 
 def remove_empty(folders: Iterable[Path]) -> None:
-    """Remove folders, deepest first, until one is not empty."""
+    """Remove the folders in their order, up to the first that cannot be removed, such as one that is not empty."""
     with suppress(OSError):
         for folder in folders:
             folder.rmdir()
@@ -132,7 +132,7 @@ def make_output_dir(folder: Path) -> None:
 
     Raises:
         UserError: it cannot be made, or is not a folder.
-        OSError: the disk is full.
+        OSError: the cause does not depend on the command, such as a full disk (`WORN_OUT`).
     """
     _make_writable(folder, folder, exist_ok=True)
 
@@ -148,7 +148,7 @@ def _make_writable(folder: Path, base: Path, exist_ok: bool = False) -> None:
 
 
 def _obstacle(folder: Path, error: OSError) -> str:
-    """Return what prevents making `folder`: the first part of its path that is not a folder."""
+    """Return why `folder` cannot be made: the first part of its path that is not a folder, or the system's reason."""
     if error.errno in (errno.EEXIST, errno.ENOTDIR, errno.ENOENT, errno.ELOOP):
         for place in (*reversed(folder.parents), folder):
             if os.path.lexists(place) and not place.is_dir():
@@ -191,10 +191,10 @@ def study_place(output_dir: Path, study: Study, ground: Ground, fresh: bool) -> 
     """Return the folder of a study, `outputs/NAME-sweep-1a2b3c4d`.
 
     This is the newest folder with that name whose study has the same `ground`, so that the same command continues that
-    study. If all earlier folders have another ground, this is a new folder, and the changes are printed on stderr.
+    study. If there is none, it is a new folder. If earlier folders have another ground, stderr gets the reason.
 
     Args:
-        fresh: whether to begin a new folder if the newest study has ended.
+        fresh: whether to begin a new folder if that study has ended.
     """
     places = (output_dir / numbered for numbered in _numbered(f"{study.name}-sweep-{short_hash(study.content)}"))
     earlier: list[Path] = []
@@ -225,7 +225,7 @@ def _reason_to_start_over(place: Path, ground: Ground) -> str | None:
 
 
 def forget_places(folder: Path) -> None:
-    """Shorten the absolute paths that Hydra has written into a multirun's folder to their last parts."""
+    """Shorten the absolute paths that Hydra has written into `multirun.yaml` to their last parts."""
     file = folder / MULTIRUN_FILE
     with suppress(FileNotFoundError):
         text = regular_text(file)
@@ -234,13 +234,14 @@ def forget_places(folder: Path) -> None:
 
 
 def close_sweep(folder: Path, statuses: Iterable[Status]) -> None:
-    """Record that all jobs of a sweep have ended, so that the same command shows the results or begins a new sweep."""
+    """Record that all jobs of a sweep have ended, and how many in each way."""
     counts: Counter[str] = Counter(statuses)
     write_json(folder / SWEEP_FILE, {"jobs": counts.total(), **counts})
 
 
 def find_ended(base: Path, name: str) -> tuple[Path, Status] | None:
-    """Return the folder of an earlier job of this name that finished or was refused, and so need not run again."""
+    """Return the folder and status of an earlier job of this name that finished or was refused, and so need not run
+    again; None if there is none."""
     for candidate in itertools.takewhile(Path.exists, (base / numbered for numbered in _numbered(name))):
         with suppress(ValueError, OSError):  # a record that cannot be read counts as not ended
             status = read_summary(candidate)["status"]

@@ -22,8 +22,8 @@ from spec_lab.record.sinks import write_json
 
 GROUND_FILE = "stands_on.json"
 READ_WHOLE = 2**24
-"""Number of bytes up to which a file is read whole. Of a larger file, evenly spaced pieces are read; two sets of
-weights differ in these too."""
+"""Number of bytes up to which a file is read whole. Of a larger file, only its size and evenly spaced pieces are read:
+weights that were trained further usually differ in these too."""
 NUM_PIECES, PIECE = 64, 2**16
 NOT_READ = ("__pycache__",)
 SOURCES = (".py", ".yaml", ".yml", ".json", ".jsonl", ".c", ".h", ".txt", ".safetensors")
@@ -37,7 +37,7 @@ def ground_of(content: Any, extensions: tuple[str, ...]) -> Ground:
     """Return the ground of a study.
 
     Args:
-        content: the runs as plain values; files and folders named in them are weights and prompts.
+        content: the runs as plain values; the files and folders that they name, such as weights, belong to the ground.
         extensions: the extension modules given on the command line.
     """
     named = {key: _digest_of(path) for key, path in _paths_in(content)}
@@ -48,7 +48,7 @@ def ground_of(content: Any, extensions: tuple[str, ...]) -> Ground:
 
 
 def changes(before: Ground, now: Ground) -> str | None:
-    """Return what has changed, as in `spec_lab/engine/round.py and 2 more`; None if nothing has."""
+    """Return the first three names that have changed and the number of others; None if nothing has changed."""
     changed = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
     if not changed:
         return None
@@ -66,7 +66,7 @@ def read_ground(folder: Path) -> Ground | None:
 
 
 def keep_ground(folder: Path, ground: Ground) -> None:
-    """Write the ground into the folder of a new study; a continued one already has the same."""
+    """Write the ground into a study's folder, unless one can be read there."""
     if read_ground(folder) is None:
         write_json(folder / GROUND_FILE, ground)
 
@@ -96,7 +96,10 @@ def _tree(name: str, path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _paths_in(value: Any, key: str = "") -> Iterator[tuple[str, Path]]:
-    """Yield every file and folder named as `KEY=PATH[,PATH]` or as a value of KEY, except those that are written to."""
+    """Yield the existing files and folders that a value names, as in `KEY=PATH[,PATH]`, with a name for each.
+
+    The values of `output_dir` and of Hydra's keys are left out.
+    """
     if isinstance(value, Mapping):
         for name, item in value.items():
             yield from _paths_in(item, f"{key}.{name}".strip("."))

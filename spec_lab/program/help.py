@@ -1,4 +1,4 @@
-"""Makes the text of `--help`, which has a line for every option and every key."""
+"""Makes the texts of `--help` and `--version`."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def version_text() -> str:
 
 
 def describe_menu(menu: Menu) -> str:
-    """List what may be typed after a program's name."""
+    """Describe a program's options, its keys, and the flags in `FLAGS`."""
     keys = list(menu.keys.values())
     sections = ["Options, GROUP=OPTION (* is the default), and the keys they read, KEY=VALUE [default]"]
     sections += [_describe_group(group, _keys_of(group.name, menu)) for group in menu.groups.values()]
@@ -100,7 +100,7 @@ def _describe_flags(menu: Menu) -> list[str]:
 
 
 def _describe_key(key: Key, readers: str) -> str:
-    """Return the line of a key. `readers` names the options that have it, if other options of the group do not."""
+    """Return the line of a key. `readers` names the options that have it, or is empty."""
     takes = f": {_describe_choices(key.choices)}" if key.choices else ""
     bounds = key.bounds.in_words()
     within = f" ({bounds})" if bounds else ""
@@ -121,7 +121,7 @@ def _describe_defaults(defaults: dict[str, Any]) -> str:
 
 
 def show_value(value: Any) -> str:
-    """Return a value as it is typed on the command line."""
+    """Return a value as it is typed on the command line, but without quotes."""
     if value is None:
         return "null"
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Remembers Ctrl-C even where a library swallows the KeyboardInterrupt. SIGTERM is treated the same way."""
+"""Remembers Ctrl-C, and in a run of one process SIGTERM, even where a library swallows the KeyboardInterrupt."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ class Interrupts:
     (`__del__`), and a library may catch it. Garbage collection runs many finalisers. A signal that comes during a
     finaliser is raised again until no finaliser is running.
 
-    SIGTERM raises KeyboardInterrupt too, so that decoded requests are kept. Under torchrun it does not, since its
-    processes may wait for one another. A signal that is ignored (`nohup`) stays ignored. A handler of another library
-    still gets its signal. Outside the main thread nothing changes. Of two `Interrupts`, one inside the other, both see
-    the signal.
+    SIGTERM raises KeyboardInterrupt too, so that decoded requests are kept. In a run of several ranks it does not,
+    since they may wait for one another. A signal that is ignored (`nohup`) stays ignored. A handler of another library
+    still gets its signal. Outside the main thread no signal is noted. Of two `Interrupts`, one inside the other, both
+    see the signal.
 
     Attributes:
-        seen: whether Ctrl-C was pressed or SIGTERM came.
+        seen: whether a signal was noted.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Names a run: each group by the option that has the same knobs, else by the knobs that differ.
+"""Names a run: each group by the option that has its knobs, or if there is none, with the knobs that differ.
 
 | typed | name |
 |---|---|
@@ -11,8 +11,8 @@
 | `graph=full_loop graph.verify=false` | `full_loop+verify_false` |
 | `target=hf target.path=/models/Qwen3-1.7B` | `hf+Qwen3-1.7B`: a folder by its last part alone |
 
-Two configurations of a group have different names, except for loggers, for folders with the same last part, and for the
-drafter's K, which has its own column in every table.
+The name of a group does not tell everything. A logger has the name of its option alone, and of a folder only the last
+part counts. The drafter's K is left out, since tables have a column for it.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def _from_option(presets: Mapping[str, Knobs], chosen: str, knobs: Knobs) -> str
 
 
 def _from_knobs(presets: Mapping[str, Knobs], knobs: Knobs) -> str:
-    """Return the values of all knobs in which the options differ, with a key before all but texts. Also return each
-    other knob whose value no option has, with its key."""
+    """Return the values of all knobs in which the options differ, a text as it is and others by `_with_key`. Also add
+    each other knob whose value no option has."""
     parts = []
     for key, value in knobs.items():
         usual = [preset[key] for preset in presets.values()]

@@ -1,7 +1,7 @@
-"""Handles Hydra's launchers, which run jobs in other processes: joblib on this machine, and submitit on a cluster.
+"""Handles Hydra's launchers that run jobs in other processes: joblib on this machine, submitit here or on a cluster.
 
-Neither handles GPUs. Settings with which jobs would disturb each other's timings are refused here before any job
-starts. Each worker then leases its device at the start of its job (`spec_lab.program.lease`).
+If joblib would run more timed jobs at once than there are devices, it is refused before any job starts. A worker leases
+the device of a timed job (`spec_lab.program.lease`).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def refuse_sharing(launcher: Mapping[str, Any], device: str) -> None:
 
 
 def _num_workers(n_jobs: int | None) -> int:
-    """Return how many jobs joblib runs at a time: -1 means the number of cores, -2 one less, and so on."""
+    """Return how many jobs joblib runs at a time: -1 means the number of cores, -2 one less, and so on; 1 for None."""
     if n_jobs is None:
         return 1
     return n_jobs if n_jobs >= 0 else max(1, len(os.sched_getaffinity(0)) + 1 + n_jobs)

@@ -1,7 +1,7 @@
 """Lets a worker lease a device for itself, so that jobs running at the same time do not disturb each other's timings.
 
-A lease is a lock file for each device in the system's temporary folder, shared by all processes of a host. The system
-releases the lock when its process ends in any way. Only workers of a launcher take leases; single runs do not.
+A lease is the lock on a device's file in the system's temporary folder. The system releases the lock when its process
+ends in any way. Only workers of a launcher take leases; other runs do not.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def spread() -> None:
 
 
 def visible_gpus() -> list[str]:
-    """List the GPUs that CUDA will show this process, by UUID, using the driver's program rather than CUDA.
+    """List the GPUs that this process may use, by UUID, using the driver's program rather than CUDA.
 
     Calling CUDA would initialise it, after which the visible GPUs can no longer be changed. If there are MIG slices,
     only these are listed, without whole GPUs. CUDA shows a process only one slice.

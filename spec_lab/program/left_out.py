@@ -1,4 +1,4 @@
-"""Removes cells from a sweep's grid: those that `leave_out` lists, since they are known not to work.
+"""Finds the cells of a sweep's grid that `leave_out` lists, such as those that are known not to work.
 
 This is needed because Hydra's grids are full products.
 """
@@ -21,7 +21,7 @@ def cell_left_out(composed: DictConfig, choices: Mapping[str, str | None]) -> st
         choices: the option of each group.
 
     Raises:
-        UserError: an entry names a key or an option that does not exist.
+        UserError: `check_overrides` refuses an entry, since a key, an option or a value does not exist.
     """
     return next((cell for cell in composed.leave_out if _is_cell(cell, composed, choices)), None)
 

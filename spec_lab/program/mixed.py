@@ -1,4 +1,4 @@
-"""Prints, once in a sweep or its preview, that `auto` chose different options for different jobs."""
+"""Prints, once for each knob in a sweep or its preview, that `auto` chose different options for different jobs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class MixNote:
         self._said: set[str] = set()
 
     def see(self, config: RunConfig) -> None:
-        """Print what `auto` chose differently for this job than for earlier ones, if that was not printed yet."""
+        """Print each knob for which `auto` chose another option than for earlier jobs, if it was not printed yet."""
         self._seen.append(dataclasses.asdict(config))
         for name, line in mixed_by_auto(self._seen).items():
             if name not in self._said:

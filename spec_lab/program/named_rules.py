@@ -1,4 +1,4 @@
-"""Reads the rules given after `python -m spec_lab.rescore FOLDER`, each with its knobs. Imports no torch."""
+"""Reads the rules given to `python -m spec_lab.rescore`, each with its knobs. Imports no torch."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Key:
 
     Attributes:
         schemas: the dataclasses that have it; several for a group with different options.
-        choices: the values it takes, each with its meaning or an empty text; empty for a key that takes any value.
+        choices: the words it takes, each with its meaning or an empty text; empty for a key without such a list.
         defaults: its value by option, or under the empty name for a key that belongs to no group.
     """
 
@@ -136,7 +136,7 @@ def read_option(file: Path, schemas: Mapping[str, type]) -> OptionFile:
     """Read an option from its YAML file, which begins with a comment: the command that uses it, then a description.
 
     Raises:
-        UserError: the file is not YAML, does not begin like this, or names a schema that does not exist.
+        UserError: the file is not YAML with keys, lacks the two lines, or names a schema that does not exist.
     """
     values = {} if (read := read_yaml(file)) is None else read
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
@@ -166,7 +166,7 @@ def read_keys(extensions: tuple[str, ...] = ()) -> dict[str, Key]:
 
 
 def keys_of(schema: Any, prefix: str = "", without: Sequence[str] = ()) -> dict[str, Key]:
-    """Return the keys of a schema that belong to no group, by their dotted names after `prefix`."""
+    """Return the keys of a schema, except those in `without`, by their dotted names after `prefix`."""
     fields = [field for field in dataclasses.fields(schema) if field.name not in without]
     return {
         prefix + field.name: _key(prefix + field.name, field, (schema,), {"": default_of(field)}) for field in fields
@@ -225,7 +225,8 @@ def _field(schema: type, name: str) -> dataclasses.Field[Any]:
 
 
 def _chosen_by_default(conf: Path) -> dict[str, str | None]:
-    """Return the groups of the defaults list, without entries that begin with a slash, `override` or `optional`."""
+    """Return the groups of the defaults list with their options. Entries without an option are left out, such as
+    `_self_`, and those that begin with `override` or `optional`."""
     entries = read_yaml(conf / "config.yaml")["defaults"]
     chosen = {}
     for entry in entries:

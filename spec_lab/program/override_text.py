@@ -81,7 +81,7 @@ def _readable(text: str, menu: Menu) -> str:
 
 
 def _in_full(value: str) -> str:
-    """Replace ~ by the home folder, since shells do not expand it after `KEY=`."""
+    """Replace ~ by the home folder, since most shells do not expand it after `KEY=`."""
     return str(Path(value).expanduser()) if value.startswith("~/") else value
 
 

@@ -2,7 +2,7 @@
 
 On `batchsize=3` Hydra advises to type `+batchsize=3`, which it then accepts although nothing reads the key. So a key or
 an option that does not exist is refused here, with or without a `+`, and the nearest name is suggested. Hydra's own
-keys (`hydra.mode=...`, `hydra/launcher=...`) are left to Hydra.
+keys (`hydra.mode=...`, `hydra/launcher=...`), except `SWEPT_TOGETHER`, are left to Hydra.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from spec_lab.program.points import with_points
 
 LIST_OF_LISTS = "list[list["
 MOST_JOBS = 10_000
-"""A multirun of more jobs is a mistake, such as a range with too many zeros, and would take forever to list."""
+"""A multirun of more jobs is refused. It is most likely a mistake, such as a range with too many zeros."""
 SEVERAL = "; several values, each a run of its own, are written 1,2"
 OF_THE_SWEEP = ("output_dir", "dry_run", "fresh", "leave_out", "extensions")
 """Keys that a sweep reads once for all its jobs."""
@@ -45,7 +45,7 @@ def check_arguments(arguments: Sequence[str], menu: Menu | None = None) -> list[
     `menu` has the possible choices; None means those of a run.
 
     Raises:
-        UserError: an argument names something that does not exist, or gives a key a value of another type.
+        UserError: an argument names something that does not exist, or has a form or a value that is refused.
     """
     menu = menu or run_menu()
     flags, overrides = split_flags(arguments)
@@ -65,7 +65,7 @@ def check_overrides(overrides: Iterable[str], may_add_options: bool = False, men
     """Check `KEY=VALUE` texts.
 
     Args:
-        overrides: the overrides as typed; sweeps are checked value by value.
+        overrides: the overrides as typed; each listed value of a sweep is checked.
         may_add_options: whether another folder may have options too; unknown ones are then left to Hydra.
         menu: the possible choices; None means those of a run.
     """
@@ -111,14 +111,14 @@ def is_sweep(experiment: str, menu: Menu) -> bool:
 
 
 def _check_experiments(override: Override, menu: Menu) -> None:
-    """Refuse several experiments that are sweeps, whose own values Hydra would drop."""
+    """Refuse several experiments if one of them is a sweep, whose own values Hydra would drop."""
     found = next((value for value in map(str, _values(override)) if is_sweep(value, menu)), None)
     if override.key_or_group == "experiment" and override.is_sweep_override() and found is not None:
         raise UserError(f"{override.input_line}: experiment={found} is a sweep of its own; start one after the other")
 
 
 def _check_size(overrides: Iterable[Override]) -> None:
-    """Refuse a size that no chosen experiment reads, since it would be silently ignored."""
+    """Refuse a size unless every chosen experiment reads it, since others would silently ignore it."""
     chosen = {override.key_or_group: override for override in overrides}
     if "size" not in chosen:
         return
@@ -246,7 +246,7 @@ def _alone(schema: type, field: str) -> type:
 
 
 def _values(override: Override) -> Iterator[Any]:
-    """Yield the value, or the values of a sweep. A glob or an interval has none here, since Hydra expands it later."""
+    """Yield the value, or the values of a sweep. A glob or an interval lists no values, so nothing is yielded."""
     if not override.is_sweep_override():
         yield override.value()
     elif override.is_discrete_sweep() and override.value_type is not ValueType.GLOB_CHOICE_SWEEP:
@@ -259,7 +259,7 @@ def _values(override: Override) -> Iterator[Any]:
 
 
 def explain_unknown(name: str, menu: Menu) -> str:
-    """Return the refusal of a key `name` that does not exist, with the nearest existing one."""
+    """Return the refusal of a key `name` that cannot be set, with a remedy or the nearest key if there is one."""
     parent, _, leaf = name.rpartition(".")
     if leaf == "name" and parent in menu.groups:
         return f"{name} is set by the option; write {parent}=..."

@@ -1,4 +1,4 @@
-"""Checks the user's and extensions' folders of options (`--config-dir`) before Hydra reads them.
+"""Checks folders of options, the user's (`--config-dir`) and those of extensions, before Hydra reads them.
 
 If two files have the same name, Hydra reads the first, which is the lab's, and silently ignores the other. With YAML's
 aliases, a file of a few lines can expand to more than fits in memory.
@@ -32,7 +32,7 @@ PACKAGE = re.compile(r"(?:\s*#.*\n)*?\s*#\s*@package\s+(?P<name>\S+)")
 WORD = re.compile(r"[\w-]+")
 LIKE_DEFAULTS = 0.85
 MOST_NODES = 100_000
-"""The largest number of values in a file of options, which usually has about ten."""
+"""The largest number of keys and values in a file of options, which usually has some tens."""
 
 
 def typed_folders(arguments: Sequence[str]) -> list[Path]:
@@ -136,8 +136,8 @@ def _refuse_joined_keys(file: Path) -> None:
 
 
 def _refuse_question_marks(file: Path) -> None:
-    """Raise UserError for `KEY: ???`. It seems to require a value, but keeps that of the option that the file
-    extends."""
+    """Raise UserError for `KEY: ???`. It seems to require a value, but keeps an earlier one, such as that of the option
+    that the file extends."""
     content: Any = None
     with suppress(UserError):
         content = read_yaml(file)
@@ -187,8 +187,8 @@ def _swept_value(text: str) -> Override:
 
 
 def num_nodes(text: str) -> int:
-    """Return the number of values in a YAML file with its aliases expanded. Return 0 for a text that is not YAML, which
-    is refused when it is read."""
+    """Return the number of keys and values in a YAML text with its aliases expanded. Return 0 for a text that is not
+    YAML, which is refused when it is read."""
     sizes: dict[str, int] = {}
     open_nodes: list[tuple[str | None, int]] = []
     total = 0

@@ -1,7 +1,7 @@
 """Reads `points=a,b`, which runs some of an experiment's points.
 
-A point is a file that sets several knobs that belong together. In Hydra the choice is called
-`experiment/trees/point@_global_`, by the folder of the files and the package of their keys.
+A point is a file that sets several knobs that belong together. Hydra names the choice by the folder of the files and
+the package of their keys: for experiment=trees it is `experiment/trees/point@_global_`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def with_points(overrides: Sequence[str]) -> list[str]:
     """Return the overrides with `points=` replaced by Hydra's name for that choice.
 
     Raises:
-        UserError: there is no such point, or no experiment with points was chosen.
+        UserError: there is no such point, `points=` is given twice, or no experiment with points was chosen.
     """
     typed = [text for text in overrides if text.startswith(f"{KEY}=")]
     if not typed:

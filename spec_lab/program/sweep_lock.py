@@ -19,7 +19,7 @@ from spec_lab.record.sinks import SWEEP_FILE
 
 LOCK_FILE = ".lock"
 MARKS = (LOCK_FILE, "multirun.yaml", "proposals.json")
-"""A folder with one of these files belongs to a sweep, which holds the lock while it runs."""
+"""A folder with one of these files is taken for that of a sweep."""
 SWEEP_IS_HELD = "is a sweep that another process is running; wait for it, or set another name=..."
 
 
@@ -35,7 +35,7 @@ def was_left(folder: Path) -> bool:
 
 
 def _is_held(path: Path) -> bool:
-    """Return whether a process holds the lock; true on a file system without locks, where nothing can be known."""
+    """Return whether a process holds the lock; true if this cannot be known, as on a file system without locks."""
     try:
         with os.fdopen(without_waiting(path)) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a running sweep holds it shared
@@ -47,7 +47,8 @@ def _is_held(path: Path) -> bool:
 
 
 class SweepLock:
-    """A lock on a sweep's folder, held from `take` to `release`. The system releases it when the process ends."""
+    """A lock on the folder of a sweep or of other output, held from `take` to `release`. The system releases it when
+    the process ends."""
 
     def __init__(self, folder: Path, held: str = SWEEP_IS_HELD) -> None:
         """`held`: what the error says about the folder if another process holds the lock."""
@@ -64,8 +65,11 @@ class SweepLock:
             pass
 
     def _is_taken(self) -> bool:
-        """Return whether the locked file still exists under its name, since its last holder may have just removed
-        it."""
+        """Try once to take the lock; return false if the last holder has just removed the file that was locked.
+
+        Raises:
+            UserError: another process has the lock.
+        """
         file = os.fdopen(without_waiting(self._path, os.O_WRONLY | os.O_CREAT), "w")
         if not (_lock(file, fcntl.LOCK_EX) and _lock(file, fcntl.LOCK_SH)):
             file.close()

@@ -15,7 +15,8 @@ SWEEPER = "BasicSweeper"
 
 
 class SweepProgress:
-    """Prints before each job its number, and an estimate of the remaining time from the jobs that ran here."""
+    """Prints before each job its number. Once a job has run here, it adds the time so far, and an estimate of the
+    remaining time if the total is known."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -45,7 +46,7 @@ class SweepProgress:
 
 
 def count_jobs(overrides: Sequence[str], sweeper: Mapping[str, Any]) -> int | None:
-    """Return the number of jobs of a multirun; None if only its sweeper knows it.
+    """Return the number of jobs of a multirun; None if it does not follow from the arguments.
 
     Args:
         overrides: the typed overrides; they replace an experiment's sweep of the same key.

@@ -15,7 +15,7 @@ CUT = "..."
 
 
 def text_width() -> int:
-    """Return the width for lines of text: the terminal's, but at most 120; 80 without a terminal."""
+    """Return the width for lines of text: that for tables, but at most 120."""
     return min(table_width(), WIDEST_TEXT)
 
 

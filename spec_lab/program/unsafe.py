@@ -1,4 +1,4 @@
-"""Refuses arguments that would run code, or that are not text.
+"""Refuses arguments that would run code, that are not text, or that set Hydra's folders.
 
 Hydra builds objects from its own part of the configuration: callbacks, launcher, sweeper, logging. The key `_target_`
 names the class, and for logging also the key `()`. Neither key may be set on the command line. These parts may also not
@@ -13,7 +13,7 @@ Hydra's folders may not be set either. A sweep must find its records again, and 
 before any check of the lab.
 
 Options are chosen by name (`hydra/job_logging=none`), so the objects that they build are described in files. These
-files are the lab's, an installed plugin's, or in a folder named with `--config-dir`, `--config-path` or
+files are the lab's, an installed plugin's, an extension's, or in a folder named with `--config-dir`, `--config-path` or
 `hydra.searchpath`. Such a folder is trusted like a program, so it must not be one that others can write to.
 """
 
@@ -33,7 +33,7 @@ KEY = re.compile(r"^[+~]*(?P<key>[^=]*)=?(?P<value>.*)$", re.DOTALL)
 
 
 def refuse_argument(argument: str) -> None:
-    """Raise UserError if `argument` would run code or is not text."""
+    """Raise UserError if `argument` would run code, is not text, or sets one of Hydra's folders."""
     if "\0" in argument or not _is_text(argument):
         raise UserError(f"{argument!r} is not text in UTF-8; leave out what cannot be printed")
     if argument.partition("=")[0] == UNPICKLES:

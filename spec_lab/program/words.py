@@ -1,4 +1,4 @@
-"""Reads `KEY=VALUE` words into a schema, for programs that have no groups, config files or sweeps."""
+"""Reads `KEY=VALUE` words into a schema, for keys that belong to no group and that no config file or sweep sets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def read_words(schema: type[Schema], words: Sequence[str]) -> Schema:
     The value of a key that takes only text is taken literally, even if it has special characters.
 
     Raises:
-        UserError: a word names no key, has several values, or has a value of another type or out of bounds.
+        UserError: a word is not KEY=VALUE, names no key, has several values, or has a value of another type or out of
+            bounds.
     """
     menu, texts = Menu({}, keys_of(schema)), {key.name for key in keys_of(schema).values() if key.type_name == "str"}
     typed: dict[str, str] = {}

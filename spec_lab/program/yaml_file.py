@@ -12,7 +12,7 @@ from spec_lab.core.regular import regular_text
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Refuses duplicate keys, which YAML's own loader accepts, and `{values: 1, 2}`, in which 2 is a key."""
+    """Refuses duplicate keys, which PyYAML's own loader accepts, and `{values: 1, 2}`, in which 2 is a key."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]

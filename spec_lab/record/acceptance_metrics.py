@@ -1,7 +1,7 @@
 """Counts tokens, drafts and rows: how many were accepted, and how many were computed.
 
-Two words matter here. A *round* is one target verify, which serves several requests at once. A *request round* is the
-part one request has in it. Acceptance is counted over request rounds, and times are means over rounds. The first
+Two words matter here. A *round* is one target verify, which serves a batch of requests at once. A *request round* is
+the part one request has in it. Acceptance is counted over request rounds, and times are means over rounds. The first
 paragraph of a function's docstring is the definition of its number (`spec_lab.record.definitions`).
 """
 

@@ -1,4 +1,4 @@
-"""Means, medians, percentiles and ratios, which are None without values."""
+"""Means, medians, percentiles and ratios, each None if it is undefined."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ A token limit hides nothing: the round was judged before it was cut, and counts 
 then depends only on the rounds before it, so the mean is unbiased (Wald 1944). `benchmarks/acceptance_length_bias.py`
 compares the ways of counting.
 
-A round that offers fewer than K drafts accepts none at later positions, and counts with the tokens that it emits. The
+A round that offers fewer than K drafts accepts none at later positions. It still counts in the unconditional rates. The
 conditional rate at a position is over the drafts that were offered there.
 """
 

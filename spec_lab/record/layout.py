@@ -1,7 +1,7 @@
 """Checks JSON that may be truncated, edited or from another version, and says in a line where it is wrong.
 
-A layout is a type: a TypedDict of `record.schema` or `record.row_schema`, or the type of a value in one. Additional
-keys are allowed, so that a record may hold more than this version reads.
+A layout is a type: a TypedDict, such as those of `record.schema` and `record.row_schema`, or the type of a value in
+one. Additional keys are allowed, so that a record may hold more than this version reads.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 MAX_INTEGER = 2**53
-"""Every JSON reader represents integers up to this exactly, and tables and plots can hold their sums."""
+"""A float64, in which many JSON readers keep numbers, represents integers up to this exactly."""
 MAX_DEPTH = 32
 WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", NoneType: "null"}
 LONGEST_SHOWN = 40
@@ -95,7 +95,7 @@ def _plain_misfits(value: Any, where: str, depth: int) -> Iterator[str]:
 
 
 def _is_one(value: Any, layout: Any) -> bool:
-    """Return whether `value` fits a layout that is a plain type."""
+    """Return whether `value` fits a layout that is a plain type or a `Literal` of texts."""
     if get_origin(layout) is Literal:
         return isinstance(value, str) and value in get_args(layout)
     if layout is int:

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """The facts about a run that are known before it starts.
+    """The facts about a run that are known before it decodes.
 
     Attributes:
         name: the user's name for it.
-        choices: the name of each group's choice: an option, as in `{"prune": "catchup"}`, or knobs that differ from
-            every option, as in `{"sampling": "temperature0.7"}` (`spec_lab.program.labels`).
+        choices: the name of each group's choice (`spec_lab.program.labels`), such as `{"prune": "catchup"}` or
+            `{"sampling": "temperature0.7"}`.
         config: the resolved config, plain values only, paths as the user gave them.
         started_at: UTC, ISO 8601, to the microsecond.
     """

@@ -1,6 +1,6 @@
 """Metrics of extensions: numbers of a round and of a run that an extension computes in addition to the lab's.
 
-A metric that fails prints one message and has no value; the run is unaffected.
+A metric that fails has no value where it failed, and prints one message; the run is unaffected.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class OwnMetrics:
         return {metric.name: self._value(metric, metric.of_round, record) for metric in self.metrics if metric.of_round}
 
     def of_run(self, result: GenerationResult | None) -> dict[str, float | None]:
-        """Return the numbers of a pass: those defined for a run, and means over rounds of those defined for a round."""
+        """Return the numbers of a pass: those defined for a run, and means over rounds of those defined only for a
+        round."""
         if result is None:
             return {}
         return {metric.name: self._of_pass(metric, result) for metric in self.metrics}

@@ -1,8 +1,8 @@
 """How tables and verdicts compare speeds: by ratios within turns, and the scatter between turns.
 
-A run and its references take turns in one process, so anything that slows the machine for longer than a turn cancels
-out in the ratio. The remaining scatter between turns gives a 95 % t interval of the mean log ratio. It narrows with
-more turns. A difference is within noise if the interval includes 1.
+A run and its references are timed in turns, so what slows the machine for much longer than a turn cancels out in the
+ratio. The remaining scatter between turns gives a 95 % t interval of the mean log ratio. It narrows with more turns. A
+difference is within noise if the ratio's interval includes 1.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ LEAST_TURNS = 3
 """Fewer turns give no interval: two may agree by chance, and their t interval is seldom narrow enough to be useful."""
 Reference = Literal["plain", "unpruned", "eager"]
 Number = Literal["decode_tokens_per_second", "end_to_end_tokens_per_second", "round_ms", "prefill_ms_per_request"]
-"""The numbers that a record has for each turn."""
+"""Numbers that a record has for each turn."""
 
 _NORMAL_QUANTILE = NormalDist().inv_cdf(0.975)
 _LARGEST_LOG = 700.0
-"""The `exp` of a larger number would overflow."""
+"""A bound within which `exp` does not overflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +107,8 @@ def over_reference(
 ) -> PairedRatio | None:
     """Return a number of the run, or of one of its references, over that of the named reference.
 
-    It is None for that reference itself, without such a reference, or if no turn has that number, as in some older
-    records.
+    It is None for that reference itself, without such a reference, or if no turn has both numbers above 0, as in some
+    older records.
     """
     other = summary["references"].get(reference)
     if other is None or other is part:

@@ -21,7 +21,7 @@ FREE = ("name", "choices", "config", "versions", "definitions", "extensions")
 METRICS = "metrics"
 SIGNED = ("margin", "median_margin")
 SHARES = ("conditional", "unconditional", "equal_to_plain", "gpu_idle_share", "share")
-"""Numbers between 0 and 1; so are those inside ACCURACY."""
+"""Numbers between 0 and 1; so are `value`, `low` and `high` inside ACCURACY."""
 ACCURACY, CHANGE = "accuracy", "accuracy_change"
 LENGTHS = ("acceptance_length", "acceptance_length_all")
 ROUNDING = 1e-9

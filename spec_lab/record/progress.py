@@ -57,7 +57,7 @@ class Progress:
             self._bar.close()
 
     def stage(self, name: str) -> None:
-        """Print the name of the next stage."""
+        """Show the name of the stage that begins."""
         self._name = name
         if self._bar is not None:
             self._bar.set_description(name)
@@ -93,10 +93,10 @@ class Progress:
 
 
 class Beats:
-    """Calls `beat` every few seconds from a separate thread: `with Beats(beat): ...`.
+    """Calls `beat` at intervals from a separate thread: `with Beats(beat): ...`.
 
-    A thread is needed, since a single operation in C may take longer than that and does not respond to signals. The
-    thread sleeps between calls.
+    A thread is needed, since a single operation in C may take longer than an interval and does not respond to signals.
+    The thread sleeps between calls.
     """
 
     def __init__(self, beat: Callable[[], None], seconds: float = SECONDS_BETWEEN_LINES) -> None:

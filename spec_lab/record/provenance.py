@@ -113,7 +113,7 @@ def git_revision(folder: Path | None = None, tracked: str = "__init__.py") -> st
 
     `tracked` is a file in the folder that git must track. Without this check, a package installed in a virtual
     environment inside an unrelated repository would get that repository's commit. The result is None outside a
-    checkout.
+    checkout, and if git does not answer.
     """
     folder = folder or Path(__file__).resolve().parents[1]
     if _git(folder, "ls-files", "--error-unmatch", tracked) is None:

@@ -66,11 +66,11 @@ def read_request_rows(folder: Path) -> list[RequestRow]:
 
 
 def read_all_request_rows(folder: Path, summary: Summary) -> list[RequestRow]:
-    """Read the lines of `requests.jsonl`. Check that every request is there, and that none accepted more than K drafts
-    in a round.
+    """Read the lines of `requests.jsonl`. Check that there are as many as the run had requests, and that none accepted
+    more than K drafts in a round.
 
     Raises:
-        UserError: the file is missing or broken, lacks requests, or disagrees with the summary's K.
+        UserError: the file is missing or broken, or disagrees with the summary's number of requests or K.
     """
     rows = read_request_rows(folder)
     if len(rows) != summary["num_requests"]:
@@ -130,7 +130,7 @@ def _read_rows(path: Path, layout: Any) -> Iterator[Any]:
 
 
 def _is_whole(line: bytes) -> bool:
-    """Return whether a line is a complete JSON object; an incomplete one never parses."""
+    """Return whether a line is complete JSON; an object that is cut short never parses."""
     try:
         parse_json(line)
     except ValueError:

@@ -105,7 +105,7 @@ class Recorder:
 
 
 def write_status(folder: Path, info: RunInfo, status: Status, reason: str) -> Summary:
-    """Record a run that never began, such as a refused one: `summary.json` and `config.yaml`, nothing else."""
+    """Record a run that has not begun, such as a refused one: write `summary.json` and `config.yaml`, nothing else."""
     folder.mkdir(parents=True, exist_ok=True)
     summary = build_summary(info, Measured(), seconds=0.0, status=status, reason=reason)
     write_config(folder / CONFIG_FILE, info.config)

@@ -8,7 +8,7 @@ from spec_lab.record.schema import DivergenceKind, Rows
 
 
 class RequestDivergence(TypedDict):
-    """The place of the first divergence from plain decoding: index in `output_ids`, and plain's top-2 logit margin."""
+    """The first divergence from plain decoding: index in `output_ids`, plain's top-2 logit margin there, and kind."""
 
     index: int
     margin: float | None
@@ -20,10 +20,11 @@ class RequestRow(TypedDict):
 
     `token_origins` has a letter of `core.origins.TokenOrigin` for each of `output_ids`, and `text_ends` the number of
     characters of `text` after each token is decoded; null if unknown, as in older records. `drafted_by` names the part
-    of drafter=hybrid that drafted for each round; null for others. `offered_per_round` is null in older records, whose
-    rounds all offered K drafts. `confidence_per_round` has, for each offered draft of a chain, the drafter's estimate
-    of the probability that this draft and all before it are accepted; null if neither `drafter.stop=confidence` nor
-    `verify.budget` reads it. `answer_read` is the answer that `checker` found in the output, null if it found none.
+    of drafter=hybrid that drafted for each round, empty if none did; null for others. `offered_per_round` is null in
+    older records, whose rounds all offered K drafts. `confidence_per_round` has, for each offered draft of a chain, the
+    drafter's estimate of the probability that this draft and all before it are accepted; null if neither
+    `drafter.stop=confidence` nor `verify.budget` reads it. `answer_read` is the answer that `checker` found in the
+    output; null without a checker, or if it found none.
     """
 
     id: str

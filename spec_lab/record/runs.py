@@ -33,7 +33,7 @@ class Found(NamedTuple):
 
 
 def search_runs(folders: Iterable[Path]) -> Found:
-    """Find all runs in the folders and below them, even if some cannot be read.
+    """Find the runs in the folders and below them (`run_folders`), even if some cannot be read.
 
     Raises:
         UserError: a folder is missing or has no run.

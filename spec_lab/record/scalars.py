@@ -38,7 +38,8 @@ def scalar(summary: Mapping[str, Any], name: str) -> float | None:
 
 
 def scalars(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Return a record's numbers by name: those of `scalar_paths`, and one for each position, stage and metric."""
+    """Return the numbers that a record has, by name: those of `scalar_paths`, and those of each position, stage and
+    metric."""
     found = {name: scalar(summary, name) for name in scalar_paths()} | dict(_varying(summary))
     return {name: value for name, value in found.items() if value is not None}
 

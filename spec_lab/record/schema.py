@@ -1,4 +1,4 @@
-"""The layout of `summary.json` and of the JSON Lines beside it, schema version 7.
+"""The layout of `summary.json`, schema version 7. `record.row_schema` has that of the JSON Lines beside it.
 
 The differences of each older version from the next one (`spec_lab/record/versions.py` converts them):
 
@@ -139,7 +139,7 @@ class Distance(TypedDict):
 
 
 class Thinking(TypedDict):
-    """Output tokens between the thinking markers."""
+    """Output tokens inside thinking, which may be cut before its end."""
 
     mean_tokens: float | None
     share: float | None

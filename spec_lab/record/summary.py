@@ -1,8 +1,8 @@
 """Builds `summary.json` from the results of the timed passes.
 
 Tokens per second and times are medians over the timed repeats; latencies are over the requests of all of them.
-Acceptance, rows and accuracy are those of the first repeat, since a repeat gives the same tokens, also if they are
-sampled. `repeats_identical` says if one did not.
+Acceptance, rows and accuracy are those of the first repeat, since every repeat should give the same tokens, also if
+they are sampled. `repeats_identical` says whether they did.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def build_summary(
         kernels: the kernels of the profiled rounds.
         work: the work of a round, averaged over profiled rounds; None if no round was profiled.
         acceptance_imposed: whether the rule sets how much is accepted, so that acceptance is not a result.
-        acceptance_lossless: whether the rule promises plain decoding's output; None if there was no rule.
+        acceptance_lossless: whether the rule promises the target's distribution, at temperature 0 plain decoding's
+            output; None without results.
         row_invariant: whether the target's rows are independent of each other; None if nothing was loaded.
         memory: memory of the process and its GPU; None if it was not measured.
         metrics: the metrics of extensions.

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 STAGES = ("verify", "accept", "catchup", "recur", "draft", "graph", "commit", "readback", "lookup")
-"""The stages of a round. `draft` is catchup and recur in one graph, and `graph` is a whole round in one; their parts
-cannot be timed separately. `lookup` is work of the host while the device waits."""
+"""The stages of a round. `draft` is catchup and recur in one graph, and `graph` is one whole round or several in one;
+their parts cannot be timed separately. `lookup` is work of the host while the device waits."""
 
 
 def stages_of(results: Sequence[GenerationResult]) -> list[str]:
@@ -30,7 +30,7 @@ def stages_of(results: Sequence[GenerationResult]) -> list[str]:
 
 
 DRAFT_STAGES = ("catchup", "recur", "draft", "lookup")
-"""The stages in which a drafter runs."""
+"""The stages that are a drafter's alone."""
 
 
 def decode_tokens_per_second(rounds: Sequence[RoundRecord]) -> float | None:

@@ -57,7 +57,8 @@ class _Row(TypedDict):
 
 
 def read_trace_file(folder: Path) -> list[TraceEvent]:
-    """Read all events with a duration from the trace in a run's folder, in the file's order.
+    """Read the events that have a duration and a category of `ON_HOST` or `ON_DEVICE` from the trace in a run's folder,
+    in the file's order.
 
     Raises:
         UserError: the trace is missing or broken.

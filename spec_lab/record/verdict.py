@@ -14,8 +14,8 @@ MOSTLY_FIXED = 0.75
 
 
 def verdict(summary: Summary) -> str:
-    """Say the speedup with its interval, the acceptance length, whether tokens are the same, what pruning saved, and
-    why there is no gain."""
+    """Say of a finished run what is known of its speedup, acceptance length, tokens, pruning and fixed costs, and of
+    another run how it ended."""
     if summary["status"] != "finished":
         return f"The run is {summary['status']}: {summary['reason'] or 'no reason was recorded'}."
     parts = [_speed(summary), _tokens(summary), _price(summary), _pruning(summary), _shared(summary), _caveat(summary)]

@@ -1,4 +1,4 @@
-"""The verify rows of one pass over a workload: the target's probabilities at each position, and the draft there.
+"""The verify rows of a workload's first requests: the target's top probabilities at each position, and the draft there.
 
 They are stored in `verify_rows.safetensors` next to `requests.jsonl`, so that deterministic rules can be re-scored on
 the same trajectory (`spec_lab.rescore`). Such a rule needs only the top probabilities of a row, as long as its top-k is
@@ -44,14 +44,14 @@ class RowsOrigin:
 
 @dataclass(frozen=True, slots=True)
 class VerifyRows:
-    """The rounds of all requests, concatenated request by request; `rounds` is their total number, and N is K + 1.
+    """The rounds of the recorded requests, request by request; `rounds` is their total number, and N is K + 1.
 
     Attributes:
         first_ids: [requests] the token sampled by the prompt pass.
         num_rounds: [requests].
         draft_ids: [rounds, K].
         accepted: [rounds] number of drafts that the run's own rule accepted, before any cut.
-        last_ids: [rounds] the token emitted after them.
+        last_ids: [rounds] the token that the rule chose after them.
         top_ids: [rounds, N, topk] the likeliest tokens of each row, likeliest first, the lowest id first among equals.
         top_probabilities: [rounds, N, topk] float32, of the softmax of the raw logits.
     """
@@ -67,7 +67,7 @@ class VerifyRows:
 
 
 def num_bytes_per_round(num_draft_tokens: int, topk: int) -> int:
-    """Return the bytes of one request round in the file: 4 for each id and each probability."""
+    """Return the bytes of one request round in the file: 4 for each number."""
     return 4 * (num_draft_tokens + 2 + 2 * (num_draft_tokens + 1) * topk)
 
 

@@ -29,8 +29,8 @@ def completed_version_1(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def upgraded_summary(summary: Summary) -> Summary:
-    """Add keys that older versions lack, as unknown or 0, and return the summary; `schema_version` and the numbers stay
-    as recorded."""
+    """Add keys that older records may lack, with values that mean unknown or none, and return the summary;
+    `schema_version` and the numbers stay as recorded."""
     speeds: list[Speed] = [summary, *summary["references"].values()]
     for speed in speeds:
         speed["stage_ms_per_round"].setdefault("readback", None)
@@ -52,9 +52,9 @@ def upgraded_summary(summary: Summary) -> Summary:
 def upgraded_request(row: RequestRow) -> RequestRow:
     """Return a line of `requests.jsonl` with all keys of the current version.
 
-    `judged_per_round` follows from how its last round was cut. One thing is lost before version 3: an end of sequence
-    among the tokens that a limit cut off. Origins of tokens are unknown before version 4; before version 5 every round
-    offered all its drafts, which None means.
+    If `judged_per_round` is missing, it follows from how the last round was cut. One thing is lost before version 3: an
+    end of sequence among the tokens that a limit cut off. Origins of tokens are unknown before version 4. Before
+    version 5 every round offered all its drafts, so `offered_per_round` is None.
     """
     judged = [accepted + 1 for accepted in row["accepted_per_round"]]
     if judged and row["truncated"] and row["finish_reason"] == "eos":

@@ -33,8 +33,7 @@ KERNEL_COLUMNS = ("name", "calls_per_round", "us_per_round")
 def tags_of(summary: Summary) -> list[str]:
     """Return a tag for each factor, such as `drafter=eagle3` or `batch_size=8`, by which W&B can filter and group.
 
-    A group's tag names the option and the knobs whose values differ from the option's. Knobs in `UNNAMED` have tags of
-    their own.
+    A group's tag has its name from `spec_lab.program.labels`. Knobs in `UNNAMED` have tags of their own.
     """
     factors = {group: name for group, name in summary["choices"].items() if group not in NOT_FACTORS}
     for key in UNNAMED:
@@ -98,7 +97,7 @@ def wandb_config(summary: Summary) -> dict[str, Any]:
 
 
 def without_user_paths(value: Any) -> Any:
-    """Return a copy in which no string shows where the user's files are.
+    """Return a copy in which no value has an absolute path, which would show where the user's files are.
 
     A string that is an absolute path keeps its last part. Inside other strings the home and the working directory
     become `~` and `.`, and any other absolute path keeps its last part.

@@ -80,7 +80,7 @@ def settings_problem() -> str | None:
 
 
 def key_problem(mode: str) -> str | None:
-    """Return why a run cannot be online although `logger.mode` requires it, or WANDB_MODE with `logger.mode=auto`."""
+    """Return why a run that `mode_of_run` makes online cannot be; None if it can, and for any other run."""
     if mode_of_run(mode) != "online":
         return None
     if (key := load_settings().api_key) and (problem := malformed(key)):
@@ -123,7 +123,8 @@ def has_key() -> bool:
 
 
 def describe_wandb_error(error: Exception) -> str:
-    """Return W&B's error in one line, with the name of the environment variable at fault, and without keys."""
+    """Return W&B's error in one line, without keys. A setting that W&B calls invalid is named, by its environment
+    variable if that is set."""
     details = getattr(error, "errors", None)
     text = ", ".join(map(_describe_setting, details())) if callable(details) else str(error).partition("\n")[0]
     for secret in filter(None, map(os.environ.get, SECRETS)):
@@ -139,5 +140,5 @@ def _describe_setting(detail: Mapping[str, Any]) -> str:
 
 
 def shown(value: str) -> str:
-    """Return a name unchanged, or escaped if it would not print in one line."""
+    """Return a name unchanged, or quoted and escaped if it is blank or would not print in one line."""
     return value if value.isprintable() and value.strip() else repr(value)

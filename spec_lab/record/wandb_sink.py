@@ -1,7 +1,7 @@
 """Sends the record that the run's files hold to Weights & Biases, online or offline.
 
-Nothing says who ran it or where. By default W&B records the host, the user's paths, the command line and the
-console. All of that is switched off, and absolute paths in the config are cut to their last part. An offline run
+What is sent does not say who ran it or where. By default W&B records the host, the user's paths, the command line and
+the console. All of that is switched off, and absolute paths in the config are cut to their last part. An offline run
 refers to files by relative paths. `wandb sync` finds them from the directory that is named in the message at the end.
 """
 
@@ -135,7 +135,7 @@ class WandbSink:
             if self._mode != "auto":
                 remedy = "logger.mode=auto or offline" if self._mode == "online" else "logger=jsonl"
                 raise UserError(f"logger.mode={self._mode}: W&B cannot start ({problem}); use {remedy}") from error
-        print(f"warning: W&B cannot start online ({problem}); logging offline", file=sys.stderr)
+        print(f"warning: W&B cannot start ({problem}); logging offline", file=sys.stderr)
         try:
             return self._init(folder, summary, "offline")
         except (wandb.errors.Error, ValueError) as error:

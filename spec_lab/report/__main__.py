@@ -1,9 +1,9 @@
 """`python -m spec_lab.report [FOLDER...]`: the tables of recorded runs, the newest or the named ones.
 
-It also compares the runs, with a table for each comparison that they allow: lossy rules against their strict run,
+It also compares the runs, with a table for each comparison that they allow: lossy rules against a lossless run,
 drafters (if runs differ only in the drafter), graph modes, and the knobs of the other experiments. For any runs it
 compares acceptance lengths and speedups with those of one of them. It also shows the speedup that the cost of a round
-predicts. With one FOLDER, plots are saved in it.
+predicts. With one FOLDER alone, the plots of its experiments are saved in it.
 
 Runs with different definitions, prompts or versions are shown but not compared, unless --anyway is given. An experiment
 that varies its prompts still has all of its runs in one table.
@@ -68,7 +68,7 @@ OTHERS = {
 
 @dataclass(frozen=True, slots=True)
 class Comparisons:
-    """All comparisons within one set of comparable runs."""
+    """All comparisons within one set of runs."""
 
     studies: list[list[Point]]
     prices: list[PricedRules]
@@ -165,8 +165,8 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _markdown(runs: Sequence[Run], anyway: bool) -> str:
-    """Return one table of the finished runs. They must be comparable, since a reader of the document could not see
-    which are not.
+    """Return one table of the finished runs. Unless `anyway` is true they must be comparable, since a reader of the
+    document could not see which are not.
 
     Raises:
         UserError: some of the runs are not comparable, none has finished, or the requests of one cannot be read.
@@ -195,7 +195,7 @@ def _compare(runs: Sequence[NumberedRun], base: int | None) -> Comparisons:
 
 
 def _left_out(found: Sequence[Comparisons]) -> list[str]:
-    """Return a line for each run that a comparison had to leave out, from all comparisons."""
+    """Return a line for each run that a study of lossy rules, or the comparison with one run, had to leave out."""
     said = list(dict.fromkeys(reason for part in found for reason in part.left_out))
     others = dict.fromkeys(reason for part in found for reason in part.unreadable)
     return [*said, *(f"not compared: {reason}" for reason in others if not any(reason in line for line in said))]

@@ -130,8 +130,8 @@ def _pooled_and_resampled(rows: Sequence[RequestRow], num_draft_tokens: int, pic
 
 
 def _acceptance_lengths(reached: Counts, accepted: Counts) -> Counts:
-    """Return the `acceptance_length` of many `DraftCounts` at once, of counts [number of them, K];
-    NaN where a position was judged in no round."""
+    """Return the `acceptance_length` of many `DraftCounts` at once, of counts [number of them, K]; NaN where it is
+    None."""
     import numpy as np
 
     rates = np.where(reached > 0, accepted / np.maximum(reached, 1), np.nan)

@@ -34,7 +34,8 @@ def command_of(summary: Summary) -> str:
 
 
 def _groups(config: Mapping[str, Any], choices: Mapping[str, str]) -> list[str]:
-    """Return the option of each group: the one with the configured name, else the one that the run was started with."""
+    """Return the option of each group: the one with the configured name, else the one that names the run's choice. A
+    group whose name in the record is no option is left out."""
     from spec_lab.program.options import read_groups
 
     known = read_groups()

@@ -21,7 +21,7 @@ BESIDE_THE_RUN = (
     *("output_dir", "dry_run", "fresh", "leave_out", "shared_device", "auto"),
     *("logger", "name", "record", "profile_rounds"),
 )
-"""Keys that say how a run is started, and where and what it records. They change no number that the run measures, but
+"""Keys that say how a run is started, and where and what it records. They do not change what the run decodes, but
 `shared_device=true` makes times meaningless."""
 SHOWN_REASONS = 3
 

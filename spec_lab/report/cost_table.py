@@ -47,7 +47,7 @@ class Cost:
 
     @property
     def rest(self) -> float:
-        """Return the cost that is neither draft nor verify."""
+        """Return the rest of the cost. A part that could not be timed separately is in it."""
         return self.break_even - (self.draft or 0.0) - (self.verify or 0.0)
 
     @property

@@ -34,7 +34,7 @@ COLUMNS_EXPLAINED: Mapping[str, str] = {
     "draft/plain": "The same, divided by the time of a whole round of plain decoding (a plain step).",
     "verify/plain": "The target's forward over K + 1 rows a request, or those of the tree, in plain steps.",
     "break-even": "Whole time of a request round, in plain steps: the acceptance length from which drafting "
-    "pays. At batch 1 it exceeds draft + verify by accept, commit and the time between stages.",
+    "pays. At batch 1 it exceeds draft + verify by accept, commit, readback and the time between stages.",
     "predicted": "Expected speedup of the decode rate: acceptance length / break-even.",
     "measured": "Decode rate over that of plain decoding, turn by turn: geometric mean, with its 95 % interval from "
     "three turns on.",
@@ -97,8 +97,8 @@ def read_comparisons(runs: Sequence[Run]) -> list[list[Cell]]:
 
     Cells are sorted by drafter, in the order in which they first ran, then by K. If a cell has several runs, the newest
     finished one is used, so that a repeated sweep fills the cells that an earlier one left empty. Lossy rules are left
-    out, since their texts depend on the drafter. So is a single drafter without a plain decoding reference, since there
-    is nothing to compare it with.
+    out, since their texts depend on the drafter. So are a single cell, and a single drafter without a plain decoding
+    reference, since there is nothing to compare them with.
     """
     groups: dict[str, list[Run]] = defaultdict(list)
     for run in runs:

@@ -41,11 +41,11 @@ COLUMNS: dict[str, Column] = {
     "folder": Column("text", "of the run"),
     "part": Column("text", "`this run`, or the name of a reference that was measured with it"),
     "name": Column("text", "the user's name for the run"),
-    "status": Column("text", "finished, failed, refused or interrupted; only a finished run has numbers"),
+    "status": Column("text", "finished, failed, refused or interrupted; only a finished run has results"),
     "reason": Column("text", "why it did not finish"),
     "started_at": Column("text", "UTC, ISO 8601"),
     "schema_version": Column("count", "of the record; other versions may define numbers differently"),
-    "prompts": Column("text", "the same for runs over the same prompts; missing if the requests cannot be read"),
+    "prompts": Column("text", "the same for runs over the same prompts; missing for unfinished or unreadable runs"),
     "num_draft_tokens": Column("count", "K; 0 for plain decoding"),
     "batch_size": Column("count", "largest number of requests in a round"),
     "temperature": Column("number", "of the sampling; 0 is greedy"),
@@ -58,7 +58,7 @@ COLUMNS: dict[str, Column] = {
     "acceptance_length": Column("number", "tokens that a request round emits in a text that does not end"),
     "acceptance_length_all": Column("number", "emitted tokens / request rounds, after any cut"),
     "acceptance_imposed": Column("flag", "whether the rule imposes acceptance, which is then no result"),
-    "acceptance_lossless": Column("flag", "whether the rule promises plain decoding's output"),
+    "acceptance_lossless": Column("flag", "whether the rule promises the target's distribution"),
     "equal_to_plain": Column("number", "share of outputs that are plain decoding's"),
     "decode_tokens_per_second": Column("number", "median over repeats"),
     "decode_tokens_per_second_low": Column("number", "of the slowest repeat"),
@@ -108,9 +108,9 @@ COLUMNS: dict[str, Column] = {
     "thinking_tokens": Column("number", "mean over requests"),
     "kernels": Column("text", "the option of `kernels`, as the user named it or `auto` chose it"),
     "auto": Column("text", "the knobs among attention, kernels and graph that `auto` chose"),
-    "device": Column("text", "cpu, cuda or cuda:1"),
+    "device": Column("text", "such as cpu, cuda or cuda:1"),
     "device_name": Column("text", "the system's name for it"),
-    "dtype": Column("text", "of the weights"),
+    "dtype": Column("text", "that the run computes in"),
     "num_threads": Column("count", "threads of torch on the CPU"),
     "peak_rss_bytes": Column("count", "peak memory of the process"),
     "peak_cuda_bytes": Column("count", "peak memory allocated on the GPU"),
@@ -137,10 +137,10 @@ def load_frame(folders: str | os.PathLike[str] | Sequence[str | os.PathLike[str]
     """Return one row for each part of each run in the folders and below them, oldest run first. `COLUMNS` explains the
     columns.
 
-    Records of any schema version are read. One that cannot be read is left out with a warning.
+    Records of older schema versions are read too. A record that cannot be read is left out with a warning.
 
     Raises:
-        UserError: a folder is missing or has no run.
+        UserError: no folder is named, or one is missing or has no run.
     """
     several = isinstance(folders, Iterable) and not isinstance(folders, str | bytes)
     named = [folder_of(folder) for folder in (folders if several else [folders])]  # type: ignore[union-attr, arg-type]
@@ -302,7 +302,7 @@ def _paired(name: str, ratio: PairedRatio | None) -> dict[str, float | None]:
 
 
 def _number(value: Any) -> float | None:
-    """Return a setting's value as a number, or None if it is none: reading a record does not check settings."""
+    """Return a setting's value as a number; None if it is not one, since reading a record does not check this."""
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 

@@ -30,8 +30,8 @@ keys up to the longest possible length, and an eager round up to the longest of 
 def read_graph_comparisons(runs: Sequence[Run]) -> list[list[Run]]:
     """Find finished runs that differ in graph mode and batch size alone, sorted by batch size, eager first.
 
-    A batch size without an eager run or without another mode is left out. Of runs with equal configurations the newest
-    is used.
+    A batch size without an eager run or without another mode is left out. Of runs with the same batch size and
+    `describe_mode` the newest is used.
     """
     groups: dict[str, dict[tuple[int, str], Run]] = {}
     for run in runs:
@@ -65,7 +65,8 @@ def time_to_eager(summary: Summary) -> PairedRatio | None:
 
 
 def plotted_times(runs: Sequence[Run]) -> list[PlottedNumber]:
-    """Return each run's time of a round over that of its eager reference, as one line for each batch size."""
+    """Return each run's time of a round over that of its eager reference, as one line for each batch size. A run in
+    another mode without that reference is left out."""
     found = []
     for run in runs:
         batch_size, mode = _batch_size(run), describe_mode(run.summary)

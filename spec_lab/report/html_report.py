@@ -36,7 +36,7 @@ def html_report(
     """Return the page of some runs, numbered as `format_runs` numbers them.
 
     Args:
-        compared: for each set of comparable runs, the comparisons with one of them.
+        compared: for each set of runs, the comparisons with one of them.
         costs: for each set, the cost model.
         drawings: the figures of the page.
         remarks: what was left out, and why.
@@ -153,5 +153,5 @@ def _shown(value: object) -> str:
 
 
 def _texts(header: Sequence[str]) -> list[str]:
-    """Return the columns that hold text: the known ones, and knobs, whose names have a dot."""
+    """Return the columns that hold text: the known ones, and those with a dot in their names, which are knobs."""
     return [name for name in header if name in TEXTS or "." in name]

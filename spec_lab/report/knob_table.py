@@ -47,7 +47,7 @@ class KnobStudy:
     """One `experiment=...`: its question, the dotted keys that it sweeps (by column header), and its columns.
 
     Attributes:
-        keys: those that always have a column. If a key names a group, its column shows the run's option.
+        keys: those that always have a column. If a key names a group, its column shows the name of the run's choice.
         more_keys: those that have a column only if the study's runs differ in them.
         follows: keys that follow from the others, and have no column.
         shown: functions that write keys whose values are too long for a table.
@@ -219,7 +219,7 @@ def read_knob_studies(runs: Sequence[Run]) -> list[tuple[KnobStudy, list[Run]]]:
 
 
 def is_told_by_knobs(summaries: Sequence[Summary]) -> bool:
-    """Return whether all runs belong to one study, whose own table shows how they differ in drafter and K."""
+    """Return whether all runs belong to one study, and have one drafter or a table that shows their drafters."""
     experiments = {summary["choices"].get("experiment", "") for summary in summaries}
     study = next((study for study in STUDIES if {study.experiment} == experiments), None)
     if study is None:

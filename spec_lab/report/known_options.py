@@ -52,7 +52,8 @@ def describe_rule(summary: Summary) -> RuleWords:
 
 
 def describe_mode(summary: Summary) -> str:
-    """Return the name of a run's graph mode, with those of four settings that are not the default: `round, overlap`."""
+    """Return the name of a run's graph mode, with those of four settings that are not the default: `round, overlap`. A
+    mode of an extension has the name in the record."""
     graph: Mapping[str, Any] = summary["config"]["graph"]
     if graph["name"] not in GRAPH_MODES:
         return summary["choices"].get("graph", graph["name"])

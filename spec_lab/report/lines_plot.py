@@ -24,7 +24,7 @@ class PlottedNumber:
 
     Attributes:
         place: the label of its position on the knob's axis.
-        line: the name of its line; empty if there is only one line.
+        line: the name of its line, which may be empty if there is only one line.
         value: the number, between `low` and `high`.
         low: the lower end of its interval over turns; equal to `value` if there is none.
         high: the upper end.

@@ -34,7 +34,7 @@ class Price:
         gain: acceptance length minus that of the lossless run; None if too few drafts were judged.
         distance: distance from the target's distribution; None for a rule that does not report one.
         change: change of the accuracy from the lossless run; None for that run itself, if no answer was checked in
-            both, or if all outputs were cut off.
+            both, or if all outputs were cut off without a right answer.
     """
 
     rule: str
@@ -77,8 +77,8 @@ class PricedRules:
 
 
 def read_prices(runs: Sequence[Run]) -> list[PricedRules]:
-    """Return a table for runs that differ only in the rule, if one is lossless and one has a distance. The first
-    lossless run is the one that others are compared with."""
+    """Return a table for each set of runs that differ only in the rule, if one is lossless and one has a distance. The
+    others are compared with the first lossless run."""
     tables: dict[str, list[Run]] = {}
     for run in runs:
         if run.summary["status"] == "finished" and run.summary["num_draft_tokens"]:
@@ -115,7 +115,8 @@ def format_prices(priced: PricedRules) -> str:
 
 
 def _priced(base: Run, runs: Sequence[Run]) -> PricedRules:
-    """Return the gain and cost of each rule in `runs` against `base`, and the reasons why some have no line."""
+    """Return the gain and cost of each rule in `runs` against `base`, and why some runs cannot be read or compared.
+    Rules that impose acceptance are left out."""
     prices, left_out = [], []
     for run in runs:
         if run is base or run.summary["acceptance_imposed"]:

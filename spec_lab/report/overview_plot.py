@@ -21,7 +21,7 @@ NOISE_COLOUR = "0.55"
 def lengths_and_differences(compared: Sequence[Compared]) -> Figure:
     """Draw each run's acceptance length on the left and its difference from the base on the right, with 95 % intervals.
 
-    A grey difference is within noise: its interval includes 0.
+    A grey difference is within noise, since its interval includes 0, or it has no interval.
     """
     import seaborn as sns
 

@@ -1,8 +1,8 @@
 """Compares runs with one of them: is a difference more than noise?
 
-Acceptance lengths are compared prompt by prompt, with a bootstrap over prompts. Decode rates of two runs are not
-compared, since the machine may have changed in between. Speedups are, since each run measured plain decoding on the
-same machine in turns with its own rounds.
+Acceptance lengths are compared with a bootstrap over prompts, prompt by prompt where both runs have them. Decode rates
+of two runs are not compared, since the machine may have changed in between. Speedups are compared where each run
+measured plain decoding in turns with its own rounds.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ def is_measured(run: NumberedRun) -> bool:
 
 
 def compare(runs: Sequence[NumberedRun], base: int | None = None) -> tuple[list[Compared], list[str]]:
-    """Compare the measured runs with one of them, which comes first. Also return why some runs cannot be read.
+    """Compare the measured runs with one of them, which comes first; with fewer than two there is no comparison. Also
+    return why some runs cannot be read.
 
     Args:
         base: number of the run that the others are compared with; if it is None or not among them, the first is used.
@@ -160,8 +161,8 @@ def _compare_one(
 
 
 def _no_match(summary: Summary, base: Summary) -> str:
-    """Return why two speedups must not be compared: another machine, other choices by `auto`, or no plain decoding;
-    else empty."""
+    """Return why two speedups must not be compared: another device, dtype or number of threads, other choices by
+    `auto`, or no plain decoding; else empty."""
     places = [(s["device_name"], s["dtype"], s["num_threads"]) for s in (summary, base)]
     if places[0] != places[1]:
         return "other machine"

@@ -1,5 +1,5 @@
-"""Figures of one run. Each function takes the record in `summary.json`, and returns a matplotlib Figure that pyplot
-does not manage."""
+"""Figures of one run, drawn from its record in `summary.json`. They are matplotlib Figures that pyplot does not
+manage."""
 
 from __future__ import annotations
 

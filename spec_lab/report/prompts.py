@@ -13,8 +13,8 @@ from spec_lab.record.runs import Run
 
 
 def prompts_id(run: Run) -> str | None:
-    """Return eight hexadecimal digits that are the same for runs over the same prompts in any order; None if the
-    run did not finish, or its requests cannot be read."""
+    """Return eight hexadecimal digits that are the same for runs over the same request ids and prompts in any order;
+    None if the run did not finish, or its requests cannot be read."""
     if run.summary["status"] != "finished":
         return None
     try:

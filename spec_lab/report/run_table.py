@@ -93,7 +93,8 @@ def format_runs(runs: Sequence[Run]) -> str:
 
 
 def run_cells(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
-    """Return the header and the cells of the table of runs; runs that differ have different labels."""
+    """Return the header and the cells of the table of runs. If runs would have the same label, a column is added for
+    each knob in which they differ."""
     varied = [name for name in SOMETIMES if len({_sometimes(name, run.summary) for run in runs}) > 1]
     summaries = [run.summary for run in runs]
     knobs = telling_apart(summaries, [tuple(_identity(summary, varied)) for summary in summaries])
@@ -241,7 +242,7 @@ def _metrics_table(speeds: Mapping[str, Speed]) -> str:
 
 
 def _experts_table(speeds: Mapping[str, Speed]) -> str:
-    """Return how many distinct experts a round read, by stage; empty if no layer has experts."""
+    """Return how many distinct experts a round read and their bytes, by stage; empty if none were counted."""
     counts = {name: read for name, speed in speeds.items() if (read := speed.get("experts_read")) is not None}
     if not counts:
         return ""

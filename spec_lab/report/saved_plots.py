@@ -80,7 +80,7 @@ def as_svg(drawing: Drawing) -> tuple[Figure, str]:
 
 
 def knob_drawings(studies: Sequence[tuple[KnobStudy, list[Run]]]) -> Iterator[Drawing]:
-    """Yield the plot of every study of knobs, named after its experiment."""
+    """Yield the plot of each study of knobs that has a number to draw, named after its experiment."""
     drawn: Counter[str] = Counter()
     for study, runs in studies:
         numbers = plotted_numbers(study, runs)
@@ -91,7 +91,7 @@ def knob_drawings(studies: Sequence[tuple[KnobStudy, list[Run]]]) -> Iterator[Dr
 
 
 def graph_drawings(comparisons: Sequence[list[Run]]) -> Iterator[Drawing]:
-    """Yield the plot of every comparison of graph modes."""
+    """Yield the plot of each comparison of graph modes in which several modes have a time."""
     number = 0
     for runs in comparisons:
         numbers = plotted_times(runs)

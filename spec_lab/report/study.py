@@ -30,7 +30,7 @@ points to strict at the same K paired by prompt (answers lost and gained); equal
 NOT_COMPARED = (*BESIDE_THE_RUN, "num_threads")
 """Keys in which runs may differ whose acceptance and answers are compared. Times depend on threads too."""
 UNKNOWN = Accuracy(value=None, low=None, high=None, n=0)
-"""The accuracy of outputs that were cut off before their answers."""
+"""The accuracy where all checked outputs were cut off before their answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,11 @@ class Point:
 
     Attributes:
         rule: its name, such as `top 10, delta 0.6`.
-        family: the rule without its threshold, such as `top 10, delta`; points of a family differ in that one knob.
-        threshold: that knob's value; None for strict.
+        family: the rule without its threshold, such as `top 10, delta`.
+        threshold: None for a rule without one.
         acceptance_length: pooled, with its bootstrap interval over requests; None if too few drafts were judged.
         change: change of the accuracy from strict at the same K, paired by prompt; None for strict itself, if no answer
-            was checked in both, or if all outputs were cut off.
+            was checked in both, or if all outputs were cut off without a right answer.
         equal_to_strict: share of outputs that equal strict's, token by token.
         thinking_tokens: mean over requests.
         hits_per_1000_tokens: accepted drafts that were not the argmax, for each 1000 tokens emitted in rounds.
@@ -77,7 +77,8 @@ class Studies(NamedTuple):
 def read_studies(runs: Sequence[Run]) -> Studies:
     """Find the studies among `runs`: runs that differ in rule and K alone, with a strict run for the lossy ones.
 
-    There is a point for each run, sorted by K, strict first. Of runs with the same configuration the newest is used.
+    There is a point for each lossy run with a strict run of the same K, and for that strict run, sorted by K, strict
+    first. Of runs with the same configuration the newest is used.
     Imposed acceptance is left out, since its outputs are not answers. A run whose requests cannot be read or are not
     those of its strict run is left out too, with the reason.
     """

@@ -60,6 +60,6 @@ def _newly_ended(folder: Path, known: set[Path]) -> Iterator[Run]:
         try:
             summary = read_summary(path)
         except UserError:
-            continue  # a folder that is still being written, which a later look will find complete
+            continue  # a later look may find it complete
         if summary["reason"] not in NOT_ENDED:
             yield Run(path, summary)

@@ -57,7 +57,7 @@ def _find_folder(arguments: list[str]) -> tuple[Path, list[str]]:
 
 
 def _rescore(options: argparse.Namespace) -> int:
-    """Judge the run's rows by the rules, and print the table. Torch is imported only after all input has been read."""
+    """Judge the run's rows by the rules, and print the table. Torch is imported only after rows and rules were read."""
     folder: Path = options.folder
     summary, rows = read_summary(folder), load_verify_rows(folder)
     rules = read_rules(options.rules, num_draft_tokens=rows.draft_ids.shape[-1] or DrafterConfig.num_draft_tokens)

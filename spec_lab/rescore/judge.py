@@ -2,7 +2,7 @@
 
 Each recorded round is judged as recorded, with its drafts and with the thinking phase of the run's own text. So the
 result is exact for the rule that ran. For another rule it says how the rule judges the same drafts in the same
-contexts. A run with that rule would have other rounds, since its text differs after the first difference in acceptance.
+contexts. A run with that rule would have other rounds after the first difference in acceptance.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Indices = np.ndarray[Any, Any]
 
 
 def rescore(folder: Path, options: AcceptanceConfig, extensions: Sequence[str] = ()) -> dict[str, list[int]]:
-    """Return the number of drafts, by request id, that a rule with `options` accepts in each round of a run.
+    """Return the number of drafts, by request id, that a rule with `options` accepts in each recorded round of a run.
 
     Drafts count even if the output is cut before them, at an EOS or at the limit of tokens. `extensions` names the
     modules outside this package that may have registered the rule.
@@ -115,8 +115,8 @@ def _standing(rows: VerifyRows, at: Indices, drafts: torch.Tensor) -> DraftStand
 
 
 def _emitted(rows: VerifyRows, at: Indices, drafts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the tokens that the run emitted, [batch, N], with arbitrary ones after the last, and their number
-    [batch]."""
+    """Return the tokens that the run's own rule chose, [batch, N], with arbitrary ones after the last, and their number
+    [batch]; a cut does not count."""
     count = torch.from_numpy(rows.accepted[at]).long()
     last = torch.from_numpy(rows.last_ids[at]).long().unsqueeze(1)
     tokens = torch.cat((drafts, last), dim=1).scatter(1, count.unsqueeze(1), last)

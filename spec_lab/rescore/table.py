@@ -12,7 +12,7 @@ from spec_lab.record.wording import ABSENT, number
 NOTE = """\
 Acceptance length as judged: accepted drafts a round, plus one, over all recorded rounds, before any cut by end of
 sequence or a limit. Every rule judges the drafts of the text that the run wrote. This is exact for the run's own rule.
-For another rule it is only a comparison, since that rule's text would differ."""
+For another rule it is only a comparison, since that rule's text may differ."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """`python -m spec_lab.show RUN [ID]`: one request of a run, round by round, its tokens coloured by their origin.
 
-prompt pass: the first token; accepted: a draft; relaxed: a draft that only a relaxed rule accepts; corrected: the
-target's token instead of the first draft that was not accepted; bonus: the target's token after all offered drafts.
+prompt pass: the first token; accepted: a draft; relaxed: a draft that only a relaxed rule accepts; bonus: the target's
+token after as many drafts as were offered; corrected: the target's token after fewer accepted drafts than that.
 Without ID the requests are listed. Without colours (NO_COLOR, no terminal), tokens have marks before them.
 
   python -m spec_lab.show outputs/RUN

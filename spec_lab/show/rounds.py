@@ -19,7 +19,7 @@ class Token:
     """One output token.
 
     Attributes:
-        text: the text that it added; None if unknown. Empty if a later token completes its character.
+        text: the text that it added; None if unknown. Empty if it added none: a later token may complete its character.
         origin: None if unknown, as in records before schema version 4.
     """
 

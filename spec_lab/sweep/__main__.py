@@ -1,7 +1,7 @@
 """`python -m spec_lab.sweep FILE [OVERRIDES...]`: run a W&B sweep file without W&B's server, on W&B's own search code.
 
-The same command continues a killed sweep, and shows a finished one instead of repeating it. Exit codes are those of
-`python -m spec_lab`.
+The same command continues a killed sweep. Runs that finished or were refused before are shown and not repeated. Exit
+codes are those of `python -m spec_lab`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command of a sweep file, which W&B's agent would start, and which a run here must match."""
+"""The command of a sweep file, which W&B's agent would start. A run here gets the same overrides."""
 
 from __future__ import annotations
 

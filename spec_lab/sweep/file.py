@@ -111,7 +111,8 @@ def _take_run_cap(config: dict[str, Any]) -> int | None:
 
 
 def _check_against_schema(config: dict[str, Any]) -> None:
-    """Raise UserError for a defect that W&B's own validation finds, with the key, which W&B's message may not name."""
+    """Raise UserError for a defect that W&B's own validation finds, or for a key that is not read. The key is named if
+    it is known, since W&B's message may not name it."""
     if "early_terminate" in config:
         raise UserError(
             "early_terminate: a run reports its metric only once, at its end, so it cannot be stopped early; leave it "

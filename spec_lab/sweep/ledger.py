@@ -18,10 +18,10 @@ class Ledger:
     """The parameters of the runs of one sweep, in order. The file is replaced as a whole, so it is never half-written.
 
     Args:
-        sweep: the search's space and method, written into the file for its readers.
+        sweep: the description of the sweep, written into the file for its readers.
 
     Raises:
-        UserError: the existing file was not written by this class.
+        UserError: the existing file does not have the form that this class writes.
     """
 
     def __init__(self, folder: Path, sweep: Mapping[str, Any]) -> None:

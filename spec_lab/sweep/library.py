@@ -1,4 +1,4 @@
-"""Imports W&B's search code, the optional package `sweeps`; other modules get it from here."""
+"""Imports W&B's search code, the optional package `sweeps`; other modules call `load_library` before they use it."""
 
 from __future__ import annotations
 

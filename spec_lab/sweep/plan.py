@@ -29,7 +29,7 @@ def plan_sweep(path: Path, overrides: Sequence[str], count: int | None, seed: in
     """Read and check everything; nothing is written.
 
     Raises:
-        UserError: the sweep cannot be run, in a line that names file and key.
+        UserError: the sweep cannot be run.
     """
     file = read_sweep_file(path)
     for text in overrides:

@@ -51,8 +51,8 @@ class Sweep:
     ground: Ground
 
     def run(self) -> list[Trial]:
-        """Run everything that has not run before, until the grid is done, or the limit or the metric's target is
-        reached.
+        """Run everything that has not finished or been refused before, until the grid is done, or the limit or the
+        metric's target is reached.
 
         Raises:
             UserError: the folder cannot be written, or another process runs this sweep.

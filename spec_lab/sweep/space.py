@@ -1,4 +1,4 @@
-"""Checks that runs accept every value that a sweep can give them."""
+"""Checks that runs accept the values that a sweep can give them; of a distribution, three values are checked."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _check_parameter(name: str, parameter: Mapping[str, Any], menu: Menu) -> Non
 
 
 def _probes(name: str, parameter: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield every listed value, and for a distribution three values: its ends and its middle."""
+    """Yield every listed value, and for a distribution three values: its median and two near its ends."""
     if "values" in parameter:
         yield from parameter["values"]
     elif "value" in parameter:

@@ -1,1 +1,1 @@
-"""Training of pocket targets, and of drafters for these and for other targets."""
+"""Training of new small targets, and of drafters for these and for existing targets."""

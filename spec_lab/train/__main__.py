@@ -130,7 +130,7 @@ def action_of(arguments: Sequence[str]) -> tuple[list[str], Action]:
     """Return the arguments without the action's flag, and the action; training is the default.
 
     Raises:
-        UserError: `--show-data` has no number, `--plan` has one, or several flags are given.
+        UserError: `--show-data` has no number above 0, `--plan` has one, or several flags are given.
     """
     from spec_lab.core.errors import UserError
 

@@ -55,7 +55,7 @@ class BlockBatch:
     """A batch of blocks: the input of the loss.
 
     Attributes:
-        counts: [batch, anchors, K] bool: the target wrote all tokens from the pending one to this slot's.
+        counts: [batch, anchors, K] bool: whether a slot counts (`counted_slots`).
         tapped: [batch, length, taps * hidden] the target's hidden states that the drafter reads.
         final_hidden: [batch, length, hidden] the input of the target's head.
     """
@@ -76,11 +76,10 @@ class BlockBatch:
 
 
 def drawn_anchors(rows: PackedRows, num_anchors: int, generator: torch.Generator) -> Tensor:
-    """Draw distinct ascending columns [batch, num_anchors].
+    """Draw distinct ascending columns [batch, num_anchors]; fewer if a row has fewer tokens.
 
-    At each such column and at the next one, the target wrote the token, and both are in one text.
-
-    Rows with fewer such columns get others as well, whose slots do not count. A row has no more anchors than tokens.
+    Columns are preferred at which a text does not begin, and at which the target wrote this token and the text's next
+    one. Rows with too few of these get others as well, whose slots do not count.
     """
     documents = written_by(rows)
     allowed = (documents >= 0) & (documents == F.pad(documents[:, 1:], (0, 1), value=-1)) & (rows.positions > 0)
@@ -95,7 +94,7 @@ def written_by(rows: PackedRows) -> Tensor:
 
 def counted_slots(rows: PackedRows, anchors: Tensor, num_slots: int) -> Tensor:
     """Return bool [batch, anchors, num_slots]: draft j counts if the target wrote all tokens from the anchor to it,
-    within one text."""
+    within one text that does not begin at the anchor."""
     documents = F.pad(written_by(rows), (0, num_slots), value=-1)
     columns = anchors.unsqueeze(2) + torch.arange(num_slots + 1, device=anchors.device)
     found = documents.gather(1, columns.flatten(1)).view(columns.shape)

@@ -36,7 +36,8 @@ class AnchoredAttention:
     """The part of an attention backend that block drafters use. Each anchor is a request.
 
     A row of a block sees the tokens of its document before the anchor, and the rows of its block up to its own
-    position. In a non-causal layer all rows attend from the block's last position, so they see the whole block.
+    position. In a non-causal layer all rows attend from the block's last position, so they see the whole block. In a
+    layer with a window, they see only those within it.
     """
 
     prewrite = True

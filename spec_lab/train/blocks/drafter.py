@@ -63,7 +63,7 @@ class Joining:
 
 
 class WeightsByName(nn.Module):
-    """Weights by their checkpoint names, which contain dots. Integer tensors are kept beside them."""
+    """Weights by their checkpoint names, which contain dots. Tensors of integers or bools are kept beside them."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -128,8 +128,8 @@ class SlotDrafter(WeightsByName, ABC):
 
 
 class TrainableBlock(SlotDrafter):
-    """A body and the head that relates its slots. The target's embedding and output head are used without being
-    trained; an output head among the tensors is trained."""
+    """A body and the head that relates its slots. If the tensors have no embedding or no output head, the target's is
+    used, without being trained."""
 
     def __init__(self, config: BlockConfig, tensors: Mapping[str, Tensor], target: FrozenTarget) -> None:
         super().__init__(config.slots.most_drafts, tensors, target)

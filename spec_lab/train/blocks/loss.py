@@ -46,7 +46,8 @@ class SlotLaws:
 
 
 class BlockLoss(nn.Module):
-    """The weighted loss of the slots that count, divided as `normalise_by` says, plus the confidence head's mean loss.
+    """The weighted loss of the slots that count, divided as `normalise_by` says, plus the confidence head's weighted
+    mean loss.
 
     Logits are computed for one chunk of blocks at a time. With several chunks they are recomputed for gradients, so
     that memory is bounded.

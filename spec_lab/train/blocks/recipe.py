@@ -40,7 +40,7 @@ class BlockRecipe(SlotRecipe):
     def build(
         self, target: FrozenTarget, texts: CountedTexts, seed: int, always_drafted: Sequence[int] = ()
     ) -> TrainableBlock:
-        """Make a drafter that is untrained, or has only a trained body."""
+        """Make a drafter that is untrained, or begins with those weights of the drafter in `body` that fit it."""
         config, body = self._begun(target, texts, [*target.config.eos_token_ids, *always_drafted])
         shapes = block_tensor_shapes(config)
         fresh = random_tensors(shapes, torch.float32, torch.device("cpu"), seed)
@@ -115,5 +115,5 @@ def begun_with(name: str, tensor: Tensor) -> Tensor:
 
 
 def narrow(tensor: Tensor) -> Tensor:
-    """Return weights in bf16."""
+    """Return weights in bf16, and other tensors unchanged."""
     return tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor

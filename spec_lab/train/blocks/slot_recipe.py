@@ -45,7 +45,8 @@ class SlotRecipe(ABC):
 
     @abstractmethod
     def build(self, target: FrozenTarget, texts: CountedTexts, seed: int, always_drafted: Sequence[int] = ()) -> Any:
-        """Make an untrained drafter. Its draft vocabulary includes the tokens that end texts, and `always_drafted`."""
+        """Make the drafter that training begins with. If a draft vocabulary is chosen for it, that includes the tokens
+        that end texts, and `always_drafted`."""
 
     @abstractmethod
     def taps(self, target: FrozenTarget) -> tuple[Tap, ...]:
