@@ -44,6 +44,17 @@ def test_what_is_not_read_may_change(module: str, path: str) -> None:
     assert changes(before, ground_of(STUDY, (module,))) is None
 
 
+def test_two_paths_of_one_key_that_end_alike_are_both_read(empty_folder: Path) -> None:
+    typed = ["drafter.path=a/best.json,b/best.json"]
+    for folder in "ab":
+        write(f"{folder}/best.json", "{}")
+    before = ground_of(typed, ())
+    for folder in "ab":
+        write(f"{folder}/best.json", "changed")
+        assert changes(before, ground_of(typed, ())) == "drafter.path=best.json"
+        write(f"{folder}/best.json", "{}")
+
+
 READ = {
     "mine/model/model.safetensors": "target.path=model",
     "mine/model/config.json": "target.path=model",

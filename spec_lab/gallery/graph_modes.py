@@ -90,15 +90,16 @@ def _eager(rounds: Sequence[ModeRound]) -> ModeRound | None:
 
 def conclude(rounds: Sequence[ModeRound]) -> str:
     """Say how many launches capturing saves, how gaps and time change, and what a CPU cannot show."""
-    fewest = min(rounds, key=lambda each: each.launches)
     eager = _eager(rounds)
-    if eager is None or fewest is eager:
+    others = [each for each in rounds if each is not eager]
+    if eager is None or not others:
         only = rounds[0]
         absent = "no eager round" if eager is None else "nothing beside eager"
         return (
             f"There is {absent} to compare here; in {only.mode} nothing ran for "
             f"{percent(only.timeline.idle_share, 0)} of the round."
         )
+    fewest = min(others, key=lambda each: each.launches)
     what = "calls that submit work" if eager.timeline.on_gpu else "operators that compute or write"
     sentences = [
         f"An eager round is {number(eager.launches, 0)} launches ({what}); graph mode **{fewest.mode}** makes them "

@@ -70,7 +70,8 @@ def _lengths(rounds: Sequence[ModeRound]) -> tuple[list[float], str]:
     if len(told) == len(rounds) > 1:
         return told, "time of a round over eager's, in turns without the profiler"
     timed = [each.summary["round_ms"] or each.timeline.length_us / 1e3 for each in rounds]
-    return timed, "milliseconds of a round without the profiler"
+    are_timed = all(each.summary["round_ms"] for each in rounds)
+    return timed, f"milliseconds of a round{' without the profiler' if are_timed else ''}"
 
 
 def _draw(axes: Axes, timeline: RoundTimeline, top: float, unit: float, shortest_named: float) -> None:

@@ -40,7 +40,10 @@ def ground_of(content: Any, extensions: tuple[str, ...]) -> Ground:
         content: the runs as plain values; the files and folders that they name, such as weights, belong to the ground.
         extensions: the extension modules given on the command line.
     """
-    named = {key: _digest_of(path) for key, path in _paths_in(content)}
+    digests: dict[str, set[str]] = {}
+    for key, path in _paths_in(content):
+        digests.setdefault(key, set()).add(_digest_of(path))
+    named = {key: "+".join(sorted(found)) for key, found in digests.items()}  # paths of one key may end alike
     folders = {"spec_lab": Path(__file__).parents[1], "conf": conf_folder(), **_kernels()}
     folders |= dict(_modules(extensions))
     sources = {name: digest for top, folder in folders.items() for name, digest in _tree(top, folder)}

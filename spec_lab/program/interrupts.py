@@ -35,7 +35,9 @@ def end_at_signals() -> None:
 
 
 def take_signals_over() -> None:
-    """Undo `end_at_signals`."""
+    """Undo `end_at_signals`, which only the main thread can."""
+    if threading.current_thread() is not threading.main_thread():
+        return
     for number, default in DEFAULTS.items():
         if signal.getsignal(number) is _end:
             signal.signal(number, default)

@@ -67,7 +67,8 @@ def newest_run(folder: Path, finished: bool = True) -> Run:
     """Find the run started last in `folder` or below, by default among the finished ones."""
     runs = [run for run in find_runs([folder]) if not finished or run.summary["status"] == "finished"]
     if not runs:
-        raise UserError(f"{folder}: it has no finished run; make one with python -m spec_lab")
+        kind = "finished run" if finished else "run that can be read"
+        raise UserError(f"{folder}: it has no {kind}; make one with python -m spec_lab")
     return runs[-1]
 
 

@@ -165,7 +165,7 @@ def _no_match(summary: Summary, base: Summary) -> str:
     `auto`, or no plain decoding; else empty."""
     places = [(s["device_name"], s["dtype"], s["num_threads"]) for s in (summary, base)]
     if places[0] != places[1]:
-        return "other machine"
+        return "other device, dtype or threads"
     if are_mixed(summary["config"], base["config"]):
         return "other auto options"
     return "" if _speedup_to(summary, base) is not None else "no plain beside"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -71,7 +72,7 @@ def _check_parameter(name: str, parameter: Mapping[str, Any], menu: Menu) -> Non
     if name in OF_THE_SWEEP or name.split(".")[0] == "hydra":
         raise UserError(f"parameters.{name}: it cannot be chosen for one run; type it after the file, for all runs")
     for value in _probes(name, parameter):
-        if "None" in str(value):
+        if "None" in re.findall(r"\w+", str(value)):
             raise UserError(f"parameters.{name}: null is passed to a run as the text None; write 'null', in quotes")
         [text] = as_overrides({name: value})
         try:
