@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 PATH = Path(__file__).with_name("costs.json")
-SLOW = 0.5
-NAMED_FROM = 0.5
-"""Cases that cost less are not written down, so that the file is short and changes seldom."""
+SLOW = 0.25
+"""Cases that cost no more are not written down, so that the file is short and changes seldom."""
 
 
 def read_costs() -> dict[str, float]:
@@ -28,14 +27,14 @@ def read_costs() -> dict[str, float]:
 def kept_or_new(old: float, new: float) -> float:
     """A figure is replaced where it is off by a third, or on the other side of SLOW: others are noise."""
     is_close = abs(new - old) <= max(old, new) / 3 and (old > SLOW) == (new > SLOW)
-    return old if is_close else round(new, 1)
+    return old if is_close else round(new, 2)
 
 
 def write_costs(measured: dict[str, float]) -> None:
     old = read_costs()
     files: dict[str, dict[str, float]] = {}
     for case in sorted(measured):
-        if measured[case] >= NAMED_FROM:
+        if measured[case] > SLOW:
             file, name = case.split("::", 1)
             files.setdefault(file, {})[name] = kept_or_new(old.get(case, 0.0), measured[case])
     PATH.write_text(json.dumps(files, indent=1) + "\n")
