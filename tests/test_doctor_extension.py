@@ -22,6 +22,7 @@ from spec_lab.menu import registry
 from spec_lab.menu.chosen import choose
 from spec_lab.menu.config import DrafterConfig, RunConfig
 from spec_lab.menu.option import DrafterOption
+from spec_lab.menu.readings import Aspect, Reading
 from spec_lab.program.compose import compose_run
 from spec_lab.wiring.drafting import DrafterFactory
 from tests.tiny_runs import make_runnable_pair
@@ -73,6 +74,26 @@ def test_every_aspect_of_the_row_is_reported(config: RunConfig) -> None:
     verdicts = {finding.check: finding.verdict for finding in found if finding.verdict != Verdict.DOES_NOT_APPLY}
     assert verdicts == {"concat order": Verdict.FAULT, "my aspect": Verdict.FAULT}
     assert found[-1].measured == "there is no other way to read all keys"
+
+
+def test_a_clear_gain_is_a_fault_beside_a_larger_unclear_one() -> None:
+    """An aspect without readings that fit K does not apply."""
+    accepted = {"unclear": [3, 0] * 20, "clear": [2] * 12 + [1] * 28}
+
+    def draft(name: str) -> Drafted:
+        return Drafted(torch.zeros(NUM_ROUNDS, 3), torch.tensor(accepted[name]))
+
+    subject = SimpleNamespace(config=SimpleNamespace(drafter=SimpleNamespace(name="mine")), num_draft_tokens=1)
+    configured = Drafted(torch.zeros(NUM_ROUNDS, 3), torch.ones(NUM_ROUNDS))
+    evidence = SimpleNamespace(subject=subject, forced=SimpleNamespace(draft=draft), as_configured=configured)
+    readings = [Reading(name, lambda name=name: name) for name in accepted]  # type: ignore[misc]
+    later = Reading("later", lambda: None, min_draft_tokens=2)
+    aspects = [Aspect("two readings", "as it is", readings), Aspect("later drafts", "as it is", [later])]
+    two, later_drafts = check_readings(cast("Evidence", evidence), aspects)[-2:]
+    assert two.verdict == Verdict.FAULT
+    assert two.cause == "read as as it is, but clear gives +0.30 drafts a round"
+    assert later_drafts.verdict == Verdict.DOES_NOT_APPLY
+    assert later_drafts.measured == "it only changes drafts after the first; drafter.num_draft_tokens=1 makes none"
 
 
 @pytest.mark.parametrize("drafter", ["mine", "weightless"])

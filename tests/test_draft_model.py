@@ -230,7 +230,8 @@ def test_a_model_of_too_few_positions_is_refused(pairs: Pairs, tmp_path: Path) -
         if fits:
             make_engine(config, requests)
             continue
-        with refused(folder, f"{positions} positions", str(longest), "drafter.path"):
+        messages = f"{positions} positions", f"the cache has {longest} ", "cache.max_seq_len=null", "drafter.path"
+        with refused(folder, *messages):
             make_engine(config, requests)
 
 

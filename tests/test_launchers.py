@@ -142,12 +142,24 @@ def test_more_jobs_than_devices_are_refused(
 
 
 def test_as_many_jobs_as_cores_are_counted(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    joblib = pytest.importorskip("joblib", reason="needs the extra `launchers`")
+    monkeypatch.setattr(joblib, "cpu_count", lambda: 8)
     with pytest.raises(UserError, match="n_jobs=-1: 8 jobs at a time"):
         refuse_sharing({"n_jobs": -1}, "auto")
     refuse_sharing({"n_jobs": -7}, "auto")
+
+
+def test_no_job_is_refused(host: Path) -> None:
     with pytest.raises(UserError, match="n_jobs=0 runs no job; use hydra"):
         refuse_sharing({"n_jobs": 0}, "auto")
+
+
+def test_cores_are_counted_as_joblib_counts_them(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("joblib", reason="needs the extra `launchers`")
+    without_gpus(monkeypatch)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setenv("LOKY_MAX_CPU_COUNT", "1")
+    refuse_sharing({"n_jobs": -1}, "auto")
 
 
 def test_jobs_that_would_share_are_refused_in_a_line_that_leaves_nothing(
@@ -177,7 +189,7 @@ def test_what_starts_no_workers_takes_no_launcher(host: Path, capsys: pytest.Cap
     assert main(["hydra/launcher=joblib", *CHEAP]) == 2
     assert "hydra/launcher=joblib: a single run has nothing to launch; leave it out" in capsys.readouterr().err
     assert train(["-m", "hydra/launcher=joblib", "seed=0,1"]) == 2
-    assert "hydra/launcher=joblib: a training runs in one process; leave it out" in capsys.readouterr().err
+    assert "hydra/launcher=joblib: a training takes no launcher; leave it out" in capsys.readouterr().err
     assert not list(host.iterdir())
 
 

@@ -9,15 +9,16 @@ from spec_lab.core.types import FinishReason
 
 @dataclass(slots=True)
 class RowCounts:
-    """Counts of drafts and rows, made on the host. Drafted, verified and computed rows include those of padding.
+    """Counts of drafts and rows. Drafted, verified and computed rows include those of padding.
 
     Attributes:
         drafted: drafts that the device or the host made, offered or not.
         offered: drafts that could be accepted.
         verified: verify rows: pending tokens and drafts, offered or not.
-        catchup_computed: rows of the catch-up step's passes that were computed past the KV write.
-        catchup_live: rows of these passes whose output is read, counted as one for each active request and pass.
-            P-EAGLE reads K.
+        catchup_computed: rows of the catch-up step's passes that were computed past the KV write. Context rows of a
+            block drafter end with that write; they count if they are written.
+        catchup_live: one for each active request and pass, since the output of one row is read. P-EAGLE reads the
+            output of K rows, and they count as one too.
         prefill_hidden: prompt rows whose features the target returned to the drafter.
         prefill_logits: prompt rows for which the target computed logits.
         prefill_shared: prompt rows that entered the target's layers which only read KV; 0 if there are no such layers.
@@ -108,7 +109,8 @@ class RequestRecord:
     Attributes:
         offered_per_round: drafts that could have been accepted; in a tree, the most on one path.
         accepted_per_round: drafts that the rule accepted, before any cut by EOS or a limit.
-        judged_per_round: tokens that the rule emitted up to and including EOS, before any cut by a limit.
+        judged_per_round: tokens that the rule emitted, up to and including an EOS that ends the request, before any cut
+            by a limit.
         emitted_per_round: tokens really emitted, without the first token from the prompt pass.
         confidence_per_round: for each offered draft of a chain, the drafter's estimate that it and all drafts before it
             are accepted; empty lists if nothing reads it.

@@ -44,7 +44,7 @@ ALL_ASPECTS = (
     "query position",
     "KV source layers",
 )
-"""The aspects of the built-in drafters, in the order in which they are reported."""
+"""The aspects that every report lists, in this order."""
 
 
 def aspects_of(chosen: Chosen, build: DrafterBuild) -> list[Aspect]:
@@ -54,13 +54,13 @@ def aspects_of(chosen: Chosen, build: DrafterBuild) -> list[Aspect]:
 
 
 def aspect_names(aspects: Iterable[Aspect]) -> list[str]:
-    """Return the names of reported aspects: all built-in ones, then those of an extension's drafter."""
+    """Return the names of reported aspects: `ALL_ASPECTS`, then others of the drafter."""
     return list(dict.fromkeys([*ALL_ASPECTS, *(aspect.name for aspect in aspects)]))
 
 
 def check_readings(evidence: Evidence, aspects: Iterable[Aspect]) -> list[Finding]:
-    """Return a finding for each aspect. Only the reading with the largest gain is a fault, since other gains may follow
-    from it."""
+    """Return a finding for each aspect. Of the clear gains only the largest is a fault, or several that are equally
+    large, since the others may follow from it."""
     by_name = {aspect.name: aspect for aspect in aspects}
     scored = {name: _score(evidence, aspect) for name, aspect in by_name.items()}
     gains = [gain.mean for readings in scored.values() for _, gain in readings.values() if gain.is_clear]
@@ -95,7 +95,7 @@ def _finding(
 ) -> Finding:
     others = ", ".join(f"{drafted.mean_accepted:.2f} {name}" for name, (drafted, _) in scored.items())
     measured = f"{configured.mean_accepted:.2f} drafts accepted a round as configured ({aspect.configured}); {others}"
-    name, (_, gain) = max(scored.items(), key=lambda item: item[1][1].mean)
+    name, (_, gain) = max(scored.items(), key=lambda item: (item[1][1].is_clear, item[1][1].mean))
     if not gain.is_clear:
         return Finding(aspect.name, Verdict.OK, measured)
     if gain.mean != best:
@@ -109,5 +109,6 @@ def _why_not(aspect: Aspect | None, evidence: Evidence) -> str:
     if aspect is None:
         return f"drafter={name} has no such choice"
     if aspect.readings:
-        return f"drafter.num_draft_tokens={evidence.subject.num_draft_tokens} recycles nothing"
+        num_draft_tokens = evidence.subject.num_draft_tokens
+        return f"it only changes drafts after the first; drafter.num_draft_tokens={num_draft_tokens} makes none"
     return f"there is no other way to read {aspect.configured}"

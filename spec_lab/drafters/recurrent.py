@@ -100,7 +100,7 @@ class RecurrentCatchup:
         return None if ends is None else CaughtUp(hidden, ends.live.attention, DraftedRows.of_prompts(ends))
 
     def take_round(self, verified: VerifiedRound) -> CaughtUp:
-        """Run the rows at L..L+K with the emitted tokens. The live row is n - 1 and sees L + n keys."""
+        """Run the N verified rows, from L on, with the emitted tokens. The live row is n - 1 and sees L + n keys."""
         assert verified.features is not None
         plan = self._plan(verified, self.backend, self.num_draft_tokens)
         selection = self.prune.of_catchup(plan.live_rows, plan.live_attention)

@@ -1,8 +1,10 @@
 """Accounts on the host for finished rounds: appends tokens to sequences, and makes a record for each round.
 
-In a captured mode the host at most checks whether a request may have ended before it launches the next round. It does
-the accounting while the device runs that round. Without overlap, the accounting comes before the launch in three cases:
-a request may have ended, an eager round needs the lengths, or a drafter on the host needs the tokens.
+In a captured mode the accounting usually happens while the device runs the next round. Before that launch, the host
+only checks whether the tokens that it read may have ended a request. With overlap it checks after the launch.
+
+Without overlap, the accounting comes before the launch in three cases: a request may have ended, an eager round needs
+the lengths, or a drafter on the host needs the tokens.
 
 Rounds that were launched together (`graph.rounds_per_replay`) are accounted for one after another.
 """
@@ -179,7 +181,7 @@ class RoundAccounts:
         running = [index for index, sequence in enumerate(settled.sequences) if sequence.finish_reason is None]
         num_emitting = sum(map(bool, result.num_emitted))
         may_be_behind = self._overlap and self._graph.rounds_per_replay == 1
-        assert may_be_behind or num_emitting == len(running), "the device went on with a request that had ended"
+        assert may_be_behind or num_emitting == len(running), "host and device disagree on which requests had ended"
         for index in running:
             num_emitted = result.num_emitted[index]
             hits = None if result.relaxed is None else result.relaxed[index]
@@ -241,7 +243,7 @@ class RoundAccounts:
     def _drafts_of_trees(
         self, settled: Launch, result: RoundResult, emitted: list[_Emitted], padded: int
     ) -> tuple[int, int]:
-        """Count the rows with a draft (all rows, unless the device counted them), and the rows that are offered."""
+        """Count drafts made and offered. Where the device did not count them, all rows but the root hold one."""
         assert self._tree_rows is not None
         most, offered = self._tree_rows - 1, result.num_offered_rows
         return (

@@ -102,7 +102,8 @@ class LatentAttention:
         live_metadata: AttentionMetadata,
         selection: RowSelection,
     ) -> torch.Tensor:
-        """Compute everything between the products: return the input of `o`, given the queries of the attending rows."""
+        """Attend with the queries of the attending rows, and return the input of `o`. The latent rows must already be
+        written."""
         heads = queries.unflatten(-1, (-1, self.sizes.query_width))
         if self.sizes.unfolding_is_cheaper(live_metadata.num_queries, live_metadata.max_seq_len):
             values = selection.attended(self._attend_unfolded(heads, turns, cache, live_metadata))
@@ -125,7 +126,7 @@ class LatentAttention:
         return self.attended(queries, rotary, cache, metadata, selection)
 
     def write(self, rows: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata) -> None:
-        """Only write the latent rows of all rows, for a layer whose output is not read."""
+        """Write the latent rows of all rows. If a layer's output is not read, this is all it does."""
         self.write_projected(self.row(rows), rotary, cache, metadata)
 
     def write_projected(
@@ -174,7 +175,7 @@ class LatentAttention:
 
 class FusedLatentAttention(LatentAttention):
     """Latent attention with kernels that norm, rotate and write. For a few rows, kernels also multiply by each head's
-    maps. Kernels write results in place."""
+    maps. Each kernel writes its results into tensors that it is given."""
 
     __slots__ = ("kernels",)
 

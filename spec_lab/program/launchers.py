@@ -6,7 +6,6 @@ the device of a timed job (`spec_lab.program.lease`).
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterable, Mapping
 from concurrent.futures import BrokenExecutor
@@ -39,16 +38,16 @@ def refuse_missing_launcher(arguments: Iterable[str]) -> None:
 
 
 def refuse_launcher(arguments: Iterable[str], program: str) -> None:
-    """Raise UserError if a launcher is requested for `program`, which starts no workers."""
+    """Raise UserError if a launcher is requested for `program`, which has no jobs for one."""
     for argument in arguments:
         if argument.lstrip("+").startswith(("hydra/launcher", "hydra.launcher")):
-            raise UserError(f"{argument}: {program} runs in one process; leave it out (docs/use.md)")
+            raise UserError(f"{argument}: {program} takes no launcher; leave it out (docs/use.md)")
 
 
 def refuse_sharing(launcher: Mapping[str, Any], device: str) -> None:
     """Raise UserError if the launcher would run no job, or more jobs at a time than there are devices to time them on.
 
-    The number of jobs at a time is only known for joblib. Submitit's jobs wait for each other on the same machine.
+    The number of jobs at a time is only known for joblib. Submitit's jobs wait until a device of their machine is free.
 
     Args:
         launcher: Hydra's config node of that name.
@@ -68,10 +67,15 @@ def refuse_sharing(launcher: Mapping[str, Any], device: str) -> None:
 
 
 def _num_workers(n_jobs: int | None) -> int:
-    """Return how many jobs joblib runs at a time: -1 means the number of cores, -2 one less, and so on; 1 for None."""
+    """Return how many jobs joblib runs at a time: -1 means the cores that it counts, -2 one less, and so on; 1 for
+    None."""
     if n_jobs is None:
         return 1
-    return n_jobs if n_jobs >= 0 else max(1, len(os.sched_getaffinity(0)) + 1 + n_jobs)
+    if n_jobs >= 0:
+        return n_jobs
+    from joblib import cpu_count  # heeds the affinity, a container's limit and LOKY_MAX_CPU_COUNT
+
+    return max(1, int(cpu_count()) + 1 + n_jobs)
 
 
 def launches_elsewhere(launcher: Mapping[str, Any]) -> bool:
@@ -80,7 +84,7 @@ def launches_elsewhere(launcher: Mapping[str, Any]) -> bool:
 
 
 def lost_worker(error: BaseException) -> str | None:
-    """Return the launcher's message if a worker died before its job ended; None for other errors."""
+    """Return the message if the launcher raised the error, mostly since a worker died; None for other errors."""
     if isinstance(error, BrokenExecutor) or type(error).__module__.startswith("submitit"):
         return one_line(str(error).partition("\n")[0]) or type(error).__name__
     return None

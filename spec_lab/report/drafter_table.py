@@ -30,9 +30,10 @@ COLUMNS_EXPLAINED: Mapping[str, str] = {
     "@1, @2, ...": "Percent of the request rounds that accept the draft at this position; 1 + their sum / 100 is the "
     "acceptance length.",
     "draft ms": "The drafter's stages (catchup, recur, draft, lookup): the time a round spends in the drafter, from "
-    "the target's features to K new drafts.",
+    "the target's features to the new drafts.",
     "draft/plain": "The same, divided by the time of a whole round of plain decoding (a plain step).",
-    "verify/plain": "The target's forward over K + 1 rows a request, or those of the tree, in plain steps.",
+    "verify/plain": "The target's forward over the rows that a round verifies, in plain steps: K + 1 a request, or "
+    "those of the tree. Where drafts are left out there may be fewer.",
     "break-even": "Whole time of a request round, in plain steps: the acceptance length from which drafting "
     "pays. At batch 1 it exceeds draft + verify by accept, commit, readback and the time between stages.",
     "predicted": "Expected speedup of the decode rate: acceptance length / break-even.",
@@ -42,9 +43,9 @@ COLUMNS_EXPLAINED: Mapping[str, str] = {
 }
 HOW_THEY_DIFFER = """\
 Predicted and measured differ for two reasons. A round cut short by EOS or a limit counts in measured with the
-tokens it kept, but in the acceptance length as it was judged. So measured is lower, most of all with short outputs.
-Also, break-even is a median over turns, and measured a mean. Only end to end includes the prompt pass, in which a
-drafter reads the prompt and makes its first drafts."""
+tokens it kept. The acceptance length takes a round cut by a limit as it was judged, and estimates what EOS hid. So
+measured is lower, most of all with short outputs. Also, break-even is a median over turns, and measured a mean. Only
+end to end includes the prompt pass, in which a drafter reads the prompt and makes its first drafts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +157,7 @@ def _finished(run: Run) -> bool:
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:
-    """Return each run's drafter name, with `knob=value` for every knob in which drafters of that name differ.
+    """Return each run's drafter name, with `knob=value` for every knob of which that name has several values.
 
     Old records call a drafter `eagle3` even if it has a window, which is now part of the name.
     """

@@ -105,8 +105,9 @@ def _refuse_few_positions(model_config: ModelConfig, folder: Path, max_seq_len: 
     num_positions = min(model_config.max_position_embeddings, model_config.max_dense_positions or max_seq_len)
     if max_seq_len > num_positions:
         raise UserError(
-            f"{folder}: the draft model runs over {num_positions} positions, but sequences here reach {max_seq_len}; "
-            "lower max_new_tokens, use shorter prompts, or set drafter.path to a model with more"
+            f"{folder}: the draft model can use {num_positions} positions, but the cache has {max_seq_len} for a "
+            "sequence; lower max_new_tokens or use shorter prompts, with cache.max_seq_len=null, or set drafter.path "
+            "to a model with more"
         )
 
 
