@@ -109,6 +109,9 @@ def test_one_command_writes_the_texts_and_trains_a_head_on_them(
     assert train([*words, "--plan"]) == 0
     said = capsys.readouterr().out
     assert "none yet" in said and "  texts" in said and "training" in said and not (tmp_path / "out").exists()
+    assert "texts cut" not in said, "texts of the mean length tell nothing about the longest"
+    given = [word for word in words if not word.startswith("writing.")]
+    assert train([*given, f"texts={folder}", "--plan"]) == 0 and "filled; 0 texts cut" in capsys.readouterr().out
     assert train([*words, "--show-data=2"]) == 2 and "no texts yet" in capsys.readouterr().err
 
     (tmp_path / "bad.jsonl").write_text('{"prompt": ""}\n')

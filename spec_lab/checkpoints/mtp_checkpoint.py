@@ -59,7 +59,7 @@ class MtpConfig:
 
     Attributes:
         layer: sizes, rope and options of a module's one decoder layer.
-        num_modules: number of modules in the checkpoint.
+        num_modules: number of modules that the checkpoint's config names; 1 if it names none.
         target_hidden: whether a module reads the target's hidden state before or after the target's final norm.
         recycled_hidden: whether the next draft reads a module's hidden state before or after the module's final norm.
     """
@@ -167,11 +167,13 @@ def _refuse_unsupported_blocks(stored: Collection[str], folder: Path) -> None:
 
 
 def _layer_config(decoder: Mapping[str, Any], layout: MtpLayout, names: Collection[str], source: str) -> ModelConfig:
-    """Return a module's decoder layer: its sizes from the config, and its experts, biases, and norms of q and k from
-    the stored `names`.
+    """Return a module's decoder layer.
 
-    The config is read like one of the family that `_architecture` chooses. If it names another family, it may rotate
-    only a part of a head's channels.
+    The config is read like one of the family that `_architecture` chooses. Some families refuse a
+    `partial_rotary_factor`, so it is read here if the config does not name that family itself.
+
+    The stored `names` decide whether attention has biases, and whether there are experts. q and k have norms if the
+    family or `names` have them.
     """
     fields = ConfigFields(decoder, source)
     named = fields.texts("architectures")

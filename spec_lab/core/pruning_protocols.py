@@ -35,7 +35,8 @@ class PromptPruning(Protocol):
     `live` are the last rows of the prompts that end in the forward; None if none ends.
 
     Attributes:
-        needs_prewrite: KV must be written before attention (`AttentionBackend.prewrite`).
+        needs_prewrite: whether rows are dropped between the KV write and attention, for which a backend needs
+            `AttentionBackend.prewrite`.
     """
 
     needs_prewrite: ClassVar[bool]
@@ -49,7 +50,7 @@ class PromptPruning(Protocol):
         ...
 
     def drafter_selection(self, live: LiveRows | None) -> RowSelection:
-        """Select the rows that go on past the KV write of the drafter's layer."""
+        """Select the rows that go on past the last KV write of the drafter, or of one of its modules."""
         ...
 
 
@@ -57,7 +58,8 @@ class CatchupPruning(Protocol):
     """Chooses which rows of the drafter's catch-up step go on (`prune.catchup`).
 
     Attributes:
-        needs_prewrite: KV must be written before attention (`AttentionBackend.prewrite`).
+        needs_prewrite: whether rows are dropped between the KV write and attention, for which a backend needs
+            `AttentionBackend.prewrite`.
     """
 
     needs_prewrite: ClassVar[bool]
@@ -71,7 +73,7 @@ class CatchupPruning(Protocol):
         """Return how many rows are computed past the KV write, in a pass of `num_rows` rows for each request.
 
         Args:
-            live_lens: L + n of each request; 1 for a padded row.
+            live_lens: L + n of each request; 1 for a request that only pads the batch.
         """
         ...
 
@@ -90,7 +92,7 @@ class PrunePolicy:
 
     @property
     def needs_prewrite(self) -> bool:
-        """Return whether KV must be written before attention."""
+        """Return whether one of the two needs `AttentionBackend.prewrite`."""
         return self.prompt.needs_prewrite or self.catchup.needs_prewrite
 
     @property

@@ -1,4 +1,5 @@
-"""Products of few rows by kernels, with the parts fused into them; kernels=triton makes layers of these."""
+"""The parts of layers with kernels=triton: products of few rows fused with norms, activations and residuals, and parts
+for many rows."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ class SkinnyProduct:
     """A product of up to 64 rows with fused parts. A norm may come before it. After it a residual may be added, or an
     activation be applied and multiplied by the other half of the outputs or by other rows.
 
-    With a fused norm every program reads all rows, so with more than 16 rows a separate kernel for the norm is cheaper.
+    With a fused norm each program norms the rows again. So with more than 16 rows a separate kernel for the norm is
+    cheaper.
     """
 
     __slots__ = (
@@ -109,7 +111,7 @@ def no_arrivals(out_features: int, device: torch.device) -> torch.Tensor:
 
 class SkinnyLinear:
     """A product, with a norm before it if one is given. The kernel computes few rows. The library computes many, and an
-    e4m3 weight is converted to 16 bits for it."""
+    e4m3 weight is converted to the rows' dtype for it."""
 
     __slots__ = ("_few", "_many", "_max_rows", "_norm")
 
@@ -143,8 +145,8 @@ class TritonGatedMLP:
         return self.down(self._inner(rows))
 
     def add_to(self, stream: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Add the MLP's output to `stream` in place. The library's product adds it as it writes, which saves a pass.
-        Rows that `filled` pads get their sum in a new tensor."""
+        """Add the MLP's output to `stream`, and return the sum. The library's product adds it as it writes, which saves
+        a pass. The sum is in `stream` itself, unless `filled` pads it: then `stream` stays as it was."""
         whole = filled(stream)
         added = self.down.add_to(whole, self._inner(filled(rows)))
         return added if whole is stream else added[: len(stream)]
@@ -219,7 +221,7 @@ class TritonAddThenNorm:
 
 
 def dense(linear: Linear) -> StreamedLinear:
-    """Return `linear` as a product whose weight has the layout that the kernels read. On a GPU, all products of one
-    process have it."""
+    """Return `linear` as a product whose weight has the layout that the kernels read. On a GPU, every product that
+    is not split over processes has it."""
     assert hasattr(linear, "weight"), "a packed or split product has no kernel"
     return cast(StreamedLinear, linear)

@@ -8,7 +8,7 @@ from spec_lab.record.schema import DivergenceKind, Rows
 
 
 class RequestDivergence(TypedDict):
-    """The first divergence from plain decoding: index in `output_ids`, plain's top-2 logit margin there, and kind."""
+    """The first divergence from plain decoding. `record.measured.Divergence` explains the keys."""
 
     index: int
     margin: float | None
@@ -19,12 +19,12 @@ class RequestRow(TypedDict):
     """A line of `requests.jsonl`, from the first timed repeat. Times are in seconds from the start of that repeat.
 
     `token_origins` has a letter of `core.origins.TokenOrigin` for each of `output_ids`, and `text_ends` the number of
-    characters of `text` after each token is decoded; null if unknown, as in older records. `drafted_by` names the part
-    of drafter=hybrid that drafted for each round, empty if none did; null for others. `offered_per_round` is null in
-    older records, whose rounds all offered K drafts. `confidence_per_round` has, for each offered draft of a chain, the
-    drafter's estimate of the probability that this draft and all before it are accepted; null if neither
-    `drafter.stop=confidence` nor `verify.budget` reads it. `answer_read` is the answer that `checker` found in the
-    output; null without a checker, or if it found none.
+    characters of `text` after each token is decoded; null if unknown, as in older records. With
+    drafter=hybrid, `drafted_by` has for each round the name of the part that drafted, or "" if none did. It is null for
+    other drafters. `offered_per_round` is null in older records, whose rounds all offered K drafts.
+    `confidence_per_round` has, for each offered draft of a chain, the drafter's estimate of the probability that this
+    draft and all before it are accepted; null if neither `drafter.stop=confidence` nor `verify.budget` reads it.
+    `answer_read` is the answer that `checker` found in the output; null without a checker, or if it found none.
     """
 
     id: str
@@ -53,11 +53,11 @@ class RequestRow(TypedDict):
 
 
 class RoundRow(TypedDict):
-    """A line of `rounds.jsonl`: one round of the main configuration; lists have an entry for each request.
+    """A line of `rounds.jsonl`: one round of the main configuration; lists have an entry for each of `request_ids`.
 
     It has the numbers of a `RoundRecord`, but is a separate type, since it is the layout of a file. Lines of older
     records must fit too, so some keys that are always written now may be missing. `num_surplus` counts requests that
-    were also in the round, though an earlier round had ended them.
+    were also in the round, though an earlier round had ended them. They are not among `request_ids`.
     """
 
     repeat: int

@@ -96,16 +96,20 @@ class Eagle3TrainingConfig(DraftLayerConfig, UnrolledTrainingConfig):
     """drafter=eagle3: a one-layer EAGLE-3 head."""
 
     name: str = "eagle3"
-    draft_vocab_size: int = knob(2048, "tokens that can be drafted: those the target writes most", least=2, most=2**20)
+    draft_vocab_size: int = knob(
+        2048, "tokens that can be drafted: some special ones, and those the target writes most", least=2, most=2**20
+    )
     norms_taps: bool = knob(False, "a norm for each tapped state, as in EAGLE-3.1")
     norms_output: bool = knob(False, "feed back the output of the final norm, as in EAGLE-3.1")
 
 
 @dataclass
 class MtpTrainingConfig(DraftLayerConfig, UnrolledTrainingConfig):
-    """Multi-token prediction modules. A single one takes every unrolled step; several take one step each."""
+    """Multi-token prediction modules: one that takes every unrolled step, or one for each step."""
 
-    num_modules: int = knob(1, "number of MTP modules; a single one is used in every step", least=1, most=64)
+    num_modules: int = knob(
+        1, "number of MTP modules: 1 for mtp_eagle, one for each step for mtp_vanilla", least=1, most=64
+    )
 
 
 @dataclass
@@ -152,7 +156,11 @@ class NextnTrainingConfig(UnrolledTrainingConfig):
 
 @dataclass
 class AssistantTrainingConfig(UnrolledTrainingConfig):
-    """drafter=assistant: a Gemma 4 assistant, which reads, of each kind, the target's last layer that owns its KV."""
+    """drafter=assistant: a Gemma 4 assistant.
+
+    It reads the KV of two layers of the target. Among those that own their KV, they are the last one with a window and
+    the last one with full attention.
+    """
 
     name: str = "assistant"
     hidden_size: int = width_of_layers(96)

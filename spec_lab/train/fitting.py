@@ -126,21 +126,28 @@ def heads(fitting: Fitting) -> str | None:
 
 
 def unrolled_steps(fitting: Fitting) -> str | None:
-    """There is one module for all steps, or one for each step."""
+    """drafter=mtp_vanilla has a module for each step."""
     drafter = fitting.drafter
-    if drafter.num_modules in (1, drafter.num_unrolled_steps):
+    if drafter.num_modules == drafter.num_unrolled_steps:
         return None
     return (
         f"drafter.num_unrolled_steps={drafter.num_unrolled_steps} must be "
         f"drafter.num_modules={drafter.num_modules}, one step for each module; "
-        f"use drafter.num_unrolled_steps={drafter.num_modules}, or drafter.num_modules=1 for all steps"
+        f"use drafter.num_unrolled_steps={drafter.num_modules}, or drafter=mtp_eagle for one module in all steps"
     )
 
 
+def single_module(fitting: Fitting) -> str | None:
+    """drafter=mtp_eagle has one module for all steps."""
+    if (number := fitting.drafter.num_modules) == 1:
+        return None
+    return f"drafter.num_modules={number}: drafter=mtp_eagle uses one module in every step; use drafter.num_modules=1"
+
+
 def measured_drafts(fitting: Fitting) -> str | None:
-    """The card measures no more drafts than there are modules, if there are several."""
+    """The card measures no more drafts than drafter=mtp_vanilla has modules."""
     num_modules, wanted = fitting.drafter.num_modules, fitting.config.evaluation.num_draft_tokens
-    if not 1 < num_modules < wanted:
+    if wanted <= num_modules:
         return None
     return (
         f"evaluation.num_draft_tokens={wanted} is more than drafter.num_modules={num_modules} can draft; "

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 FIRST_SEED = 1_000_000
-"""The first seed for prompts with seed=0. With small seeds, the target's training text is drawn from lower ones."""
+"""The first of the prompts' seeds if seed=0. The target's training text has lower seeds, as long as `seed` is small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +98,15 @@ class DrafterTexts(Protocol):
         """Return rows that are drawn by seed and step."""
 
     def count_written_tokens(self, vocab_size: int) -> Tensor:
-        """Return how often each token occurs among the tokens to be drafted, `[vocab_size]`."""
+        """Return how often each token occurs, `[vocab_size]`: an estimate for the tokens to be drafted."""
 
 
 @dataclass(frozen=True, slots=True)
 class CorpusTexts:
-    """The target's own training rows, used instead of texts that it wrote. All tokens of a row count, prompts too."""
+    """The target's own training rows, used instead of texts that it wrote.
+
+    All tokens of a row but the first one count, prompts too.
+    """
 
     tokens: TrainingTokens
 
@@ -117,7 +120,7 @@ class CorpusTexts:
         return Generations(rows, ones, rows.shape[1] * ones)
 
     def count_written_tokens(self, vocab_size: int) -> Tensor:
-        """Return how often each token occurs in the examples, `[vocab_size]`."""
+        """Return how often each token occurs in the examples, `[vocab_size]`. Natural text is not counted."""
         return torch.bincount(self.tokens.rows.flatten().long(), minlength=vocab_size)
 
 

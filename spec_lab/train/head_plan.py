@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 PROBE_STEPS, PROBE_STEPS_ON_A_CPU = 6, 3
 """The numbers of steps to run, of which the last two are timed. On a GPU the first ones compile. The fourth is captured
 as a CUDA graph, if the training captures steps at all (`train.step`)."""
-BYTES_BESIDE_A_WEIGHT = 12
+CHECKPOINT_BYTES = 12
 """The most bytes for each parameter in a checkpoint: a weight and two moments in float32."""
 MEGA = 1e6
 
@@ -74,18 +74,20 @@ def planned(probe: Probe, output: Path) -> str:
         "training",
         num_steps * optimisation.batch_size * probe.row_length,
         # Two checkpoints, the best export, the newest export, and the drafter itself.
-        disk_bytes=num_parameters * (2 * BYTES_BESIDE_A_WEIGHT + 3 * 2),
+        disk_bytes=num_parameters * (2 * CHECKPOINT_BYTES + 3 * 2),
         memory_bytes=_peak(target.device),
         seconds=num_steps * seconds,
         less_disk="choose a smaller drafter",
         less_memory="lower drafter.optimisation.batch_size",
     )
     stages = [training] if probe.texts is None else [probe.texts, training]
+    # Stand-ins all have the mean length, so they do not tell how many texts are longer than a row.
+    cut = f"; {packed.num_cut} texts cut" if probe.texts is None else ""
     refuse_what_does_not_fit(stages, output, memory_of(target.device))
     return "\n".join(
         [
             f"texts: {_texts_in_words(probe)}",
-            f"rows: {num_rows:,} of {probe.row_length} tokens, {packed.fill:.0%} filled; {packed.num_cut} texts cut",
+            f"rows: {num_rows:,} of {probe.row_length} tokens, {packed.fill:.0%} filled{cut}",
             f"drafter: {num_parameters / MEGA:.2f} M parameters, {2 * num_parameters / MEGA:.1f} MB in bf16",
             f"steps: {seconds:.3f} s each, from a probe; {num_steps:,} of "
             f"them, {num_steps / epoch:.1f} times all texts",

@@ -48,6 +48,7 @@ from spec_lab.train.fitting import (
     measured_drafts,
     owned_layers,
     parts_are_read,
+    single_module,
     taps,
     target_heads,
     tokens_fit,
@@ -270,7 +271,7 @@ DRAFTERS: tuple[DrafterTrainingOption, ...] = (
         name="mtp_eagle",
         schema=MtpEagleTrainingConfig,
         recipe=mtp_recipe,
-        refusals=(heads, unrolled_steps, measured_drafts),
+        refusals=(heads, single_module),
     ),
     DrafterTrainingOption(
         name="mtp_vanilla",
