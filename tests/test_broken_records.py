@@ -23,7 +23,8 @@ from spec_lab.menu.config import AcceptanceConfig
 from spec_lab.options.rules.relaxed_thinking import RelaxedThinkingConfig
 from spec_lab.options.rules.strict import StrictAcceptanceConfig
 from spec_lab.record.runs import load_categories, load_positions, load_requests, load_rounds, load_runs, search_runs
-from spec_lab.record.verify_rows import ARRAYS, VERIFY_ROWS_FILE, load_verify_rows
+from spec_lab.record.sinks import VERIFY_ROWS_FILE
+from spec_lab.record.verify_rows import ARRAYS, load_verify_rows
 from spec_lab.report.__main__ import main
 from spec_lab.rescore.judge import rescore
 from tests.damage import changed, changed_bytes, written

@@ -16,6 +16,7 @@ from spec_lab import __version__
 from spec_lab.__main__ import main
 from spec_lab.core.errors import UserError
 from spec_lab.menu.config import RunConfig
+from spec_lab.program.sweep_lock import was_left
 from spec_lab.record.sinks import SUMMARY_FILE
 from spec_lab.train.__main__ import main as train
 from tests.fake_runner import FakeRunner, summaries
@@ -301,6 +302,19 @@ def test_fresh_repeats_a_finished_sweep_once_and_goes_on_with_a_killed_one(
     assert last_line(capsys.readouterr().out).endswith(second), "the newest is shown"
     once, again = ({run.name for run in (empty_folder / "outputs" / sweep).glob("run-*")} for sweep in (first, second))
     assert once <= again, "fresh is no part of a run"
+
+
+def test_an_ended_sweep_that_runs_its_failed_job_again_has_not_ended(runner: FakeRunner, empty_folder: Path) -> None:
+    runner.errors = {2: RuntimeError("out of luck")}
+    assert main(["-m", "seed=1,2"]) == 1
+    [sweep] = (empty_folder / "outputs").iterdir()
+    assert (sweep / "sweep.json").exists() and not was_left(sweep)
+    runner.errors = {2: KeyboardInterrupt()}
+    assert main(["-m", "seed=1,2"]) == 130
+    assert was_left(sweep), "it was interrupted, and no longer says how it ended"
+    runner.errors = {}
+    assert main(["-m", "seed=1,2"]) == 0
+    assert json.loads((sweep / "sweep.json").read_text()) == {"jobs": 2, "finished": 2}
 
 
 def test_a_failed_job_runs_again_with_the_killed_one(runner: FakeRunner, empty_folder: Path) -> None:

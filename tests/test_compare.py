@@ -380,7 +380,9 @@ def test_a_figure_says_what_it_is_of(pair: Path) -> None:
         (["--base", "3"], "the runs are 1 to 2"),
         (["--csv", "no/such/folder/x.csv"], "--csv=no/such/folder/x.csv cannot be written"),
         (["--csv", "."], "--csv=. cannot be written (.: Is a directory)"),
-        (["--csv", "a/summary.json"], "--csv=a/summary.json is part of a record"),
+        (["--csv", "a/summary.json"], "--csv=a/summary.json exists and may be part of a record"),
+        (["--csv", "a/verify_rows.safetensors"], "exists and may be part of a record"),
+        (["--html", "a/trace.json.gz"], "exists and may be part of a record"),
         (["--csv", "pipe"], "--csv=pipe cannot be written (pipe: not a regular file)"),
         (["--csv", ".."], "--csv=.. cannot be written (..: Is a directory)"),
         (["--markdown", "--figures", "f"], "--markdown prints only its own output; leave out --figures"),
@@ -398,6 +400,8 @@ def test_arguments_that_cannot_be_are_refused_in_a_line(
 ) -> None:
     monkeypatch.chdir(pair)
     os.mkfifo("pipe")
+    for name in ("verify_rows.safetensors", "trace.json.gz"):
+        (pair / "a" / name).touch()
     assert main([".", *arguments]) == 2
     error = capsys.readouterr().err
     assert reason in error and error.count("\n") == 1

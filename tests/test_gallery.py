@@ -98,6 +98,7 @@ def test_the_quietest_round_of_a_trace_file(tmp_path: Path) -> None:
         ([1], "it has no list traceEvents"),
         ({"traceEvents": [row("x", "cpu_op", 0, 1) | {"ts": "0"}]}, r'traceEvents\[0\]\.ts is "0", not a number'),
         ({"traceEvents": round_rows(0, 5)}, "none of its rounds is followed by another one; use profile_rounds=4"),
+        ({"traceEvents": round_rows(0, 5)}, r"at least twice graph\.rounds_per_replay"),
     ],
 )
 def test_a_broken_trace_is_refused_in_a_line(trace: Any, complaint: str, tmp_path: Path) -> None:
@@ -135,6 +136,23 @@ def test_graph_modes_conclude_with_launches_and_gaps() -> None:
     assert "of eager's time, within noise" in said and "from a CPU" in said
     assert "nothing beside eager" in graph_modes.conclude(rounds[:1])
     assert "no eager round" in graph_modes.conclude(rounds[1:])
+
+
+def test_an_eager_round_is_found_by_its_mode_whatever_else_its_name_says() -> None:
+    eager, *others = (mode_round(f"{mode}, seed=0", 604, [(0, 50)]) for mode in ("eager", "round", "full_loop"))
+    assert "An eager round is 604 launches" in graph_modes.conclude([eager, *others])
+    more = mode_round("eager, seed=1", 604, [(0, 50)])
+    assert "There is more than one eager round to compare here" in graph_modes.conclude([eager, more, *others])
+    eager.summary["launches_per_round"] = None
+    assert "1 launches (operators not called by another one)" in graph_modes.conclude([eager, *others])
+
+
+def test_a_replay_of_several_rounds_has_the_time_and_the_launches_of_one() -> None:
+    each = mode_round("round, 4 a replay", 1, [(0, 50)])
+    each.summary["graph"]["rounds_per_replay"] = 4
+    each.summary["launches_per_round"] = None
+    [row] = graph_modes.times([each]).to_dict("records")
+    assert row["profiled round, ms"] == pytest.approx(0.025) and row["launches"] == 0.25
 
 
 def test_a_mode_is_timed_against_the_eager_run_of_its_own_turns_alone() -> None:

@@ -35,7 +35,7 @@ from spec_lab.program.named_rules import read_rules
 from spec_lab.record import verify_rows
 from spec_lab.record.measured import Measured
 from spec_lab.record.recorder import Recorder, request_row
-from spec_lab.record.sinks import LineFile
+from spec_lab.record.sinks import VERIFY_ROWS_FILE, LineFile
 from spec_lab.record.summary import build_summary
 from spec_lab.record.verify_rows import load_verify_rows, num_bytes_per_round, save_verify_rows
 from spec_lab.rescore.__main__ import main
@@ -359,21 +359,21 @@ def store(folder: Path, origin: object = None, **changes: np.ndarray | None) -> 
     arrays = {name: getattr(rows, name) for name in verify_rows.ARRAYS} | changes
     metadata = {"origin": json.dumps(asdict(rows.origin) if origin is None else origin)}
     kept = {name: array for name, array in arrays.items() if array is not None}
-    save_file(kept, folder / verify_rows.VERIFY_ROWS_FILE, metadata=metadata)
+    save_file(kept, folder / VERIFY_ROWS_FILE, metadata=metadata)
 
 
 def cut_rows(folder: Path) -> None:
-    path = folder / verify_rows.VERIFY_ROWS_FILE
+    path = folder / VERIFY_ROWS_FILE
     path.write_bytes(path.read_bytes()[:-100])
 
 
 def rows_as_a_folder(folder: Path) -> None:
-    (folder / verify_rows.VERIFY_ROWS_FILE).unlink()
-    (folder / verify_rows.VERIFY_ROWS_FILE).mkdir()
+    (folder / VERIFY_ROWS_FILE).unlink()
+    (folder / VERIFY_ROWS_FILE).mkdir()
 
 
 def pickled_rows(folder: Path) -> None:
-    (folder / verify_rows.VERIFY_ROWS_FILE).write_bytes(pickle.dumps(Bomb()))
+    (folder / VERIFY_ROWS_FILE).write_bytes(pickle.dumps(Bomb()))
 
 
 def read_origin(folder: Path) -> dict[str, object]:
@@ -388,7 +388,7 @@ class Bomb:
 BROKEN_ROWS: dict[str, Callable[[Path], object]] = {
     "cut": cut_rows,
     "a pickle": pickled_rows,
-    "empty": lambda folder: (folder / verify_rows.VERIFY_ROWS_FILE).write_bytes(b""),
+    "empty": lambda folder: (folder / VERIFY_ROWS_FILE).write_bytes(b""),
     "another dtype": lambda folder: store(folder, accepted=load_verify_rows(folder).accepted.astype(np.int64)),
     "no array": lambda folder: store(folder, accepted=None),
     "another length": lambda folder: store(folder, last_ids=load_verify_rows(folder).last_ids[1:].copy()),

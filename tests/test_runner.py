@@ -27,7 +27,8 @@ from spec_lab.options.rules.strict import StrictAcceptanceConfig
 from spec_lab.options.rules.synthetic import SyntheticConfig
 from spec_lab.record.reading import read_request_rows
 from spec_lab.record.schema import Summary
-from spec_lab.record.verify_rows import VERIFY_ROWS_FILE, load_verify_rows
+from spec_lab.record.sinks import VERIFY_ROWS_FILE
+from spec_lab.record.verify_rows import load_verify_rows
 from spec_lab.report.frame import load_frame
 from spec_lab.rescore.judge import rescore
 from spec_lab.show.rounds import load_request

@@ -20,7 +20,7 @@ from spec_lab.train.block_config import (
     DominoTrainingConfig,
     DsparkTrainingConfig,
 )
-from spec_lab.train.checks import refusals
+from spec_lab.train.checks import refusals, refuse
 from spec_lab.train.config import TrainConfig
 from spec_lab.train.drafter_config import (
     DrafterChoice,
@@ -263,6 +263,11 @@ def test_every_option_has_a_row_that_trains_what_its_schema_says() -> None:
 def test_a_target_that_is_not_named_is_refused_whichever_check_asks_first(drafter: type[Any]) -> None:
     with pytest.raises(UserError, match=r"target=hf needs a checkpoint; add target.path="):
         refusals(training(drafter(), HfTarget()))
+
+
+def test_the_first_refusal_is_raised_though_a_later_check_cannot_read_a_file() -> None:
+    with refused("target.path=nowhere is not a folder"):
+        refuse(training(Eagle3TrainingConfig(), HfTarget(path="nowhere")))
 
 
 def test_a_target_whose_package_is_missing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,5 @@
-"""The router of experts: for up to 64 rows, its norm, logits, choice and weights in one launch instead of a dozen. For
-more rows, one launch makes only the choice and the weights.
+"""The router of experts. For up to 64 rows, one launch makes the rows' norm, the logits, the choice and the weights,
+which are a dozen launches in torch. For more rows, one launch makes only the choice and the weights.
 
 Logits and scores are always float32. Up to 64 rows, a row's logits are summed in a fixed order, and its choice reads no
 other row. So its bits do not depend on other rows.
@@ -23,8 +23,8 @@ from spec_kernels.ordering import TAKEN, in_order
 from spec_kernels.utils import assert_rows_of, assert_whole, launch_on
 
 MAX_ROUTED_ROWS = 64
-"""The most rows of the whole router. For more, the library computes the logits, since rows then share each read of the
-gate."""
+"""The most rows for which `route` computes the logits too. For more, a product of torch computes them, since in it the
+rows share each read of the gate."""
 
 _FEW_ROWS, _EXPERTS_AT_ONCE = 16, 4
 
@@ -168,7 +168,7 @@ def _route(
     row = tl.program_id(1).to(tl.int64)
     channels = tl.arange(0, HIDDEN_TILE)
     is_channel = channels < HIDDEN
-    # Loaded before the norm is computed, which needs the whole row.
+    # Weights are loaded before the rows are there, so that the program waits for both at once.
     gate = tl.load(gate_ptr + first_expert * HIDDEN + channels, mask=is_channel, other=0.0)
     if NORMED:
         norm_weights = tl.load(norm_ptr + channels, mask=is_channel, other=0.0)

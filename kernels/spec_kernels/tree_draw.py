@@ -56,7 +56,9 @@ def draw_rows(
     Args:
         chosen: [batch, N] int64, contiguous, written.
         logits: [batch, N, vocab] float32, float16 or bfloat16.
-        slot_ids: [batch] int64; with `slot_seeds` [num_slots + 1] int64 and `kv_lens` [batch] int64 they key the noise.
+        slot_ids: [batch] int64. A row's noise depends on its place, and on its request's seed and length.
+        slot_seeds: [num_slots + 1] int64.
+        kv_lens: [batch] int64.
         temperature: above 0. For top-k and top-p, pass the truncated, scaled logits and temperature 1.
     """
     batch, num_rows, vocab_size = logits.shape

@@ -51,7 +51,7 @@ def narrowed_in_blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
 
 
 def of_each_row(scales: torch.Tensor, block_rows: int, num_rows: int) -> torch.Tensor:
-    """Turn the scales of blocks [blocks of rows, blocks of inputs] into one for each row."""
+    """Turn the scales of blocks [blocks of rows, blocks of inputs] into a row of scales for each row of the weight."""
     return scales.repeat_interleave(block_rows, dim=0)[:num_rows].contiguous()
 
 

@@ -12,7 +12,7 @@ from spec_lab.core.errors import UserError
 from spec_lab.options.loggers import join_sweep
 from spec_lab.program.compose import compose_run
 from spec_lab.program.ending import print_refusal
-from spec_lab.program.folder import display, find_ended, folder_name, make_output_dir
+from spec_lab.program.folder import display, find_ended, folder_name, make_output_dir, reopen_sweep
 from spec_lab.program.ground import Ground, keep_ground
 from spec_lab.program.mixed import MixNote
 from spec_lab.program.sweep_lock import SweepLock
@@ -28,6 +28,7 @@ def held_sweep(folder: Path, ground: Ground) -> Iterator[None]:
     make_output_dir(folder)
     lock = SweepLock(folder)
     lock.take()
+    reopen_sweep(folder)
     keep_ground(folder, ground)
     try:
         yield

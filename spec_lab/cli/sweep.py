@@ -22,6 +22,7 @@ from spec_lab.program.folder import (
     missing_folders,
     multirun_study,
     remove_empty,
+    reopen_sweep,
     study_place,
 )
 from spec_lab.program.ground import ground_of, keep_ground
@@ -159,6 +160,7 @@ class Multirun:
         self.folder, lock = folder, SweepLock(folder)
         lock.take()
         self._lock = lock
+        reopen_sweep(folder)
         keep_ground(folder, ground)
         Outcomes(folder).clear()  # a killed process may have left some
         return str(folder)

@@ -29,11 +29,25 @@ class ModeRound:
     timeline: RoundTimeline
 
     @property
+    def is_eager(self) -> bool:
+        """Return whether it is a round in eager mode; `mode` may name options and knobs after the mode."""
+        return self.mode.partition(",")[0] == EAGER
+
+    @property
     def launches(self) -> float:
-        """Return launches in a round as the record counts them, else those of the drawn round. On a CPU the record
-        leaves views out, and counts a composite operator as its parts."""
+        """Return launches in a round as the record counts them, else those of the trace. On a CPU the record leaves
+        views out, and counts a composite operator as its parts."""
         counted = self.summary["launches_per_round"]
-        return len(self.timeline.launches) if counted is None else counted
+        return len(self.timeline.launches) / self._num_rounds if counted is None else counted
+
+    @property
+    def profiled_ms(self) -> float:
+        """Return the time of one round under the profiler, even if the timeline has all rounds of a replay."""
+        return self.timeline.length_us / 1e3 / self._num_rounds
+
+    @property
+    def _num_rounds(self) -> int:
+        return self.summary["graph"].get("rounds_per_replay", 1)
 
 
 def read_rounds(runs: Sequence[Run], batch_size: int = 1) -> list[ModeRound]:
@@ -76,7 +90,7 @@ def _row(each: ModeRound) -> dict[str, object]:
         "replays": each.summary["replays_per_round"],
         "idle share": each.timeline.idle_share,
         "longest gap, us": each.timeline.longest_gap_us,
-        "profiled round, ms": each.timeline.length_us / 1e3,
+        "profiled round, ms": each.profiled_ms,
         "timed round, ms": each.summary["round_ms"],
         "over eager": None if ratio is None else ratio.value,
         "low": low,
@@ -84,23 +98,24 @@ def _row(each: ModeRound) -> dict[str, object]:
     }
 
 
-def _eager(rounds: Sequence[ModeRound]) -> ModeRound | None:
-    return next((each for each in rounds if each.mode == EAGER), None)
-
-
 def conclude(rounds: Sequence[ModeRound]) -> str:
     """Say how many launches capturing saves, how gaps and time change, and what a CPU cannot show."""
-    eager = _eager(rounds)
-    others = [each for each in rounds if each is not eager]
-    if eager is None or not others:
+    eagers = [each for each in rounds if each.is_eager]
+    others = [each for each in rounds if not each.is_eager]
+    if len(eagers) != 1 or not others:
         only = rounds[0]
-        absent = "no eager round" if eager is None else "nothing beside eager"
+        if not eagers:
+            found = "no eager round"
+        else:
+            found = "nothing beside eager" if not others else "more than one eager round"
         return (
-            f"There is {absent} to compare here; in {only.mode} nothing ran for "
+            f"There is {found} to compare here; in {only.mode} nothing ran for "
             f"{percent(only.timeline.idle_share, 0)} of the round."
         )
-    fewest = min(others, key=lambda each: each.launches)
-    what = "calls that submit work" if eager.timeline.on_gpu else "operators that compute or write"
+    [eager], fewest = eagers, min(others, key=lambda each: each.launches)
+    is_counted = eager.summary["launches_per_round"] is not None
+    on_cpu = "operators that compute or write" if is_counted else "operators not called by another one"
+    what = "calls that submit work" if eager.timeline.on_gpu else on_cpu
     sentences = [
         f"An eager round is {number(eager.launches, 0)} launches ({what}); graph mode **{fewest.mode}** makes them "
         f"{number(fewest.launches, 0)}.",

@@ -2,7 +2,7 @@
 
 It is read from `trace.json.gz` of a run with `profile_rounds`. On a GPU, launches are the calls that submit work, and
 the work is kernels and copies. On a CPU, both are the outermost torch operators. A replay of the recorder is one
-launch, like the replay of a CUDA graph.
+launch, like the replay of a CUDA graph. With `graph.rounds_per_replay`, all rounds of a replay count as one round here.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ def quietest_round(folder: Path) -> RoundTimeline:
     rounds = rounds_of(read_trace_file(folder))
     if not rounds:
         raise UserError(
-            f"{folder / TRACE_FILE}: none of its rounds is followed by another one; use profile_rounds=4 or more"
+            f"{folder / TRACE_FILE}: none of its rounds is followed by another one; use profile_rounds=4 or more, at "
+            "least twice graph.rounds_per_replay, and a larger max_new_tokens if the outputs end sooner"
         )
     return min(rounds, key=lambda each: each.length_us)
 

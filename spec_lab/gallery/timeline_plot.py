@@ -16,7 +16,6 @@ from spec_lab.record.time_metrics import STAGES
 from spec_lab.record.trace import REPLAY_PREFIX
 from spec_lab.record.wording import number, percent
 from spec_lab.report.graph_table import time_to_eager
-from spec_lab.report.known_options import EAGER
 from spec_lab.report.plots import PALETTE, open_figure
 
 if TYPE_CHECKING:
@@ -57,19 +56,19 @@ def rounds_as_timelines(rounds: Sequence[ModeRound]) -> Figure:
 def _title(each: ModeRound) -> str:
     timeline = each.timeline
     idle = percent(timeline.idle_share, 0)
-    lengths = f"{number(each.summary['round_ms'], 1)} ms, {timeline.length_us / 1e3:.1f} under the profiler"
+    lengths = f"{number(each.summary['round_ms'], 1)} ms, {each.profiled_ms:.1f} under the profiler"
     return f"{each.mode}: {number(each.launches, 0)} launches, idle for {idle} of the round; {lengths}"
 
 
 def _lengths(rounds: Sequence[ModeRound]) -> tuple[list[float], str]:
     """Return the length of a round of each mode, and the label of the scale. Lengths are relative to eager's if each
     mode took turns with an eager run."""
-    pairs = [(each.mode, time_to_eager(each.summary)) for each in rounds]
-    over = [1.0 if mode == EAGER else None if ratio is None else ratio.value for mode, ratio in pairs]
+    pairs = [(each.is_eager, time_to_eager(each.summary)) for each in rounds]
+    over = [1.0 if is_eager else None if ratio is None else ratio.value for is_eager, ratio in pairs]
     told = [value for value in over if value is not None]
     if len(told) == len(rounds) > 1:
         return told, "time of a round over eager's, in turns without the profiler"
-    timed = [each.summary["round_ms"] or each.timeline.length_us / 1e3 for each in rounds]
+    timed = [each.summary["round_ms"] or each.profiled_ms for each in rounds]
     are_timed = all(each.summary["round_ms"] for each in rounds)
     return timed, f"milliseconds of a round{' without the profiler' if are_timed else ''}"
 

@@ -239,6 +239,11 @@ def close_sweep(folder: Path, statuses: Iterable[Status]) -> None:
     write_json(folder / SWEEP_FILE, {"jobs": counts.total(), **counts})
 
 
+def reopen_sweep(folder: Path) -> None:
+    """Remove the record of a sweep's end, since its command runs again, and with it the jobs that failed."""
+    (folder / SWEEP_FILE).unlink(missing_ok=True)
+
+
 def find_ended(base: Path, name: str) -> tuple[Path, Status] | None:
     """Return the folder and status of an earlier job of this name that finished or was refused, and so need not run
     again; None if there is none."""

@@ -12,14 +12,18 @@ from typing import Any, Protocol
 from spec_lab.core.errors import UserError, describe_os_error
 from spec_lab.record.row_schema import RequestRow, RoundRow
 from spec_lab.record.schema import Summary
+from spec_lab.record.trace import TRACE_FILE
 
 SUMMARY_FILE = "summary.json"
 CONFIG_FILE = "config.yaml"
 REQUESTS_FILE = "requests.jsonl"
 ROUNDS_FILE = "rounds.jsonl"
+VERIFY_ROWS_FILE = "verify_rows.safetensors"
 SWEEP_FILE = "sweep.json"
-"""How many jobs a sweep had and how they ended. It is written after the last job, so a killed sweep has none."""
-OF_A_RECORD = (SUMMARY_FILE, CONFIG_FILE, REQUESTS_FILE, ROUNDS_FILE, SWEEP_FILE)
+"""How many jobs a sweep had and how they ended. It is written after the last job, and removed when the sweep is
+continued, so a killed sweep has none."""
+OF_A_RECORD = (SUMMARY_FILE, CONFIG_FILE, REQUESTS_FILE, ROUNDS_FILE, VERIFY_ROWS_FILE, TRACE_FILE, SWEEP_FILE)
+"""The names of the files that no command replaces with a table or a page."""
 
 
 class Sink(Protocol):
@@ -113,10 +117,12 @@ def write_asked(flag: str, path: Path, text: str) -> None:
     """Write a file whose name the user gave with `flag`.
 
     Raises:
-        UserError: the file cannot be written, or is part of a record.
+        UserError: the file cannot be written, or it exists and has a name of `OF_A_RECORD`.
     """
     if path.name in OF_A_RECORD and path.exists():
-        raise UserError(f"{flag}={path} is part of a record, which would be destroyed; name another file")
+        raise UserError(
+            f"{flag}={path} exists and may be part of a record, which would be destroyed; name another file"
+        )
     try:
         replace_text(path, text)
     except OSError as error:
@@ -134,8 +140,7 @@ def replace_bytes(path: Path, content: bytes) -> None:
     The temporary file has a fixed name, since only one process writes it. After a kill the next write replaces it.
 
     Raises:
-        OSError: the file cannot be written, or its name belongs to something else, such as a device, which would be
-            replaced.
+        OSError: the file cannot be written, or `path` is something other than a file, such as a device.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
         raise OSError(errno.EINVAL, "not a regular file", str(path))

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from spec_lab.core.errors import UserError
 from spec_lab.record.layout import misfit, parse_json
-from spec_lab.record.sinks import replace_bytes
+from spec_lab.record.sinks import VERIFY_ROWS_FILE, replace_bytes
 
 if TYPE_CHECKING:
     import numpy as np
 
-VERIFY_ROWS_FILE = "verify_rows.safetensors"
 MAX_BYTES = 256 * 2**20
 ARRAYS = ("first_ids", "num_rounds", "draft_ids", "accepted", "last_ids", "top_ids", "top_probabilities")
 

@@ -1,8 +1,8 @@
 """Computes what another deterministic rule would have accepted on the trajectory of a run, without running a model.
 
-Each recorded round is judged as recorded, with its drafts and with the thinking phase of the run's own text. So the
-result is exact for the rule that ran. For another rule it says how the rule judges the same drafts in the same
-contexts. A run with that rule would have other rounds after the first difference in acceptance.
+Each round is judged with its recorded drafts, in the thinking phase that the run's own text had there. So the result is
+exact for the rule that ran. For another rule it says how the rule judges the same drafts in the same contexts. A run
+with that rule would have other rounds after the first difference in acceptance.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from spec_lab.core.types import Request
 from spec_lab.menu.config import AcceptanceConfig
 from spec_lab.menu.refusals.run import MAX_RECORDED_TOPK
 from spec_lab.record.reading import read_request_rows
-from spec_lab.record.sinks import REQUESTS_FILE
-from spec_lab.record.verify_rows import VERIFY_ROWS_FILE, VerifyRows, load_verify_rows
+from spec_lab.record.sinks import REQUESTS_FILE, VERIFY_ROWS_FILE
+from spec_lab.record.verify_rows import VerifyRows, load_verify_rows
 from spec_lab.wiring.rules import RuleContext, build_deterministic_rule
 
 Indices = np.ndarray[Any, Any]
@@ -115,8 +115,8 @@ def _standing(rows: VerifyRows, at: Indices, drafts: torch.Tensor) -> DraftStand
 
 
 def _emitted(rows: VerifyRows, at: Indices, drafts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the tokens that the run's own rule chose, [batch, N], with arbitrary ones after the last, and their number
-    [batch]; a cut does not count."""
+    """Return the tokens [batch, N] that the run's own rule chose, before any cut, and the number [batch] of these. The
+    tokens behind them are arbitrary."""
     count = torch.from_numpy(rows.accepted[at]).long()
     last = torch.from_numpy(rows.last_ids[at]).long().unsqueeze(1)
     tokens = torch.cat((drafts, last), dim=1).scatter(1, count.unsqueeze(1), last)

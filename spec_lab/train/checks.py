@@ -1,7 +1,7 @@
 """Checks for trainings that are not possible, made before anything is built or loaded.
 
 Each check looks at a whole configuration, and returns None or one line with the knob and the remedy. Its docstring says
-what must hold. The schema checks the values of single knobs. A file that a check cannot read raises UserError. Only the
+what must hold. The schema checks the bounds of numbers. A file that a check cannot read raises UserError. Only the
 check of `drafter.body` imports torch.
 """
 
@@ -31,18 +31,26 @@ SHIPPED_TARGET = ZOO / "pocket"
 
 
 def refuse(config: TrainConfig) -> None:
-    """Raise UserError with the first of the `refusals`, if there is one."""
-    found = refusals(config)
-    if found:
-        raise UserError(found[0])
+    """Raise UserError with the first of the `refusals`, if there is one. Later checks are not run."""
+    first = next(_reasons(config), None)
+    if first is not None:
+        raise UserError(first)
 
 
 def refusals(config: TrainConfig) -> list[str]:
     """Return reasons against the training, one line each; empty if it may start.
 
     Knobs that are out of bounds come first: as long as there are any, the checks are not run.
+
+    Raises:
+        UserError: a check cannot read a file.
     """
-    return out_of_bounds(config) or [message for check in CHECKS if (message := check(config)) is not None]
+    return list(_reasons(config))
+
+
+def _reasons(config: TrainConfig) -> Iterator[str]:
+    outside = out_of_bounds(config)
+    yield from outside or (message for check in CHECKS if (message := check(config)) is not None)
 
 
 def nothing_to_train(config: TrainConfig) -> str | None:
@@ -75,7 +83,7 @@ def dtype(config: TrainConfig) -> str | None:
 
 
 def schedule(config: TrainConfig) -> str | None:
-    """Warm-up is shorter than the training, and the intervals of the loss curve are no longer."""
+    """Warm-up is shorter than the training. An interval of the loss curve is at most as long as the training."""
     for prefix, optimisation in _optimisations(config):
         for knob in ("num_warmup_steps", "log_every"):
             value, most = getattr(optimisation, knob), optimisation.num_steps - (knob == "num_warmup_steps")
@@ -88,7 +96,7 @@ def schedule(config: TrainConfig) -> str | None:
 
 
 def prompts(config: TrainConfig) -> str | None:
-    """A drafter that learns from generations has some."""
+    """A drafter that learns from the target's generations has at least one prompt for them."""
     texts, is_read = config.generations, config.target.writes_texts and target_option(config.target).path is None
     if is_read and config.trained_drafter is not None and texts.num_checkable_prompts == texts.num_natural_prompts == 0:
         return (
@@ -106,7 +114,7 @@ def target_fits(config: TrainConfig) -> str | None:
 
 WHY_NOT = {
     "mtp_vanilla": "one module for each draft costs more than one that is used again; use drafter=mtp_eagle",
-    "nextn": "use drafter=mtp_eagle, whose layer is like the target's",
+    "nextn": "it is trained only for target=pocket_hybrid and target=pocket_moe; use drafter=mtp_eagle",
 }
 """Why a drafter cannot be trained for a target such as hf, with the remedy."""
 
@@ -212,7 +220,7 @@ def other_layouts(config: TrainConfig) -> str | None:
             use = f"use layouts=[{','.join(known)}], or leave it out" if known else "leave it out"
             return f"layouts=[{name}] is not known for drafter={config.drafter.name}; {use}"
         if (part := known[name].lacks(config.drafter)) is not None:
-            return f"layouts=[{name}] cannot hold {part}; change one of them"
+            return f"layouts=[{name}] cannot hold {part}; change that key, or leave out layouts"
     return None
 
 

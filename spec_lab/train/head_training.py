@@ -135,7 +135,7 @@ class HeadTraining:
             self.path, self.device, "bfloat16", num_drafts, 1, length, "kernels=torch", of_drafter=words
         )
         apart = prover.prove_rounded(self.recipe.config.drafts_as, folder, serving)
-        log.info("proved: logits of the engine in bfloat16 are apart from training by %.3f of their variation", apart)
+        log.info("proved: in bfloat16 the engine's logits differ from the training's by %.3f of their variation", apart)
         return apart
 
     def _truth(self, drafter: Any, prover: Prover) -> Truth:
@@ -191,7 +191,7 @@ def forget(work: Path) -> None:
 def serving_of(
     path: Path, device: torch.device, requests: list[Request], knobs: EvaluationConfig, of_drafter: tuple[str, ...]
 ) -> Serving:
-    """Load the engine for some requests, and for a drafter with these overrides."""
+    """Load the engine with room for these requests. `of_drafter` are overrides of the drafter that it will have."""
     longest = max(len(request.prompt_ids) + request.max_new_tokens for request in requests)
     return Serving.load(
         path,
