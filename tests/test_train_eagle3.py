@@ -69,11 +69,12 @@ class OneRowDrafter:
         return hidden + feed_forward(layer.mlp, norm(hidden, layer.post_attention_layernorm.weight))
 
 
-def test_unrolled_rows_equal_drafting_step_by_step(head: TrainableEagle3Head) -> None:
-    num_rows, num_steps = 9, 4
+@pytest.mark.parametrize(("num_rows", "num_steps"), [(9, 4), (3, 6)], ids=["long", "more steps than rows"])
+def test_unrolled_rows_equal_drafting_step_by_step(head: TrainableEagle3Head, num_rows: int, num_steps: int) -> None:
     embeddings = torch.randn(num_rows, SHAPE.hidden_size, dtype=torch.float64)
     features = torch.randn(num_rows, 3 * SHAPE.hidden_size, dtype=torch.float64)
     states = head.unroll(embeddings[None], (features[None],), num_steps)
+    assert {state.shape for state in states} == {(1, num_rows, SHAPE.hidden_size)}
     for anchor in range(num_rows):
         drafter = OneRowDrafter(head)
         for position in range(anchor + 1):

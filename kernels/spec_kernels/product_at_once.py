@@ -1,8 +1,8 @@
-"""Products with small weights: a program loads its whole part of the weight before it waits, and its warps share the
-inputs.
+"""Products with small weights: a program loads its whole part of the weight before it waits, and its warps divide the
+inputs among themselves.
 
-The time of such a product is its launch and its steps, each of which waits for the one before. So its weight is loaded
-while the previous kernel still runs (`early.py`), and the inputs are divided into groups, one for each warp.
+The time of such a product is its launch and its steps, each of which waits for the one before. So each warp takes one
+group of the inputs. If kernels start early (`early.py`), the weight is loaded while the previous kernel still runs.
 """
 
 # mypy: allow-untyped-decorators
@@ -26,7 +26,7 @@ def multiply_groups(rows: tl.tensor, weight: tl.tensor, sums: tl.tensor) -> tl.t
     """Add the product of row groups [groups, rows, inputs] and the same groups of a weight [columns, inputs] to float32
     sums [groups, rows, columns].
 
-    Each warp has one group, and so only a quarter of the steps, which wait for one another.
+    Each of the four warps has one group, and so takes a quarter of the steps. The steps of a warp wait for one another.
     """
     groups = tl.permute(in_groups(weight, rows.shape[0]), (0, 2, 1))
     return tl.dot(rows, groups, sums, input_precision="ieee")
@@ -42,7 +42,8 @@ def sums_at_once(
     tiling: Tiling,
     form: ProductForm,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Compute a tile of outputs [rows, column] with a small weight, from all inputs at once: DEPTH, then REST of them.
+    """Compute a tile of outputs [rows, column] with a small weight. All inputs are loaded without a loop, in two parts:
+    DEPTH of them, and the REST.
 
     Returns the sums; if gated, those of the other half of the outputs; if normed, the sum of each row's squares.
     """

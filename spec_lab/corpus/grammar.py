@@ -20,7 +20,6 @@ RULES = compile_rules(
         "add": "add | plus | put in | throw in | join | with | and | take in | count in",
         "drop": "drop | minus | less | take off | lose | without | cut | remove | take out",
         "first": "first | to begin | at the start | as a start | before all | to open",
-        "last": "last | to end | at the end | to close | as a last step | to finish",
         # Small words of the remarks.
         "is": "is | looks | seems | feels | was | stays | turns | remains",
         "likes": "likes | wants | sees | keeps | takes | moves | needs | loves | finds",

@@ -36,7 +36,7 @@ FeatureChange = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """The tokens that a drafter proposed at the same rounds.
+    """The tokens that a drafter proposed at the rounds of a `TeacherForcedDrafts`.
 
     Attributes:
         tokens: [rounds, num_draft_tokens].

@@ -16,7 +16,7 @@ from spec_lab.drafters.history import NewTokens, TokenHistory
 from spec_lab.drafters.ngram import HistoryLookup
 
 NUM_MATCHES = 16
-"""The most occurrences that are used: the longest matches first, and of equally long ones the latest."""
+"""At most so many occurrences are used: the longest matches first, and of equally long ones the latest."""
 
 
 @dataclass(slots=True)
@@ -100,10 +100,10 @@ def continuations(tokens: torch.Tensor, lengths: torch.Tensor, starts: torch.Ten
 
 
 def merge(found: Continuations, topk: int, num_rows: int) -> DraftTree:
-    """Merge continuations with equal beginnings, and keep the `num_rows` - 1 most frequent drafts.
+    """Merge continuations with equal beginnings, and keep the `num_rows` - 1 best drafts.
 
-    The `topk` most frequent drafts of each level go on. The continuation of the best match, which is the chain's draft,
-    always goes on.
+    The drafts of the best match, which are the chain's, are best. Then come the most frequent. The `topk` best drafts
+    of each level go on.
     """
     batch, num_matches, depth = found.tokens.shape
     drafts = (found.tokens.unsqueeze(2) == found.tokens.unsqueeze(1)) & found.known.unsqueeze(1)

@@ -22,7 +22,7 @@ from spec_lab.models.rope import RotaryRows
 def build_delta_net(
     sizes: DeltaNetSizes, tensors: Mapping[str, torch.Tensor], prefix: str, eps: float, partition: Partition = WHOLE
 ) -> GatedDeltaNet:
-    """Build a delta net from Hugging Face names below `prefix` (ending in `linear_attn.`)."""
+    """Build a delta net from tensors below `prefix`, with the names of Qwen3.5 (`delta_net_checkpoint`)."""
     inputs = [tensors[f"{prefix}in_proj_{name}.weight"] for name in ("qkv", "z", "b", "a")]
     log_rate, time_bias = tensors[f"{prefix}A_log"], tensors[f"{prefix}dt_bias"]
     assert log_rate.dtype == time_bias.dtype == torch.float32
@@ -43,7 +43,7 @@ class GatedDeltaNet:
     __slots__ = ("_steps", "_weights", "o", "qkv")
 
     def __init__(self, inputs: Linear, output: Linear, weights: DeltaNetWeights) -> None:
-        """Take the products, which have the same names as those of attention, and the other weights.
+        """Take the two products and the other weights. The products become `qkv` and `o`, as attention calls its own.
 
         `inputs`: one product for queries, keys and values (conv_size), the gate (value_size), and strength and time
         step (num_value_heads each).
@@ -65,8 +65,7 @@ class GatedDeltaNet:
         metadata: AttentionMetadata,
         selection: RowSelection,
     ) -> torch.Tensor:
-        """Update the states with all rows, and return the input of `o` for the kept rows; there must be at least
-        one."""
+        """Give all rows to the cache, and return the input of `o` for the kept rows; there must be at least one."""
         return self.attended(self.qkv(rows), rotary, cache, metadata, selection)
 
     def attended(
@@ -84,13 +83,13 @@ class GatedDeltaNet:
     def write(
         self, rows: torch.Tensor, rotary: RotaryRows, cache: DeltaCache[Any], metadata: AttentionMetadata
     ) -> None:
-        """Only update the states with all rows, for a layer whose output is not read."""
+        """Only give all rows to the cache, for a layer whose output is not read."""
         self.write_projected(self.qkv(rows), rotary, cache, metadata)
 
     def write_projected(
         self, projected: torch.Tensor, rotary: RotaryRows, cache: DeltaCache[Any], metadata: AttentionMetadata
     ) -> None:
-        """Only update the states, from the output of `qkv`."""
+        """Only give all rows to the cache, from the output of `qkv`."""
         self._run(projected, cache, metadata)
 
     def _run(
@@ -103,8 +102,7 @@ class GatedDeltaNet:
         return outputs, gate.unflatten(-1, (sizes.num_value_heads, sizes.value_head_dim))
 
     def _scan(self, projected: torch.Tensor, cache: DeltaCache[Any], metadata: AttentionMetadata) -> torch.Tensor:
-        """Update the states with the rows of an even batch; return the outputs [rows, num_value_heads,
-        value_head_dim]."""
+        """Give the rows of an even batch to the cache; return the outputs [rows, num_value_heads, value_head_dim]."""
         slots = metadata.recurrent
         assert slots is not None, "the metadata of layers with a state names the slots of its rows"
         inputs = self._steps.inputs(projected.unflatten(0, (-1, metadata.num_queries)), cache.windows, slots)

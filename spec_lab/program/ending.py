@@ -5,11 +5,13 @@
 
 `guarded` handles the exceptions that `_run` raises. A `UserError`, an error of Hydra's, an unreadable file or too
 little memory gives one line and exit code 2. A `Breakdown`, a full disk or a similar state of the machine gives one
-line and code 1. A signal that `Interrupts` handles gives code 130. An error that `trouble_of` does not know counts as
-a bug and gives a traceback and code 1. So `_run` only catches errors to which it can add the name of a knob: `except
-OSError as error: raise UserError(f"output_dir={folder} ... ({describe_os_error(error)}); ...") from error`.
+line and code 1. A signal that `Interrupts` handles gives code 130, even if an error follows it. An error that
+`trouble_of` does not know counts as a bug and gives a traceback and code 1. So `_run` only catches errors to which it
+can add the name of a knob: `except OSError as error: raise UserError(f"output_dir={folder} ...
+({describe_os_error(error)}); ...") from error`.
 
-A program that goes on after an error, such as a sweep, uses the status that `print_trouble` returns.
+A multirun goes on after an error of one job. A training then returns the status of `print_trouble`. A run
+(`cli.job`) calls `explained` and `print_ending`, since it also records the error.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ EXIT_CODES: dict[Status, int] = {"finished": 0, "failed": 1, "refused": 2, "inte
 def guarded(
     run: Callable[[], int | None], menu: Callable[[], Menu] | None = None, interrupted: str = "interrupted"
 ) -> int:
-    """Return the exit code of `run()`, where None counts as 0, or of the exception that it raises, which is printed.
+    """Return the exit code of `run()`, where None counts as 0. An exception is printed and its code is returned, except
+    that SystemExit, as of `--help`, is not caught.
 
     Args:
         menu: returns the choices of the command line, for remedies if a configuration does not compose; None means the
@@ -46,6 +49,7 @@ def guarded(
         interrupted: the message for Ctrl-C and SIGTERM.
     """
     status: Status
+    interrupts: Interrupts | None = None
     with patient_console():
         try:
             with Interrupts() as interrupts:
@@ -61,6 +65,8 @@ def guarded(
             status = "interrupted"
         except Exception as error:
             status = "interrupted" if is_interruption(error) else print_trouble(error, menu and menu())
+            if interrupts is not None and interrupts.seen:
+                status = "interrupted"
         if status == "interrupted":
             print(interrupted, file=sys.stderr)
         return EXIT_CODES[status]
@@ -73,7 +79,10 @@ def refuse_process() -> None:
     errors.
     """
     if sys.flags.optimize > 1:
-        raise UserError("python -OO removes the texts that define a record's numbers; use python -O, or no flag")
+        raise UserError(
+            "python -OO (or PYTHONOPTIMIZE=2) removes the texts that define a record's numbers; use python -O (or "
+            "PYTHONOPTIMIZE=1), or neither"
+        )
     try:
         Path.cwd()
     except FileNotFoundError as error:
@@ -89,7 +98,8 @@ def leave(code: int) -> NoReturn:
     from multiprocessing import active_children
 
     if code == EXIT_CODES["interrupted"]:
-        logging.disable()  # after an interrupted import of torch, exit functions log to loggers without levels
+        # An interrupted import of torch has not set the levels of its loggers, and its exit functions would print.
+        logging.disable()
     if code == EXIT_CODES["interrupted"] and not active_children():
         atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):
@@ -107,15 +117,18 @@ def print_trouble(error: BaseException, menu: Menu | None = None) -> Status:
 
 
 def print_ending(error: BaseException, trouble: Trouble | None) -> None:
-    """Print the line of `trouble` on stderr, or for a bug the traceback of `error`, and a line if the bug is in an
-    extension."""
+    """Print the line of `trouble` on stderr, or for a bug the traceback of `error`.
+
+    If the traceback passes through an extension, a last line names it.
+    """
     if trouble is None:
         from spec_lab.menu.extensions import extension_behind
 
         traceback.print_exception(error)
         if (extension := extension_behind(error)) is not None:
             print(
-                f"failed: this is code of the extension {extension}, not the lab's; correct it there", file=sys.stderr
+                f"failed: the traceback passes through the extension {extension}; look for the mistake there first",
+                file=sys.stderr,
             )
     else:
         print(f"{trouble.status}: {one_line(trouble.line)}", file=sys.stderr)
@@ -127,9 +140,10 @@ def print_refusal(reason: object) -> None:
 
 
 def explained(error: BaseException, menu: Menu | None = None) -> Trouble | None:
-    """Return the result of `trouble_of`, for the error that Hydra's exception wraps if there is one.
+    """Return what an error means for the user or the machine; None if it is a bug.
 
-    If a configuration does not compose, the result says why (`program.explain`).
+    If an error of composing wraps a `UserError` or an error of a file, `trouble_of` describes the wrapped one. Other
+    errors of composing are described by `program.explain`. `trouble_of` describes those of YAML's parser and the rest.
     """
     if not isinstance(error, Exception) or not is_of_composing(error) or type(error).__module__.startswith("yaml"):
         return trouble_of(error)

@@ -1,6 +1,7 @@
 """Builds `summary.json` from the results of the timed passes.
 
-Tokens per second and times are medians over the timed repeats; latencies are over the requests of all of them.
+Tokens per second and the times of rounds, stages and prompts are medians over the timed repeats. Latencies are over the
+requests of all of them. The work of a round and the kernels' times are of the profiled rounds.
 Acceptance, rows and accuracy are those of the first repeat, since every repeat should give the same tokens, also if
 they are sampled. `repeats_identical` says whether they did.
 """
@@ -61,7 +62,7 @@ def build_summary(
     memory: Memory | None = None,
     metrics: OwnMetrics | None = None,
 ) -> Summary:
-    """Make the whole record of a run.
+    """Make the summary of a run.
 
     Args:
         main: the configuration that the user asked for.
@@ -73,9 +74,10 @@ def build_summary(
         kernels: the kernels of the profiled rounds.
         work: the work of a round, averaged over profiled rounds; None if no round was profiled.
         acceptance_imposed: whether the rule sets how much is accepted, so that acceptance is not a result.
-        acceptance_lossless: whether the rule promises the target's distribution, at temperature 0 plain decoding's
-            output; None without results.
-        row_invariant: whether the target's rows are independent of each other; None if nothing was loaded.
+        acceptance_lossless: whether the rule promises the target's distribution. At temperature 0 that is plain
+            decoding's output. None without results.
+        row_invariant: whether a row gets the same bits from the target alone and in a forward of a few rows; None if
+            nothing was loaded.
         memory: memory of the process and its GPU; None if it was not measured.
         metrics: the metrics of extensions.
     """
@@ -226,7 +228,8 @@ def _repeats_identical(repeats: Sequence[GenerationResult]) -> bool | None:
 
 
 def _graph(repeats: Sequence[GenerationResult]) -> Graph:
-    """Return the counts of graphs. The engine never resets them, so those of the last repeat include all passes."""
+    """Return the counts of graphs. The engine never resets them, so those of the last repeat include the warm-up and
+    every repeat."""
     if not repeats:
         return Graph(mode=None, captures=0, replays=0, nodes={}, rounds_per_replay=1, no_loop=False)
     counts = repeats[-1].graph

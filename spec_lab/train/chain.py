@@ -48,8 +48,8 @@ def unroll_chain(
     earlier drafts are the text's own tokens. Rows p < s have no anchor and are meaningless.
 
     Each layer has its own cache. A layer that differs from that of the previous step projects the rows of all earlier
-    steps again. `segments` `[batch, rows]` separates documents that share a row; chains that leave their document are
-    meaningless.
+    steps again. `segments` `[batch, rows]` numbers the document of each row; None if an entry of the batch is one
+    document. Chains that leave their document are meaningless.
     """
     inputs: list[Tensor] = []
     keys: list[Tensor] = []
@@ -97,12 +97,14 @@ def attend_chain(
     shares = (own - mass).exp().to(query.dtype)
     for i, (share, value) in enumerate(zip(shares, values[1:], strict=True), start=1):
         read = read + share[..., None] * moved_up(value, i)
-    return F.pad(read[:, :, : num_rows - step], (0, 0, step, 0))
+    lost = min(step, num_rows)
+    return F.pad(read[:, :, : num_rows - lost], (0, 0, lost, 0))
 
 
 def moved_up(heads: Tensor, num_rows: int) -> Tensor:
     """Shift row a + `num_rows` of `[batch, heads, rows, head_dim]` to row a, and fill up with zeros.
 
-    The number of rows does not change, since products of odd shapes are slow.
+    The shape does not change, since products of irregular shapes are slow.
     """
-    return F.pad(heads[:, :, num_rows:], (0, 0, 0, num_rows))
+    lost = min(num_rows, heads.shape[2])
+    return F.pad(heads[:, :, lost:], (0, 0, 0, lost))
