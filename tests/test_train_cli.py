@@ -98,26 +98,23 @@ def test_the_remedy_for_trainings_that_cannot_share_a_folder_works(
     assert trained == ["o/0", "o/1"]
 
 
-@pytest.mark.parametrize("sweep", ["seed=range(0,0)", "drafter=glob(nope*)"])
 def test_a_multirun_of_no_training_is_refused(
-    sweep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["-m", sweep]) == 2
+    assert main(["-m", "drafter=glob(nope*)"]) == 2
     assert "selects no job" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("arguments", [[], ["-m", "drafter=eagle3,mtp_eagle"]])
 def test_the_default_output_dir_may_be_out_of_reach(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "outputs").symlink_to("unmounted")
-    assert main(arguments) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1 + ("-m" in arguments)
-    assert all(line.startswith("refused: output_dir=outputs/train-drafters cannot be written") for line in lines)
+    assert main([]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("refused: output_dir=outputs/train-drafters cannot be written")
 
 
 @pytest.mark.parametrize(
