@@ -36,7 +36,9 @@ REFUSED = [
     ("drafter.draft_vocab_size=9", "choose drafter=eagle3"),
     ("corpus.row_length=256", "leave it out, or choose target=pocket|pocket_hybrid"),
     ("evaluation.every=9", "or choose target=hf"),
+    ("packing.row_length=64", "or choose target=hf"),
     ("writing.num_texts=9", "target=hf and no texts="),
+    (f"{HF} texts=nowhere writing.num_texts=9", "target=hf and no texts="),
     *((f"{HF} {word}", "or choose target=shipped") for word in ("generations.max_new_tokens=8", "num_workers=2")),
     (f"{HF} tokenizer.vocab_size=999", "or choose target=pocket"),
     (f"{HF} evaluation.limit_per_category=5", "choose evaluation.prompts="),
@@ -47,6 +49,7 @@ REFUSED = [
     ("generations.batch_size=null", "takes a whole number, not null"),
     ("drafter.optimisation=3", "is not a key, but a set of keys"),
     ("output_dir=/dev/null/out", "output_dir=/dev/null/out cannot be written"),
+    ("+_target_=os.system", "_target_"),
     ("+drafter._target_=os.system", "_target_"),
 ]
 
