@@ -156,6 +156,11 @@ def test_no_value_of_the_full_size_is_refused(experiment: str) -> None:
         assert refusals(config) == [], cell
 
 
+def test_points_of_a_grid_run_by_their_names(ran: list[Any]) -> None:
+    assert main(["experiment=trees", "points=static,chain7", "batch_size=1"]) == 0
+    assert sorted((config.tree.name, config.drafter.num_draft_tokens) for config in ran) == [("none", 7), ("static", 3)]
+
+
 @pytest.mark.parametrize(
     ("overrides", "remedy"),
     [
