@@ -33,7 +33,7 @@ from tests.tiny_blocks import TinyBlock, write_block
 from tests.tiny_checkpoints import make_tiny_eagle3, make_tiny_target
 from tests.tiny_mtp import make_tiny_mtp
 
-NUM_DRAFT_TOKENS, NUM_TEXTS, ROUNDS_A_TEXT = 3, 5, 5
+NUM_DRAFT_TOKENS, NUM_TEXTS, ROUNDS_A_TEXT = 3, 4, 4
 PROJECTION = "eh_proj.weight"
 
 

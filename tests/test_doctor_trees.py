@@ -26,7 +26,7 @@ TREE = ("drafter=eagle3", "tree=dynamic", "tree.num_rows=8")
 @pytest.fixture(scope="module")
 def healthy() -> Subject:
     """The shipped pair, as the doctor loads it for a tree; other trees of its sizes may stand in its place."""
-    return load_subject(choose(compose_run([*QUICK, *TREE, "max_new_tokens=16"])[0]))
+    return load_subject(choose(compose_run([*QUICK, *TREE])[0]))
 
 
 @pytest.fixture(autouse=True)

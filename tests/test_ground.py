@@ -33,13 +33,10 @@ def module(empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
-UNREAD = {"a notebook": "notebooks/mine.ipynb", "a folder inside": "mine/model/runs/log.txt", "beside": "mine/a.txt"}
-
-
-@pytest.mark.parametrize("path", UNREAD.values(), ids=UNREAD)
-def test_what_is_not_read_may_change(module: str, path: str) -> None:
+def test_what_is_not_read_may_change(module: str) -> None:
     before = ground_of(STUDY, (module,))
-    write(path, "changed")
+    for path in ("notebooks/mine.ipynb", "mine/model/runs/log.txt", "mine/a.txt"):
+        write(path, "changed")
     os.utime("mine/model/model.safetensors", (1, 1))
     assert changes(before, ground_of(STUDY, (module,))) is None
 
@@ -64,13 +61,17 @@ READ = {
 }
 
 
-@pytest.mark.parametrize(("path", "named"), READ.items(), ids=READ)
-@pytest.mark.parametrize("content", [STUDY, {"target": {"path": "mine/model"}, "workload": {"path": "prompts.jsonl"}}])
-def test_what_is_read_is_named_when_it_has_changed(content: Any, path: str, named: str, module: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "paths"), [(STUDY, list(READ)), (COMPOSED, ["mine/model/config.json", "prompts.jsonl"])]
+)
+def test_what_is_read_is_named_when_it_has_changed(content: Any, paths: list[str], module: str) -> None:
     """As it was typed, or as an experiment composed it."""
     before = ground_of(content, (module,))
-    write(path.replace("MODULE", module), "changed")
-    assert changes(before, ground_of(content, (module,))) == named.replace("MODULE", module)
+    for path in paths:
+        write(path.replace("MODULE", module), "changed")
+        now = ground_of(content, (module,))
+        assert changes(before, now) == READ[path].replace("MODULE", module)
+        before = now
 
 
 def test_a_study_says_what_has_changed(

@@ -10,13 +10,14 @@ import pytest
 
 from spec_lab.corpus.natural import prose_documents
 from spec_lab.corpus.split import FILES_PER_EVAL_FILE, split_of
+from tests.few_sources import NAMED
 
 
 def plain_share(text: str) -> float:
     return sum(character.isalpha() or character == " " for character in text) / len(text)
 
 
-@pytest.mark.parametrize("name", ["abc.py", "locale.py", "os.py", "tempfile.py"])
+@pytest.mark.parametrize("name", NAMED)
 def test_docstrings_stand_in_the_order_of_a_walk_those_inside_statements_too(name: str) -> None:
     """Such as under `if`, `else` and `except`."""
     tree = ast.parse((Path(sysconfig.get_path("stdlib")) / name).read_text(encoding="utf-8"))

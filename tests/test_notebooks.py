@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from spec_lab.gallery.__main__ import main as gallery
 from spec_lab.gallery.export import KERNEL, conclusion_of, execute, read_notebook, run_notebook
 from spec_lab.record.reading import read_summary
 from spec_lab.record.runs import newest_run
+from tests import recorded_runner
+from tests.test_study import DELTA, STRICT, FakeRun
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -70,63 +73,76 @@ def test_the_gallery_has_every_picture_that_has_a_name_and_no_other() -> None:
     assert names == sorted(path.stem for path in (ROOT / "docs" / "gallery").glob("*.png"))
 
 
-@pytest.fixture(scope="module")
-def shared() -> Iterator[NotebookClient]:
-    """A client of a kernel that finds the lab, whose imports all notebooks share."""
+@pytest.fixture
+def one_kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """All notebooks are executed in one kernel that finds the lab, and whose imports they share. It has forgotten the
+    names of the one before."""
     place = {"metadata": {"path": str(ROOT / "notebooks")}}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'kernels'}")
-        manager = NotebookClient(nbformat.v4.new_notebook(), kernel_name=KERNEL).create_kernel_manager()
-        client = NotebookClient(nbformat.v4.new_notebook(), km=manager, resources=place, timeout=300)
-        client.execute()
-        yield client
-        client.kc.stop_channels()
-        run_sync(manager.shutdown_kernel)(now=True)
-
-
-@pytest.fixture(autouse=True)
-def one_kernel(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """Where a notebook is executed, it is in that kernel, which has forgotten the names of the one before."""
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'kernels'}")
+    manager = NotebookClient(nbformat.v4.new_notebook(), kernel_name=KERNEL).create_kernel_manager()
+    shared = NotebookClient(nbformat.v4.new_notebook(), km=manager, resources=place, timeout=300)
+    shared.execute()
 
     def client(notebook: Any, **_: Any) -> NotebookClient:
-        client: NotebookClient = request.getfixturevalue("shared")
-        client.nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("%reset -f")])
-        client.execute()
-        client.nb = notebook
-        return client
+        shared.nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("%reset -f")])
+        shared.execute()
+        shared.nb = notebook
+        return shared
 
     monkeypatch.setattr("nbclient.NotebookClient", client)
+    yield
+    shared.kc.stop_channels()
+    run_sync(manager.shutdown_kernel)(now=True)
 
 
-CHEAP = ["max_new_tokens=6", "repeats=1", "warmup_requests=0", "workload.limit=2"]
-STUDIES = {
-    "drafters": ["drafter=ngram,eagle3", "drafter.num_draft_tokens=2", "references=[]"],
-    "pruning": ["prune=none,catchup", "drafter.num_draft_tokens=1", "repeats=3"],
-    "relaxed_thinking": [
-        "points=strict,top10_delta0.6",
-        "drafter.num_draft_tokens=1",
-        "workload.per_category=1",
-        "workload.limit=null",
-        "batch_size=7",
-        "max_new_tokens=90",  # some answers are there by then; with none there is nothing to weigh
-    ],
+CHEAP = ["warmup_requests=0", "workload.limit=1", "kernels=torch"]
+DECODED = {
+    "pruning": ["prune=none,catchup", "drafter.num_draft_tokens=1", "repeats=3", "max_new_tokens=4"],
     "graph_modes": [
-        *("graph=eager,round", "batch_size=1", "profile_rounds=3", "max_new_tokens=16"),
-        *("workload.limit=1", "references=[]", "kernels=torch"),
+        *("graph=eager,round", "batch_size=1", "repeats=1", "references=[]"),
+        *("profile_rounds=3", "max_new_tokens=16"),
     ],
+}
+CONCLUSIONS = {
+    "acceptance": r"At K = 2 \*\*\w+\*\* gets the most accepted: \d\.\d\d \(.*`\w+` is the easiest text",
+    "pruning": r"\*\*catchup\*\* carries 1\.0 of 2\.0 rows a request round .* Of 1 pruned runs [01] have",
+    "graph_modes": r"An eager round is \d{2,3} launches .*\*\*round\*\* makes them \d\.",
+    "relaxed_thinking": r"at K = 1 brings the most: [+-]\d+ % .* of 10\. Of 1 relaxed points",
+    "kernels": r"Nearest to the roof is \*\*paged attention\*\*(.|\n)* operators make up 80 % of it\.",
 }
 
 
-@pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The studies that notebooks show, made here and small, in one folder."""
-    folder = tmp_path_factory.mktemp("records")
-    for experiment, smaller in STUDIES.items():
-        assert main([f"experiment={experiment}", *CHEAP, *smaller, f"output_dir={folder}"]) == 0
-    return folder
+@pytest.mark.usefixtures("one_kernel")
+def test_notebooks_show_records_made_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pruning = ROOT / "notebooks" / "pruning.ipynb"
+    assert gallery([str(pruning), "--runs", str(tmp_path), "--out", str(tmp_path / "gallery")]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("refused: pruning.ipynb: ") and "make them with python -m spec_lab" in line
+    assert not (tmp_path / "gallery").exists()
+
+    records = tmp_path / "records"
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "spec_lab.measure.runner", recorded_runner.stand_in())
+        words = ["experiment=drafters", "drafter=ngram,eagle3", "drafter.num_draft_tokens=2"]
+        assert main([*words, f"output_dir={records}"]) == 0
+    FakeRun(STRICT, 1, [1, 0], wrong=[0]).record(tmp_path / "relaxed" / "strict")
+    FakeRun(DELTA, 1, [1, 1], wrong=[0, 1, 2], other=range(9)).record(tmp_path / "relaxed" / "delta")
+    for experiment, words in DECODED.items():
+        assert main([f"experiment={experiment}", *CHEAP, *words, f"output_dir={records}"]) == 0
+    for name, conclusion in CONCLUSIONS.items():
+        path = ROOT / "notebooks" / f"{name}.ipynb"
+        shown = execute(path, {"runs_folder": str(tmp_path / "relaxed" if name == "relaxed_thinking" else records)})
+        named = {cell.metadata["name"] for cell in read_notebook(path).cells if "name" in cell.metadata}
+        assert named and set(shown.pictures) == named
+        assert all(picture.startswith(b"\x89PNG") for picture in shown.pictures.values())
+        assert re.search(conclusion, shown.conclusion), shown.conclusion
+        assert "torch" in shown.about
+    shows_the_newest_run(records)
 
 
-def test_first_run_shows_the_newest_run_made_here(records: Path) -> None:
+def shows_the_newest_run(records: Path) -> None:
     notebook = run_notebook(ROOT / "notebooks" / "first_run.ipynb", {"outputs": str(records)})
     shown = [output for cell in code_cells(notebook) for output in cell.outputs]
     text = "".join(output.text for output in shown if output.output_type == "stream" and output.name == "stdout")
@@ -136,33 +152,5 @@ def test_first_run_shows_the_newest_run_made_here(records: Path) -> None:
     assert conclusion_of(notebook) == read_summary(folder)["verdict"]
 
 
-CONCLUSIONS = {
-    "acceptance": r"At K = 2 \*\*eagle3\*\* gets the most accepted: \d\.\d\d \(.*`\w+` is the easiest text",
-    "pruning": r"\*\*catchup\*\* carries 1\.0 of 2\.0 rows a request round .* Of 1 pruned runs [01] have",
-    "graph_modes": r"An eager round is \d{2,3} launches .*\*\*round\*\* makes them \d\.",
-    "relaxed_thinking": r"at K = 1 brings the most: [+-]\d+ % .* of 7\. Of 1 relaxed points",
-    "kernels": r"Nearest to the roof is \*\*paged attention\*\*(.|\n)* operators make up 80 % of it\.",
-}
-
-
-@pytest.mark.parametrize("name", CONCLUSIONS)
-def test_notebook_shows_records_made_here(name: str, records: Path) -> None:
-    path = ROOT / "notebooks" / f"{name}.ipynb"
-    shown = execute(path, {"runs_folder": str(records)})
-    named = {cell.metadata["name"] for cell in read_notebook(path).cells if "name" in cell.metadata}
-    assert named and set(shown.pictures) == named
-    assert all(picture.startswith(b"\x89PNG") for picture in shown.pictures.values())
-    assert re.search(CONCLUSIONS[name], shown.conclusion), shown.conclusion
-    assert "torch" in shown.about
-
-
 def test_every_notebook_of_a_study_is_tested() -> None:
     assert {path.stem for path in NOTEBOOKS} == {"first_run", *CONCLUSIONS}
-
-
-def test_a_notebook_without_its_runs_is_refused_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    notebook = str(ROOT / "notebooks" / "pruning.ipynb")
-    assert gallery([notebook, "--runs", str(tmp_path), "--out", str(tmp_path / "gallery")]) == 2
-    line = capsys.readouterr().err.splitlines()[-1]
-    assert line.startswith("refused: pruning.ipynb: ") and "make them with python -m spec_lab" in line
-    assert not (tmp_path / "gallery").exists()

@@ -42,27 +42,36 @@ def reference(path: Path) -> Any:
     return in_transformers(path)
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The folder of a short run by the README's command, in a process of its own, and what it said."""
-    folder = tmp_path_factory.mktemp("run")
+def run(folder: Path) -> tuple[Path, str]:
+    """Return the folder of a short run by the README's command, in a process of its own, and what it said."""
     command = [sys.executable, "-m", "spec_lab", "target=smollm2_135m", "drafter=eagle3", "prune=catchup", "device=cpu"]
-    small = ["workload.limit=2", "max_new_tokens=24", "repeats=1", "profile_rounds=0", "warmup_requests=0"]
+    small = ["workload.limit=2", "max_new_tokens=16", "repeats=1", "profile_rounds=0", "warmup_requests=0"]
     done = subprocess.run([*command, *small], cwd=folder, capture_output=True, text=True, check=True)
     (file,) = folder.glob("outputs/*/summary.json")
     return file.parent, done.stderr
 
 
 @torch.inference_mode()
-def test_text_is_that_of_transformers_to_the_token(reference: Any, run: tuple[Path, str]) -> None:
+def test_the_command_of_the_readme_writes_the_text_of_transformers_with_weights_kept_once(
+    reference: Any, tmp_path: Path
+) -> None:
     """Each token is the likeliest one of transformers' model of the same file behind the same text, which is to say
     that its greedy decoding is the same."""
-    rows = list(read_request_rows(run[0]))
+    folder, said = run(tmp_path)
+    rows = list(read_request_rows(folder))
     assert sum(sum(row["accepted_per_round"]) for row in rows) > len(rows) == 2
     for row in rows:
         tokens = torch.tensor([[*row["prompt_ids"], *row["output_ids"]]])
         likeliest = reference(tokens[:, :-1]).logits[0, len(row["prompt_ids"]) - 1 :].argmax(dim=-1)
         assert likeliest.tolist() == row["output_ids"]
+
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["equal_to_plain"] == 1.0 and summary["divergence"]["diverged"] == 0
+    assert summary["stored_types"] == ["Q4_1", "Q8_0", "F32"] and summary["dtype"] == "float32"
+    assert f"kernels={summary['config']['kernels']}" in said
+    memory = summary["memory"]
+    # The cache of these two requests is less than the slack that imports on the way have here.
+    assert memory["peak_rss_bytes"] - memory["start_rss_bytes"] < 1.5 * KEPT_BYTES
 
 
 def test_weights_are_those_of_transformers_reader(path: Path, reference: Any) -> None:
@@ -107,14 +116,3 @@ def test_a_chat_has_the_files_template(path: Path, tokenizer: TargetTokenizer) -
     ids = tokenizer.encode_conversation(["Hi", "Ho", "So  5?"])
     assert tokenizer.decode(ids) == f"{system}{text}<|im_start|>assistant\n"
     assert read_model_config(path).eos_token_ids == (tokenizer.special_id("<|im_end|>"),)
-
-
-def test_the_command_of_the_readme_runs_with_weights_kept_once(run: tuple[Path, str]) -> None:
-    folder, said = run
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["equal_to_plain"] == 1.0 and summary["divergence"]["diverged"] == 0
-    assert summary["stored_types"] == ["Q4_1", "Q8_0", "F32"] and summary["dtype"] == "float32"
-    assert f"kernels={summary['config']['kernels']}" in said
-    memory = summary["memory"]
-    # The cache of these two requests is less than the slack that imports on the way have here.
-    assert memory["peak_rss_bytes"] - memory["start_rss_bytes"] < 1.5 * KEPT_BYTES

@@ -19,10 +19,8 @@ from tests.test_train_pipeline import composed_config, composed_pipeline
 HF = f"target=hf target.path={ZOO / 'pocket'}"
 REFUSED = [
     ("drafter=eagel3", "did you mean eagle3?"),
-    ("drafter=foo", "drafter has no option foo; it takes one of eagle3, assistant, "),
     ("drafter=ngram", "drafter has no option ngram"),
     ("drafer=eagle3", "did you mean drafter?"),
-    ("+drafer=eagle3", "did you mean drafter?"),
     ("+foo=3", "there is no key foo; see --help"),
     ("+seed=3", "write seed=3"),
     ("num_step=3", "did you mean drafter.optimisation.num_steps?"),
@@ -30,23 +28,22 @@ REFUSED = [
     ("seed=first", "seed takes a whole number, not 'first'"),
     ("drafter.kv_source_layers=3", "takes a list like [1,2]"),
     ("drafter.loss=mse", "it takes kl, ce, "),
-    ("drafter.optimisation.optimiser=adam", "did you mean adamw?"),
     ("logger.mode=null", "logger.mode has no value null, it takes auto, "),
     ("batch_size=3", "did you mean"),
-    ("acceptance=strict", "there is no key acceptance"),
     ("--dry-run", "--cfg job"),
     ("--mulitrun", "did you mean --multirun?"),
     ("target.hidden_size=64", "leave it out or choose target=pocket"),
     ("drafter.draft_vocab_size=9", "choose drafter=eagle3"),
     ("corpus.row_length=256", "leave it out, or choose target=pocket|pocket_hybrid"),
-    ("packing.row_length=64", "or choose target=hf"),
     ("evaluation.every=9", "or choose target=hf"),
+    ("packing.row_length=64", "or choose target=hf"),
     ("writing.num_texts=9", "target=hf and no texts="),
+    (f"{HF} texts=nowhere writing.num_texts=9", "target=hf and no texts="),
     *((f"{HF} {word}", "or choose target=shipped") for word in ("generations.max_new_tokens=8", "num_workers=2")),
     (f"{HF} tokenizer.vocab_size=999", "or choose target=pocket"),
+    (f"{HF} evaluation.limit_per_category=5", "choose evaluation.prompts="),
     (f"{HF} --plan --show-data=3", "each does something different"),
     (f"{HF} --plan=3", "write --plan"),
-    ("drafter=none", "nothing to train; choose target=pocket"),
     ("drafter=eagle3,mtp_eagle", "add -m"),
     ("drafter.num_modules=2", "must be drafter.num_modules=2"),
     ("drafter.num_modules=1", "or drafter=mtp_eagle for one module in all steps"),
@@ -55,12 +52,8 @@ REFUSED = [
     ("device=cpuu", "use device=auto, cpu, cuda or cuda:1"),
     ("drafter.optimisation.log_every=0", "log_every=0: must be at least 1"),
     ("drafter.optimisation.peak_learning_rate=nan", "above 0 and at most 1"),
-    ("num_workers=-1", "at least 1"),
-    ("generations.row_length=2", "at least 16"),
     ("generations.batch_size=null", "takes a whole number, not null"),
     ("drafter.optimisation=3", "is not a key, but a set of keys"),
-    ("drafter.optimisation.num_steps=200", "use drafter.optimisation.num_warmup_steps=199"),
-    ("drafter.kv_source_layers=[3,9]", "must name layers of the target, 0 to 7"),
     ("output_dir=/dev/null/out", "output_dir=/dev/null/out cannot be written"),
     ("+_target_=os.system", "_target_"),
     ("+drafter._target_=os.system", "_target_"),
@@ -114,26 +107,23 @@ def test_the_remedy_for_trainings_that_cannot_share_a_folder_works(
     assert trained == ["o/0", "o/1"]
 
 
-@pytest.mark.parametrize("sweep", ["seed=range(0,0)", "drafter=glob(nope*)"])
 def test_a_multirun_of_no_training_is_refused(
-    sweep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["-m", sweep]) == 2
+    assert main(["-m", "drafter=glob(nope*)"]) == 2
     assert "selects no job" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("arguments", [[], ["-m", "drafter=eagle3,mtp_eagle"]])
 def test_the_default_output_dir_may_be_out_of_reach(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "outputs").symlink_to("unmounted")
-    assert main(arguments) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1 + ("-m" in arguments)
-    assert all(line.startswith("refused: output_dir=outputs/train-drafters cannot be written") for line in lines)
+    assert main([]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("refused: output_dir=outputs/train-drafters cannot be written")
 
 
 @pytest.mark.parametrize(

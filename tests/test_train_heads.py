@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import socket
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from enum import Enum
+from functools import cache, reduce
 from pathlib import Path
-from threading import Lock
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
-from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from spec_lab.checkpoints.checkpoint import stored_tensors
@@ -28,7 +31,7 @@ from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.taps import Tap
 from spec_lab.collect.__main__ import main as collect
-from spec_lab.models.tensor_parallel import TensorParallel
+from spec_lab.core.errors import UserError
 from spec_lab.options.drafters.block_keys import Head
 from spec_lab.options.shipped import ZOO
 from spec_lab.program.sweep_lock import alone_in
@@ -37,15 +40,14 @@ from spec_lab.train.block_config import (
     BlockTrainingConfig,
     Dflash2TrainingConfig,
     DsparkTrainingConfig,
-    LilicorrTrainingConfig,
     PEagleTrainingConfig,
     StoredAs,
 )
 from spec_lab.train.blocks.p_eagle_recipe import PEagleRecipe
 from spec_lab.train.blocks.recipe import BlockRecipe
 from spec_lab.train.checkpoint import load_drafter, load_weights, save_drafter
-from spec_lab.train.checks import sizes_of
-from spec_lab.train.config import EvaluationConfig
+from spec_lab.train.checks import refuse, sizes_of
+from spec_lab.train.config import EvaluationConfig, TrainConfig
 from spec_lab.train.draft_model_recipe import DraftModelRecipe
 from spec_lab.train.drafter_config import (
     DraftModelTrainingConfig,
@@ -57,7 +59,6 @@ from spec_lab.train.eagle3_recipe import Eagle3Recipe
 from spec_lab.train.fitting import filled
 from spec_lab.train.frozen_kv_recipe import FrozenKVRecipe
 from spec_lab.train.frozen_target import FrozenOutputs, FrozenTarget
-from spec_lab.train.group import ALONE, TrainingGroup
 from spec_lab.train.head_evaluation import evaluated
 from spec_lab.train.head_training import write_layouts
 from spec_lab.train.layouts import WrittenFor
@@ -68,11 +69,12 @@ from spec_lab.train.options import drafter_option
 from spec_lab.train.packed_rows import PackedRows
 from spec_lab.train.packed_training import PackedTask
 from spec_lab.train.proof import NotServed, Proof, Prover
+from spec_lab.train.recipes import build_pipeline
 from spec_lab.train.serving import Serving
 from spec_lab.train.texts.folder import Answered, Texts, TextsFolder
 from spec_lab.train.texts.header import TextsHeader, WrittenBy, digest_of_weights
 from spec_lab.train.truth import Truth
-from tests.ranks import on_ranks
+from tests.test_train_pipeline import composed_config
 from tests.tiny_checkpoints import make_tiny_target
 from tests.tiny_gemma4 import make_tiny_gemma4
 from tests.tiny_latent import make_latent_target
@@ -86,8 +88,6 @@ SMALL = [
     "drafter.optimisation.max_seconds=null",
 ]
 CPU = torch.device("cpu")
-DRAWING = Lock()
-"""Threads that stand for processes share one generator."""
 OF_BLOCKS: dict[str, Any] = {"draft_vocab_size": 40, "num_anchors": 6}
 OF_MARKOV: dict[str, Any] = {"head": Head.markov, "head_rank": 8, "alone_loss": 1.0, "stored_as": StoredAs.fp8}
 OF_KV: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "num_unrolled_steps": 2, "kv_source_layers": []}
@@ -101,7 +101,6 @@ RECIPES: dict[str, Any] = {
     "dspark": BlockRecipe(DsparkTrainingConfig(block_size=4, head_rank=8, num_anchors=6)),
     "dflash": BlockRecipe(BlockTrainingConfig(**OF_BLOCKS, **OF_MARKOV)),
     "dflash2": BlockRecipe(Dflash2TrainingConfig(block_size=5, head_rank=8, head_topk=4, **OF_BLOCKS)),
-    "lilicorr": BlockRecipe(LilicorrTrainingConfig(block_size=5, head_rank=8, head_topk=4, **OF_BLOCKS)),
     "p_eagle": PEagleRecipe(PEagleTrainingConfig(num_drafts=4, **OF_BLOCKS)),
 }
 EAGLE3 = ["drafter=eagle3", "drafter.draft_vocab_size=40"]
@@ -165,7 +164,7 @@ def whole(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_head_is_proved_trained_watched_and_proved_again(whole: Path) -> None:
+def test_a_head_is_proved_trained_watched_and_proved_again(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record, head = record_of(whole), whole / "out" / "hf-eagle3"
     proved = (whole / "proved").read_text().replace("hf-eagle3", "").split("\n")[:-1]
     assert proved == ["-before", "-untrained", "-2", "-4", "-6", ".unfinished"]
@@ -176,28 +175,17 @@ def test_a_head_is_proved_trained_watched_and_proved_again(whole: Path) -> None:
     assert max(record["proof"]["after"]["differences"]) < 1e-4 and record["proof"]["after"]["largest_logit"] > 0.1
     card = (head / "README.md").read_text()
     assert "| ngram |" in card and "| writing | eagle3 |" in card
-
-
-def test_a_head_lies_in_the_layouts_of_others(whole: Path) -> None:
-    head = whole / "out" / "hf-eagle3"
     names = {"fc.weight", "norm.weight", "lm_head.weight", "d2t", "t2d", "midlayer.hidden_norm.weight"}
     assert names < set(load_weights(head))
     config = json.loads((head / "speculators" / "config.json").read_text())
     assert config["eagle_aux_hidden_state_layer_ids"] == [2, 4, 5]  # of transformers' hidden_states, 0 the embedding
     assert "layers.0.hidden_norm.weight" in load_weights(head / "speculators")
 
-
-def test_a_layout_that_a_finished_training_did_not_write_is_refused(
-    whole: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    head, again = whole / "out" / "hf-eagle3", words(whole, *EAGLE3, "layouts=[speculators]")
+    again = words(whole, *EAGLE3, "layouts=[speculators]")
     assert main(again) == 0
     (head / "speculators").rename(whole / "elsewhere")
-    try:
-        assert main(again) == 2
-        assert "layouts=[speculators] is not in" in capsys.readouterr().err
-    finally:
-        (whole / "elsewhere").rename(head / "speculators")
+    assert main(again) == 2
+    assert "layouts=[speculators] is not in" in capsys.readouterr().err
 
 
 def test_a_head_that_reads_another_layer_than_it_is_served_is_not_trained(
@@ -222,14 +210,12 @@ def test_a_large_drafter_lies_in_several_files(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("family", "drafter"),
     [
-        ("qwen3", "eagle3"),
         ("gemma4", "mtp_eagle"),
         ("gemma4", "eagle3"),
         ("gemma4", "draft_model"),
         ("qwen2", "frozen_kv"),
         ("gemma4", "frozen_kv"),
         ("llama", "dspark"),
-        ("qwen3", "lilicorr"),
         ("llama", "dflash"),
         ("qwen3", "dflash2"),
         ("gemma4", "p_eagle"),
@@ -318,32 +304,15 @@ class KilledOnce:
             raise Killed
 
 
-@pytest.mark.parametrize("name", ["dspark", "p_eagle"])
-def test_a_block_drafter_whose_training_is_killed_has_the_losses_of_one_that_was_not(name: str, llama: Path) -> None:
+def test_a_block_drafter_whose_training_is_killed_has_the_losses_of_one_that_was_not(llama: Path) -> None:
     watch = KilledOnce()
     with pytest.raises(Killed):
-        losses(llama, name=name, watch=watch)
-    assert losses(llama, name=name, watch=watch) == losses(llama, name=name)
-
-
-@dataclass(frozen=True)
-class Thread:
-    """Keeps the protocol `TrainingGroup`, for a thread."""
-
-    rank: int
-    size: int
-    partition: TensorParallel
-
-    def add_up(self, terms: Tensor) -> None:
-        self.partition.collectives.add_up(terms)
-
-    def agree(self, value: float) -> float:
-        return value
+        losses(llama, name="p_eagle", watch=watch)
+    assert losses(llama, name="p_eagle", watch=watch) == losses(llama, name="p_eagle")
 
 
 def losses(
     folder: Path,
-    group: TrainingGroup = ALONE,
     dtype: torch.dtype = torch.float32,
     kept_bytes: int = 0,
     name: str = "eagle3",
@@ -359,15 +328,9 @@ def losses(
     steps = OptimisationConfig(num_steps=4, batch_size=8, num_warmup_steps=2, log_every=1, checkpoint_every=every)
     config = dataclasses.replace(recipe.config, optimisation=steps)
     parts = recipe.taps(target), 48, folder / f"{name}-{every}.pt", 0, CPU, watch
-    with DRAWING:
-        head = recipe.build(target, texts, 0)
-    task = PackedTask(target, texts, *parts, group=group, kept_bytes=kept_bytes)
+    head = recipe.build(target, texts, 0)
+    task = PackedTask(target, texts, *parts, kept_bytes=kept_bytes)
     return [point.loss for point in recipe.form.train(head, config, task)]
-
-
-def test_two_processes_have_the_losses_of_one(llama: Path) -> None:
-    together = on_ranks(2, lambda partition: losses(llama, Thread(partition.rank, 2, partition)))
-    assert together[0] == together[1] == pytest.approx(losses(llama), abs=1e-5)
 
 
 def test_states_that_are_kept_change_no_loss_and_are_not_made_again(
@@ -408,7 +371,7 @@ def test_processes_of_torchrun_train_what_one_does(llama: Path, whole: Path) -> 
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     printed, start = [llama / "printed-0", llama / "printed-1"], multiprocessing.get_context("fork").Process
-    arguments = [(rank, port, printed[rank], words(llama, *EAGLE3)) for rank in range(2)]
+    arguments = [(rank, port, printed[rank], words(llama, *EAGLE3, "evaluation.every=6")) for rank in range(2)]
     processes = [start(target=train_as_rank, args=each) for each in arguments]
     try:
         for process in processes:
@@ -452,19 +415,28 @@ def test_processes_of_torchrun_train_what_one_does(llama: Path, whole: Path) -> 
         ("layouts=[deepspec]", "layouts=[deepspec] is not known for drafter=eagle3; use layouts=[speculators]"),
         ("drafter=dflash layouts=[deepspec]", "layouts=[deepspec] cannot hold drafter.slots=mask_first"),
         ("drafter=p_eagle layouts=[speculators]", "is not known for drafter=p_eagle; leave it out"),
-        ("evaluation.limit_per_category=5", "choose evaluation.prompts="),
         ("evaluation.prompts=[nowhere.jsonl]", "there is no file nowhere.jsonl"),
         (f"evaluation.prompts=[{ZOO / 'pocket' / 'config.json'}]", "config.json has no question"),
     ],
 )
-def test_what_cannot_be_trained_for_a_checkpoint_is_refused(
-    word: str, reason: str, llama: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    kept = [other for other in SMALL if not other.startswith(("drafter.", word.partition("=")[0]))]
-    places = [f"target.path={llama / 'target'}", f"texts={llama / 'texts'}", f"output_dir={llama / 'out'}"]
-    drafter = [] if word.startswith("drafter=") else EAGLE3
-    assert main(["target=hf", *places, *kept, *drafter, *word.split()]) == 2
-    assert reason in capsys.readouterr().err and not (llama / "out").exists()
+def test_what_cannot_be_trained_for_a_checkpoint_is_refused(word: str, reason: str, made: Path) -> None:
+    chosen = [each for each in word.split() if each.startswith("drafter=")]
+    config = copy.deepcopy(composed(made, *(chosen or EAGLE3)))
+    for name, _, text in (each.partition("=") for each in word.split() if each not in chosen):
+        *parents, last = name.split(".")
+        part = reduce(getattr, parents, config)
+        kind, value = type(getattr(part, last)), yaml.safe_load(text)
+        setattr(part, last, kind(value) if issubclass(kind, Enum) else value)
+    with pytest.raises(UserError, match=re.escape(reason)):
+        refuse(config)
+        build_pipeline(config).run()
+    assert not (made / "out").exists()
+
+
+@cache
+def composed(folder: Path, *chosen: str) -> TrainConfig:
+    """Return a training that is not refused; without the sizes of `SMALL` for another drafter."""
+    return composed_config(*(word for word in words(folder, *chosen) if word in chosen or "drafter." not in word))
 
 
 def test_a_category_named_as_all_of_them_is_refused(llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -569,7 +541,7 @@ def test_texts_of_another_target_are_refused(llama: Path, capsys: pytest.Capture
     assert "written by another target" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("drafter", "block_size"), [("dflash", 33), ("dflash", 64), ("dspark", 64)])
+@pytest.mark.parametrize(("drafter", "block_size"), [("dflash", 33), ("dspark", 64)])
 def test_a_block_that_reaches_far_behind_a_sequence_is_proved(drafter: str, block_size: int, llama: Path) -> None:
     path, target = llama / "target", FrozenTarget.load(llama / "target", CPU, torch.float32, 256)
     sized = dataclasses.replace(RECIPES[drafter].config, block_size=block_size)

@@ -34,7 +34,7 @@ def trained(arguments: list[str]) -> tuple[int, str]:
 
 
 @given(st.sampled_from(KEYS), TYPED)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @example("seed", str(math.nan))
 @example("num_workers", "9" * 6000)
 @example("drafter.kv_source_layers", "[1,[2,nan]]")

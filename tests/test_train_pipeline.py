@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import threading
 import time
 from pathlib import Path
@@ -29,9 +28,12 @@ from spec_lab.train.stages import RunFolder, finished_folder, run_stage
 from spec_lab.train.target import load_target, save_target, without_progress_bars
 
 DRAFTERS = sorted(set(train_menu().groups["drafter"].options) - {"none"})
-MTP_DRAFTERS = ("mtp_eagle", "mtp_vanilla")
-OF_A_CARD = {"frozen_kv": ("A frozen-KV drafter", "layers 3, 5, 7"), "draft_model": ("A draft model",)}
-"""What the cards of other drafters say."""
+OF_A_CARD = {
+    "mtp_vanilla": ("A chain of 3 MTP modules of",),
+    "frozen_kv": ("A frozen-KV drafter", "layers 3, 5, 7"),
+    "draft_model": ("A draft model",),
+}
+"""What the cards of drafters say."""
 
 
 def smoke_pipeline(output_dir: Path, *overrides: str) -> Pipeline:
@@ -48,21 +50,17 @@ def composed_config(*overrides: str) -> TrainConfig:
         return config_of(compose("config", list(overrides)))
 
 
-@pytest.fixture(scope="module")
-def run_folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    return smoke_pipeline(tmp_path_factory.mktemp("train"), "target=pocket").run()
+def test_every_stage_of_a_new_target(tmp_path: Path) -> None:
+    folder = smoke_pipeline(tmp_path, "target=pocket").run()
+    the_target_loads_as_any_checkpoint_does(folder)
+    the_head_fits_its_target(folder)
+    the_evaluation_reports_every_category(folder)
+    the_cards_give_recipe_figures_and_limits(folder)
+    a_folder_begun_with_another_recipe_is_refused(folder)
+    finished_stages_are_skipped_and_a_missing_one_is_built_again(folder)
 
 
-@pytest.fixture(scope="module")
-def shipped_folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """Drafters for the shipped target, trained one after the other in one folder."""
-    output_dir = tmp_path_factory.mktemp("shipped")
-    for drafter in (*MTP_DRAFTERS, *OF_A_CARD):
-        folder = smoke_pipeline(output_dir, f"drafter={drafter}").run()
-    return folder
-
-
-def test_the_target_loads_as_any_checkpoint_does(run_folder: RunFolder) -> None:
+def the_target_loads_as_any_checkpoint_does(run_folder: RunFolder) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(run_folder.target, trust_remote_code=False)
@@ -75,14 +73,14 @@ def test_the_target_loads_as_any_checkpoint_does(run_folder: RunFolder) -> None:
     assert tokenizer.decode(ids["input_ids"]) == "<|user|>\n2 + 2?<|end|>\n<|assistant|>\n"
 
 
-def test_the_head_fits_its_target(run_folder: RunFolder) -> None:
+def the_head_fits_its_target(run_folder: RunFolder) -> None:
     target = json.loads((run_folder.target / "config.json").read_text())
     head = json.loads((run_folder.drafter("eagle3") / "config.json").read_text())
     assert head["hidden_size"] == target["hidden_size"] and head["vocab_size"] == target["vocab_size"]
     assert head["draft_vocab_size"] < head["vocab_size"]
 
 
-def test_the_evaluation_reports_every_category(run_folder: RunFolder) -> None:
+def the_evaluation_reports_every_category(run_folder: RunFolder) -> None:
     report = json.loads(run_folder.evaluation(run_folder.drafter("eagle3")).read_text())
     assert set(report["by_category"]) >= {"arithmetic", "lists", "trace", "dates", "units", "order", "lookup", "code"}
     assert report["pooled"]["acceptance_length"] >= 1.0
@@ -91,7 +89,7 @@ def test_the_evaluation_reports_every_category(run_folder: RunFolder) -> None:
     assert [point["step"] for point in curve] == [2, 4, 6]
 
 
-def test_finished_stages_are_skipped_and_a_missing_one_is_built_again(run_folder: RunFolder) -> None:
+def finished_stages_are_skipped_and_a_missing_one_is_built_again(run_folder: RunFolder) -> None:
     target = run_folder.target / "model.safetensors"
     head = run_folder.drafter("eagle3") / "model.safetensors"
     before, weights = target.stat().st_mtime_ns, head.read_bytes()
@@ -103,14 +101,14 @@ def test_finished_stages_are_skipped_and_a_missing_one_is_built_again(run_folder
     assert head.read_bytes() == weights
 
 
-def test_a_folder_begun_with_another_recipe_is_refused(run_folder: RunFolder) -> None:
+def a_folder_begun_with_another_recipe_is_refused(run_folder: RunFolder) -> None:
     with pytest.raises(ValueError, match="a different num_natural_documents; choose another output_dir"):
         smoke_pipeline(run_folder.root, "target=pocket", "corpus.num_natural_documents=11").run()
     with pytest.raises(ValueError, match="a different seed"):
         smoke_pipeline(run_folder.root, "target=pocket", "seed=1").run()
 
 
-def test_the_cards_give_recipe_figures_and_limits(run_folder: RunFolder) -> None:
+def the_cards_give_recipe_figures_and_limits(run_folder: RunFolder) -> None:
     target = (run_folder.target / "README.md").read_text()
     head = (run_folder.drafter("eagle3") / "README.md").read_text()
     assert "6 steps of 4 rows" in target and "4 steps of 4 rows" in head
@@ -121,9 +119,9 @@ def test_the_cards_give_recipe_figures_and_limits(run_folder: RunFolder) -> None
 
 def test_a_stage_that_fails_leaves_no_output(tmp_path: Path) -> None:
     output = tmp_path / "stage"
-    with pytest.raises(OSError), finished_folder(output) as unfinished:
+    with pytest.raises(KeyboardInterrupt), finished_folder(output) as unfinished:
         (unfinished / "half").write_text("x")
-        raise OSError("disk full")
+        raise KeyboardInterrupt
     assert not output.exists()
     with finished_folder(output) as unfinished:
         assert list(unfinished.iterdir()) == []
@@ -159,46 +157,6 @@ def test_without_a_drafter_only_the_target_is_described(tmp_path: Path) -> None:
     assert pipeline.drafter is None and pipeline.command() == "python -m spec_lab.train target=pocket drafter=none"
 
 
-def test_a_drafter_for_the_shipped_target_trains_nothing_else(shipped_folder: RunFolder) -> None:
-    assert shipped_folder.target == ZOO / "pocket"
-    made = {path.name for path in shipped_folder.root.iterdir()} - {LOG_FILE}
-    heads = {f"pocket-{drafter}" for drafter in (*MTP_DRAFTERS, *OF_A_CARD)}
-    assert made == {"generations", "records", "checkpoints"} | heads
-    for drafter, words in OF_A_CARD.items():
-        report = json.loads(shipped_folder.evaluation(shipped_folder.drafter(drafter)).read_text())
-        assert report["pooled"]["acceptance_length"] >= 1.0
-        card = (shipped_folder.drafter(drafter) / "README.md").read_text()
-        assert all(fragment in card for fragment in (*words, f"drafter={drafter}"))
-    for drafter in MTP_DRAFTERS:
-        config = json.loads((shipped_folder.drafter(drafter) / "config.json").read_text())
-        target = json.loads((shipped_folder.target / "config.json").read_text())
-        own = {"intermediate_size", "head_dim", "num_nextn_predict_layers", "transformers_version"}
-        assert {key: value for key, value in config.items() if key not in own} == {
-            key: value for key, value in target.items() if key not in own
-        }
-
-
-def test_drafters_of_one_folder_share_the_texts_and_keep_their_own_figures(shipped_folder: RunFolder) -> None:
-    texts = shipped_folder.generations / "generations.safetensors"
-    first = shipped_folder.drafter("mtp_eagle") / "model.safetensors"
-    assert texts.stat().st_mtime_ns < first.stat().st_mtime_ns
-    for drafter, kind in (("mtp_eagle", "An MTP module of"), ("mtp_vanilla", "A chain of 3 MTP modules of")):
-        folder = shipped_folder.drafter(drafter)
-        report = json.loads(shipped_folder.evaluation(folder).read_text())
-        card = (folder / "README.md").read_text()
-        assert kind in card and f"    python -m spec_lab.train drafter={drafter}\n" in card
-        assert f"{report['pooled']['acceptance_length']:.2f}" in card
-
-
-def test_texts_of_another_target_are_refused(shipped_folder: RunFolder, tmp_path: Path) -> None:
-    record = json.loads(shipped_folder.record(shipped_folder.generations).read_text())
-    record["recipe"]["target"] = "0" * 64
-    tmp_path.joinpath("records").mkdir()
-    tmp_path.joinpath("records", "generations.json").write_text(json.dumps(record))
-    with pytest.raises(ValueError, match="a different target; choose another output_dir"):
-        smoke_pipeline(tmp_path, "drafter=mtp_eagle").run()
-
-
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_every_drafter_has_a_smoke_setting(drafter: str) -> None:
     target = {"nextn": ["target=pocket_moe"], "assistant": ["target=pocket_gemma"]}.get(drafter, [])
@@ -228,21 +186,44 @@ def test_of_several_runs_at_once_one_builds_a_stage_and_the_others_wait(tmp_path
     assert len(num_built) == 1 and missing == [False] * 3
 
 
-def test_what_ends_a_training_saves_no_weights_and_the_next_command_goes_on(
-    shipped_folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_drafters_for_the_shipped_target_train_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A loss that is no number, and Ctrl-C behind a checkpoint."""
-    shutil.copytree(shipped_folder.generations, tmp_path / "generations")
-    (tmp_path / "records").mkdir()
-    shutil.copy(shipped_folder.record(shipped_folder.generations), tmp_path / "records")
-    arguments = ["debug=smoke", f"output_dir={tmp_path}"]
+    for drafter in ("mtp_vanilla", "frozen_kv"):
+        folder = smoke_pipeline(tmp_path, f"drafter={drafter}").run()
+    is_ended_and_goes_on(folder, "draft_model", monkeypatch, capsys)
+    assert folder.target == ZOO / "pocket"
+    made = {path.name for path in folder.root.iterdir()} - {LOG_FILE}
+    assert made == {"generations", "records", "checkpoints"} | {f"pocket-{drafter}" for drafter in OF_A_CARD}
+    texts = folder.generations / "generations.safetensors"
+    for drafter, words in OF_A_CARD.items():
+        assert texts.stat().st_mtime_ns < (folder.drafter(drafter) / "model.safetensors").stat().st_mtime_ns
+        report = json.loads(folder.evaluation(folder.drafter(drafter)).read_text())
+        card = (folder.drafter(drafter) / "README.md").read_text()
+        assert all(fragment in card for fragment in (*words, f"    python -m spec_lab.train drafter={drafter}\n"))
+        assert report["pooled"]["acceptance_length"] >= 1.0
+        assert f"{report['pooled']['acceptance_length']:.2f}" in card
+    config, target = (
+        json.loads((path / "config.json").read_text()) for path in (folder.drafter("mtp_vanilla"), folder.target)
+    )
+    own = {"intermediate_size", "head_dim", "num_nextn_predict_layers", "transformers_version"}
+    assert {key: config[key] for key in config.keys() - own} == {key: target[key] for key in target.keys() - own}
+    texts_of_another_target_are_refused(folder)
+
+
+def is_ended_and_goes_on(
+    folder: RunFolder, drafter: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A loss that is no number, and Ctrl-C behind a checkpoint, leave no weights."""
+    arguments = ["debug=smoke", f"drafter={drafter}", f"output_dir={folder.root}"]
+    weights, checkpoint = folder.drafter(drafter), folder.root / "checkpoints" / f"pocket-{drafter}.pt"
     with monkeypatch.context() as patch:
         patch.setitem(LOSSES, Loss.kl, lambda logits, _: logits.sum(-1) * float("nan"))
         assert main(arguments) == 1
     assert capsys.readouterr().err.splitlines()[-1].startswith("failed: the loss of step 1 is nan; lower")
-    record = json.loads((tmp_path / "records" / "pocket-eagle3.json").read_text())
+    record = json.loads(folder.record(weights).read_text())
     assert record["failure"].startswith("the loss of step 1 is nan")
-    assert not list(tmp_path.glob("pocket-eagle3*")) and not list((tmp_path / "records").glob("*-evaluation.json"))
+    assert not list(folder.root.glob(f"pocket-{drafter}*")) and not folder.evaluation(weights).exists()
 
     def interrupted(optimisation: Any, step: int, elapsed: float) -> float:
         if step == 2:
@@ -250,12 +231,20 @@ def test_what_ends_a_training_saves_no_weights_and_the_next_command_goes_on(
         return learning_rate(optimisation, step, elapsed)
 
     learning_rate = loop.learning_rate
-    arguments.append("drafter.optimisation.peak_learning_rate=1e-3")
     with monkeypatch.context() as patch:
         patch.setattr(loop, "learning_rate", interrupted)
-        assert main(arguments) == 130
+        assert main([*arguments, "drafter.optimisation.peak_learning_rate=1e-3"]) == 130
     assert "the same command continues from here" in capsys.readouterr().err
-    assert (tmp_path / "checkpoints" / "pocket-eagle3.pt").exists() and not (tmp_path / "pocket-eagle3").exists()
-    assert main(arguments) == 0
-    assert "at step 2" in (tmp_path / "spec_lab.train.log").read_text()
-    assert (tmp_path / "pocket-eagle3" / "README.md").exists() and not list((tmp_path / "checkpoints").iterdir())
+    assert checkpoint.exists() and not weights.exists()
+    assert main([*arguments, "drafter.optimisation.peak_learning_rate=1e-3"]) == 0
+    assert "at step 2" in (folder.root / LOG_FILE).read_text()
+    assert not list(checkpoint.parent.iterdir())
+
+
+def texts_of_another_target_are_refused(folder: RunFolder) -> None:
+    file = folder.record(folder.generations)
+    record = json.loads(file.read_text())
+    record["recipe"]["target"] = "0" * 64
+    file.write_text(json.dumps(record))
+    with pytest.raises(ValueError, match="a different target; choose another output_dir"):
+        smoke_pipeline(folder.root, "drafter=mtp_eagle").run()
