@@ -114,6 +114,20 @@ def install() -> None:
     def load_single(self: Any, default: Any, repo: Any) -> Any:
         return default if isinstance(default, HydrasOwn) else load_anew(self, default, repo)
 
+    copy_anew = DictConfig.__deepcopy__
+
+    def copy_of(self: DictConfig, memo: dict[int, Any]) -> DictConfig:
+        parent, self.__dict__["_parent"] = self.__dict__["_parent"], None
+        try:
+            made: DictConfig = pickle.loads(pickle.dumps(self, pickle.HIGHEST_PROTOCOL))
+        except (pickle.PicklingError, AttributeError):
+            made = copy_anew(self, memo)
+        finally:
+            self.__dict__["_parent"] = parent
+        made.__dict__["_parent"] = parent
+        return made
+
+    DictConfig.__deepcopy__ = copy_of  # type: ignore[method-assign]
     map_anew = defaults_list._create_interpolation_map
 
     def map_where_read(overrides: Any, entries: list[Any], self_added: bool) -> DictConfig | None:
