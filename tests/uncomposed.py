@@ -26,7 +26,11 @@ from spec_lab.program.options import read_groups, run_menu
 PLAIN = re.compile(r"[-\w./]+|\[[-\w.,\[\]]*\]")
 """A text that YAML reads as Hydra does."""
 NOT_TAKEN = object()
-hints_of = functools.cache(get_type_hints)
+
+
+@functools.cache
+def hints_of(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 def run_of(overrides: Sequence[str]) -> RunConfig:
@@ -71,7 +75,8 @@ def put(config: RunConfig, knob: str, text: str) -> bool:
 
 
 def set_field(part: Any, name: str, value: Any) -> bool:
-    kind = hints_of(type(part)).get(name)
+    schema: Any = type(part)
+    kind = hints_of(schema).get(name)
     taken = as_taken(kind, value)
     if kind is not None and taken is not NOT_TAKEN:
         setattr(part, name, taken)
