@@ -250,7 +250,7 @@ def test_a_head_learns_on_collected_states_and_drafts_in_parallel(lab: Path, tmp
     write_texts(pair[0], tmp_path / "texts", [[*each.prompt_ids, *written[each.request_id]] for each in requests])
     at = ["target=hf", f"target.path={pair[0]}"]
     assert collect([*at, f"texts={tmp_path / 'texts'}", f"output_dir={tmp_path / 'states'}", "device=cpu"]) == 0
-    import_module("my_lab.train").main(pair[0], tmp_path / "states", tmp_path / "head", 200)
+    import_module("my_lab.train").main(pair[0], tmp_path / "states", tmp_path / "head", 120)
     prompts = write_prompts(tmp_path / "p.jsonl", [{"prompt": text, "form": "continue"} for text in texts])
     run = [LAB, *at, "drafter=glance", f"drafter.path={tmp_path / 'head'}", *CHEAP, "max_new_tokens=16"]
     run += ["workload=jsonl", f"workload.path={prompts}", "num_threads=1"]
