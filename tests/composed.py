@@ -9,27 +9,33 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
 from hydra._internal import config_loader_impl, defaults_list
-from hydra._internal.sources_registry import SourcesRegistry
+from hydra._internal.config_repository import ConfigRepository
 from hydra.core.config_store import ConfigStore
+from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
-from omegaconf import DictConfig
+from omegaconf import DictConfig, flag_override
+from omegaconf.errors import OmegaConfBaseException
 
 from spec_lab.program.options import conf_folder
 
 Key = tuple[Any, ...]
+OWN = f"file://{conf_folder().absolute()}"
 LISTS: dict[Key, defaults_list.DefaultsList] = {}
 """The list of files that some choice of options comes to."""
 CONFIGS: dict[int, tuple[list[Any], Callable[[], DictConfig]]] = {}
 """Such a list, by its address, and what makes a copy of what its files come to."""
-FILES: dict[tuple[str, str], Callable[[], Any]] = {}
-"""What makes a copy of what a file of such a place holds, by the place and the file's path there."""
-HYDRAS: dict[Key, Callable[[], DictConfig]] = {}
-"""What makes a copy of what Hydra's own files come to, which stand at the front of a list."""
+FILES: dict[Key, tuple[Any, Callable[[], Any]]] = {}
+"""The type that a file stands for, if any, and what makes a copy of what it holds, by its place and its path there."""
+FRONTS: dict[Key, Callable[[], DictConfig]] = {}
+"""What makes a copy of what Hydra's own files and the schema of a run come to, which stand at the front of a list."""
+PARTS: dict[Key, tuple[Any, Callable[[], DictConfig]]] = {}
+"""The types that an option's files name, and what makes a copy of what those files come to behind such a front."""
 FOREVER = ("pkg://hydra.conf", "pkg://hydra_plugins", "structured://")
 """Where Hydra finds what does not change while tests run, beside the lab's conf/."""
 
@@ -43,8 +49,8 @@ def schemas(folder: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 @dataclass
-class HydrasOwn:
-    """Stands in a list for Hydra's own files."""
+class Merged:
+    """Stands in a list for the files before it."""
 
     config: DictConfig
 
@@ -58,21 +64,75 @@ def copies_of(made: Any) -> Callable[[], Any]:
     return lambda: pickle.loads(packed)
 
 
-def remember_files(own: str) -> None:
-    """Read each file of `own`, the lab's conf/, and of Hydra's once a process."""
+def with_parts(defaults: list[Any], repo: Any, composed: Callable[[list[Any]], DictConfig]) -> list[Any]:
+    """The list with one entry for Hydra's own files, the schema of a run and each option's files, which set one key of
+    the run, whatever the others are. Files of a test's own folder stay as they are."""
+    others = [source for source in repo.get_sources() if not source.full_path().startswith((OWN, *FOREVER))]
+    paths = [each.config_path for each in defaults]
+    end = paths.index("schema/run") + 1 if "schema/run" in paths else 0
+    options = list(takewhile(lambda each: each.package and "." not in each.package, defaults[end:]))
+    files: dict[str, list[Any]] = {}
+    for each in options:
+        files.setdefault(each.package, []).append(each)
+    kept = {path for path in paths if not any(source.is_config(path) for source in others)}
+    if not end or not kept.issuperset(paths[:end]):
+        return defaults
+    front = tuple((each.config_path, each.package) for each in defaults[:end])
+    if front not in FRONTS:
+        FRONTS[front] = copies_of(composed(defaults[:end]))
+    config = FRONTS[front]()
+    changed: list[Any] = []
+    for group, part in files.items():
+        if not kept.issuperset(each.config_path for each in part):
+            changed += part
+            continue
+        types = [type_at(each.config_path) for each in part]
+        key = (front, *((each.config_path, id(type_)) for each, type_ in zip(part, types, strict=True)))
+        if key not in PARTS:
+            node: Any = composed([Merged(FRONTS[front]()), *part])._get_node(group)
+            node._set_parent(None)
+            PARTS[key] = types, copies_of(node)
+        config.__dict__["_content"][group] = node = PARTS[key][1]()
+        node._set_parent(config)
+    return [Merged(config), *changed, *defaults[end + len(options) :]]
+
+
+def merged(loader: Any, files: list[Any], repo: Any) -> DictConfig | None:
+    """What such a list comes to where files without types follow a `Merged`: nothing of the latter is merged again."""
+    first, *others = files
+    if not isinstance(first, Merged) or any(each.config_path.startswith("schema/") for each in others):
+        return None
+    with flag_override(first.config, "no_deepcopy_set_nodes", True), suppress(OmegaConfBaseException):
+        for each in others:
+            first.config.merge_with(loader._load_single_config(each, repo).config)
+        return first.config
+    return None
+
+
+def type_at(path: str) -> Any:
+    """What Hydra was told stands at a path, None for a file."""
+    place: Any = ConfigStore.instance().repo
+    for name in f"{path}.yaml".split("/"):
+        place = place.get(name) if isinstance(place, dict) else None
+    return place
+
+
+def remember_files() -> None:
+    """Read each file of `OWN`, the lab's conf/, and of Hydra's once a process, and each type that Hydra was told of."""
     Plugins.instance()  # finds the classes, of which it makes others than one can import
-    for scheme in ("file", "pkg"):
-        source = SourcesRegistry.instance().resolve(scheme)
+    load_anew = ConfigRepository.load_config
 
-        def load_config(self: Any, config_path: str, load_anew: Any = source.load_config) -> Any:
-            place = self.full_path()
-            if place != own and not place.startswith(FOREVER):
-                return load_anew(self, config_path)
-            if (place, config_path) not in FILES:
-                FILES[place, config_path] = copies_of(load_anew(self, config_path))
-            return FILES[place, config_path]()
+    def load_config(self: Any, config_path: str) -> Any:
+        source = self._find_object_source(config_path, ObjectType.CONFIG)
+        if source is None or not source.full_path().startswith((OWN, *FOREVER)):
+            return load_anew(self, config_path)
+        stored = type_at(config_path)
+        key = (source.full_path(), source.provider, config_path, id(stored))
+        if key not in FILES:
+            FILES[key] = stored, copies_of(load_anew(self, config_path))
+        return FILES[key][1]()
 
-        source.load_config = load_config  # type: ignore[method-assign]
+    ConfigRepository.load_config = load_config  # type: ignore[method-assign]
 
 
 def install() -> None:
@@ -80,7 +140,6 @@ def install() -> None:
     list_anew = defaults_list.create_defaults_list
     compose_anew = config_loader_impl.ConfigLoaderImpl._compose_config_from_defaults_list
     load_anew = config_loader_impl.ConfigLoaderImpl._load_single_config
-    own = f"file://{conf_folder().absolute()}"
 
     def create_defaults_list(
         repo: Any, config_name: str | None, overrides_list: list[Any], prepend_hydra: bool, skip_missing: bool
@@ -95,25 +154,36 @@ def install() -> None:
             fresh.known_choices = dict(kept.overrides.known_choices)
             return defaults_list.DefaultsList(kept.defaults, kept.defaults_tree, fresh.config_overrides, fresh)
         made = list_anew(repo, config_name, overrides_list, prepend_hydra, skip_missing)
-        if all(place == own or place.startswith(FOREVER) for place in places):
+        if all(place == OWN or place.startswith(FOREVER) for place in places):
             LISTS[key] = made
         return made
 
     def compose(self: Any, defaults: list[Any], repo: Any) -> DictConfig:
-        if id(defaults) not in CONFIGS:
-            if all(defaults is not kept.defaults for kept in LISTS.values()):
-                return compose_anew(self, defaults, repo)
-            hydras = list(takewhile(lambda default: default.config_path.startswith("hydra/"), defaults))
-            key = tuple((default.config_path, default.package) for default in hydras)
-            if key not in HYDRAS:
-                HYDRAS[key] = copies_of(compose_anew(self, hydras, repo))
-            made = compose_anew(self, [HydrasOwn(HYDRAS[key]()), *defaults[len(hydras) :]], repo)
+        if id(defaults) in CONFIGS:
+            return CONFIGS[id(defaults)][1]()
+        files = with_parts(defaults, repo, lambda files: compose_anew(self, files, repo))
+        made = merged(self, files, repo) or compose_anew(self, files, repo)
+        if any(defaults is kept.defaults for kept in LISTS.values()):
             CONFIGS[id(defaults)] = defaults, copies_of(made)
-        return CONFIGS[id(defaults)][1]()
+        return made
 
     def load_single(self: Any, default: Any, repo: Any) -> Any:
-        return default if isinstance(default, HydrasOwn) else load_anew(self, default, repo)
+        return default if isinstance(default, Merged) else load_anew(self, default, repo)
 
+    copy_anew = DictConfig.__deepcopy__
+
+    def copy_of(self: DictConfig, memo: dict[int, Any]) -> DictConfig:
+        parent, self.__dict__["_parent"] = self.__dict__["_parent"], None
+        try:
+            made: DictConfig = pickle.loads(pickle.dumps(self, pickle.HIGHEST_PROTOCOL))
+        except (pickle.PicklingError, AttributeError):
+            made = copy_anew(self, memo)
+        finally:
+            self.__dict__["_parent"] = parent
+        made.__dict__["_parent"] = parent
+        return made
+
+    DictConfig.__deepcopy__ = copy_of  # type: ignore[method-assign]
     map_anew = defaults_list._create_interpolation_map
 
     def map_where_read(overrides: Any, entries: list[Any], self_added: bool) -> DictConfig | None:
@@ -124,7 +194,7 @@ def install() -> None:
     defaults_list._create_interpolation_map = map_where_read  # type: ignore[assignment]
     # Hydra copies the places where it looks each time, and with one of them all types that it was told of.
     ConfigStore.__deepcopy__ = lambda self, memo: self  # type: ignore[attr-defined]
-    remember_files(own)
+    remember_files()
     config_loader_impl.create_defaults_list = create_defaults_list
     config_loader_impl.ConfigLoaderImpl._compose_config_from_defaults_list = compose  # type: ignore[method-assign]
     config_loader_impl.ConfigLoaderImpl._load_single_config = load_single  # type: ignore[method-assign]

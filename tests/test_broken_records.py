@@ -88,8 +88,8 @@ def check_error(folder: Path, read: Callable[[], object]) -> None:
             pytest.fail(line)
 
 
-FAST = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
-EXAMPLES = int(os.environ.get("SPEC_LAB_EXAMPLES", "15"))
+FAST = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+EXAMPLES = int(os.environ.get("SPEC_LAB_EXAMPLES", "8"))
 MANY = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 
 
@@ -125,7 +125,7 @@ def test_a_changed_file_costs_a_line(kind: str, records: Path, data: st.DataObje
     check_report(records, *CHANGES[kind](records, data))
 
 
-@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_plots_of_changed_files_are_drawn_or_missed(records: Path, data: st.DataObject) -> None:
     path, content = change_of_a_summary(records, data)

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import functools
 import json
 import math
-import re
-import subprocess
 import sys
-from enum import Enum
-from functools import cache
 from pathlib import Path
-from types import NoneType
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import pytest
-import yaml
 
 from spec_lab.checkpoints.packaged import PACKAGED, PackagedFile
 from spec_lab.core.errors import UserError
@@ -30,6 +22,7 @@ from spec_lab.menu.registry import KNOBS
 from spec_lab.options.drafters.mtp_eagle import EAGLE_WEIGHTS, MtpEagleDrafterConfig
 from spec_lab.program.compose import compose_run
 from spec_lab.program.options import read_groups
+from tests.uncomposed import run_of
 
 HF_TARGET = ["target=hf", "target.path=."]
 HF = [*HF_TARGET, "drafter=ngram"]
@@ -44,8 +37,6 @@ ONLY_FROM_OUTSIDE = {
 BLOCKS = ["drafter=dflash", "drafter.weights=random"]
 STOP = ["drafter.stop=confidence"]
 TRAVERSAL = ["acceptance=rejection", "acceptance.method=traversal", *SAMPLED_DRAFTS]
-FOLLOWED = ("drafter.num_draft_tokens", "tree.depth", "target.tensor_parallel", "device", "dtype", "kernels")
-"""Knobs on which others depend that the lab sets."""
 ONE_HOT = ["acceptance=rejection", "sampling=sampled", "acceptance.method=one_hot"]
 
 # overrides, the knob that must be named, the remedy that must be named
@@ -513,41 +504,7 @@ def folders(empty_folder: Path) -> Path:
 
 
 def compose(*overrides: str) -> RunConfig:
-    return compose_run(overrides)[0]
-
-
-@cache
-def of_options(*words: str) -> RunConfig:
-    return compose(*words)
-
-
-def run_of(overrides: list[str]) -> RunConfig:
-    """Compose a run. Plain values are set behind composing, which takes a tenth of a second, where nothing that the lab
-    sets itself follows from them."""
-    values = [word.partition("=")[::2] for word in overrides if word.partition("=")[0] not in read_groups()]
-    if any(knob in FOLLOWED or not re.fullmatch(r"[-\w.]+", text) for knob, text in values):
-        return compose(*overrides)
-    config = copy.deepcopy(of_options(*(word for word in overrides if word.partition("=")[0] in read_groups())))
-    return config if all(put(config, knob, text) for knob, text in values) else compose(*overrides)
-
-
-def put(config: RunConfig, knob: str, text: str) -> bool:
-    """Set a knob to what is typed; return whether it takes that. What texts a knob takes is asked in composing."""
-    *parts, name = knob.split(".")
-    part: Any = functools.reduce(getattr, parts, config)
-    types = get_type_hints(type(part)).get(name, str)
-    value = yaml.safe_load(text)
-    for kind in get_args(types) or (types,):
-        if kind in (int, bool, NoneType) and type(value) is kind:
-            setattr(part, name, value)
-            return True
-        if kind is float and type(value) in (int, float):
-            setattr(part, name, float(value))
-            return True
-        if isinstance(kind, type) and issubclass(kind, Enum) and value in list(kind):
-            setattr(part, name, kind(value))
-            return True
-    return False
+    return run_of(overrides)
 
 
 def test_forbidden_is_refused_in_one_line_with_knob_and_remedy(folders: Path) -> None:
@@ -670,14 +627,6 @@ def test_one_missing_head_is_refused_in_the_same_words_by_its_loader(folders: Pa
     with pytest.raises(UserError) as refused:
         EAGLE_WEIGHTS.folder_of_modules(config, MtpEagleDrafterConfig())
     assert refusals(config) == [str(refused.value)]
-
-
-def test_refusals_need_no_torch() -> None:
-    code = (
-        "import sys, spec_lab.extend, spec_lab.menu.refusals.run; from spec_lab.menu import registry; registry.load(); "
-        "sys.exit('torch' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_reserved_pages_are_the_cache_s() -> None:

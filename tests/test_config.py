@@ -55,16 +55,22 @@ def as_written(config: DictConfig) -> object:
 
 
 def test_what_was_composed_before_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests compose with what tests/composed.py remembers."""
-    monkeypatch.setattr(composed, "LISTS", {})
+    """Tests compose with what tests/composed.py remembers: here nothing, then all, then the parts alone."""
     some = ["drafter=ngram", "drafter.max_ngram=2", "batch_size=3", "references=[]"]
     others = ["drafter=ngram", "prune=catchup", "prune.prefill=all_rows", "target.path='a b'", "target=hf"]
-    anew = [as_written(compose_with_hydra(overrides)) for overrides in (some, others)]
+    anew = []
+    for overrides in (some, others):
+        for memory in ("LISTS", "CONFIGS", "FRONTS", "PARTS", "FILES"):
+            monkeypatch.setattr(composed, memory, {})
+        anew.append(as_written(compose_with_hydra(overrides)))
     again = compose_with_hydra(some)
     assert as_written(again) == anew[0]
     again.drafter.max_ngram, again.hydra.runtime.choices.drafter = 77, "mine"
     assert [as_written(compose_with_hydra(overrides)) for overrides in (some, others)] == anew
     assert len(composed.LISTS) == 2
+    composed.LISTS.clear()
+    composed.CONFIGS.clear()
+    assert [as_written(compose_with_hydra(overrides)) for overrides in (some, others)] == anew
 
 
 def test_defaults_are_those_of_the_design() -> None:

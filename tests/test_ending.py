@@ -24,8 +24,7 @@ from spec_lab.menu import registry
 from spec_lab.program.ending import guarded
 from spec_lab.program.interrupts import Interrupts
 from spec_lab.report.__main__ import main as report
-
-PROGRAMS = ("spec_lab.doctor", "spec_lab.train")
+from tests.fake_runs import record_run
 
 
 def raises(error: BaseException) -> Callable[[], int]:
@@ -253,23 +252,12 @@ def test_a_mistake_of_ours_that_hydra_called_is_a_traceback(
     assert "Traceback" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_a_reader_that_has_seen_enough_is_no_error(program: str, empty_folder: Path) -> None:
-    command = f"{sys.executable} -m {program} --help | head -1; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert len(done.stdout.splitlines()) == 1
-
-
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that kept what every reader of runs reads."""
-    from spec_lab.__main__ import main
-
-    base = tmp_path_factory.mktemp("kept")
-    small = ["debug=smoke", "workload.limit=1", "profile_rounds=0", "references=[]"]
-    assert main([*small, "drafter=ngram", "kernels=torch", f"output_dir={base}"]) == 0
-    return next(base.iterdir())
+    folder = tmp_path_factory.mktemp("kept") / "run"
+    record_run(folder)
+    return folder
 
 
 @pytest.mark.parametrize(

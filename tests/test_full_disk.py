@@ -6,9 +6,7 @@ import errno
 import json
 import resource
 import shutil
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +40,7 @@ def fail(*_: Any, **__: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "code", "begins"), each_value([(), ("outputs/run/rounds.jsonl",)], FULL, [False, True], times=2)
+    ("place", "code", "begins"), each_value([(), ("outputs/run/rounds.jsonl",)], FULL, [False, True])
 )
 def test_a_disk_that_fills_up_in_a_run_is_one_line_and_a_failed_record(
     place: tuple[str, ...],
@@ -83,16 +81,11 @@ def test_a_record_that_would_not_fit_into_its_place_is_left_as_it_is(
     assert json.loads((tmp_path / SUMMARY_FILE).read_text()) == {"status": "failed", "reason": "x"}
 
 
-@pytest.mark.parametrize("arguments", [[], ["-m", "seed=1,2"]])
 def test_a_disk_without_room_for_the_first_record_leaves_nothing(
-    arguments: list[str],
-    runner: FakeRunner,
-    empty_folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    runner: FakeRunner, empty_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("spec_lab.cli.job.write_status", fail)
-    assert main(arguments) == 1
+    assert main(["-m", "seed=1,2"]) == 1
     assert set(capsys.readouterr().err.splitlines()) == {
         "failed: output_dir=outputs: No space left; free some space there"
     }
@@ -109,15 +102,14 @@ def test_a_disk_that_is_full_when_a_sweep_ends_names_its_folder(
 
 
 @pytest.mark.parametrize(
-    ("error", "line"),
+    ("begins", "error", "line"),
     [
-        (PermissionError(errno.EACCES, "Permission denied", "head/config.json"), "head/config.json: Permission denied"),
-        (OSError(errno.EIO, "Input/output error", "model.safetensors"), "model.safetensors: Input/output error"),
-        (MemoryError(), "there is not enough memory"),
-        (OUT_OF_MEMORY[1], "there is not enough memory"),
+        (False, PermissionError(errno.EACCES, "Permission denied", "head/x.json"), "head/x.json: Permission denied"),
+        (False, OSError(errno.EIO, "Input/output error", "x.safetensors"), "x.safetensors: Input/output error"),
+        (False, MemoryError(), "there is not enough memory"),
+        (True, OUT_OF_MEMORY[1], "there is not enough memory"),
     ],
 )
-@pytest.mark.parametrize("begins", [False, True])
 def test_what_the_machine_refuses_is_one_line(
     begins: bool,
     error: Exception,
@@ -135,9 +127,7 @@ def test_what_the_machine_refuses_is_one_line(
     assert [summary["status"] for summary in summaries(empty_folder).values()] == ["failed"] * is_failure
 
 
-@pytest.mark.parametrize("words", [[], ["-m", "seed=0,1"]])
 def test_a_run_whose_folder_is_deleted_says_so(
-    words: list[str],
     runner: FakeRunner,
     empty_folder: Path,
     capsys: pytest.CaptureFixture[str],
@@ -148,7 +138,7 @@ def test_a_run_whose_folder_is_deleted_says_so(
         amend_status(folder, "finished", "")
 
     monkeypatch.setattr(sys.modules["spec_lab.measure.runner"], "run", run)
-    assert main(words) == 1
+    assert main([]) == 1
     said = capsys.readouterr().err
     assert "was moved or deleted while the run wrote to it; leave it there" in said
     assert "Traceback" not in said and not summaries(empty_folder)
@@ -209,17 +199,26 @@ def test_another_error_in_making_a_cache_is_ours() -> None:
         raise RuntimeError("a wrong shape")
 
 
-def limit_files(num_bytes: int) -> Callable[[], None]:
-    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, num_bytes))
-
-
-def test_a_real_run_whose_files_may_not_grow_says_so_in_a_line(empty_folder: Path) -> None:
+def test_a_real_run_whose_files_may_not_grow_says_so_in_a_line(
+    empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The system's limit stands in for a full disk: the record fits under it, the rows do not."""
-    command = [sys.executable, "-m", "spec_lab", "debug=smoke", "max_new_tokens=160", "kernels=torch"]
-    command += ["references=[]", "profile_rounds=0"]
-    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limit_files(20_000))
-    assert done.returncode == 1, done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stderr.splitlines()[-1].startswith("failed: output_dir=outputs: File too large")
+    command = [
+        "debug=smoke",
+        "drafter=none",
+        "workload.limit=1",
+        "max_new_tokens=100",
+        "kernels=torch",
+        "references=[]",
+    ]
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        code = main([*command, "profile_rounds=0", "num_threads=1"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    said = capsys.readouterr().err
+    assert code == 1 and "Traceback" not in said
+    assert said.splitlines()[-1].startswith("failed: output_dir=outputs: File too large")
     [summary] = summaries(empty_folder).values()
     assert summary["status"] == "failed"

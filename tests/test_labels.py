@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from spec_lab.program.compose import compose_run
+from spec_lab.program.compose import compose_run, name_options
 from spec_lab.program.dry_run import describe
 from spec_lab.program.folder import folder_name
 from spec_lab.program.labels import MAX_LENGTH, name_groups
 from spec_lab.program.options import read_groups
 from spec_lab.record.measured import RunInfo
 from tests.fake_runs import PROVENANCE
+from tests.uncomposed import run_of
 
 STALE = [[], ["graph.metadata=stale"]]
 
@@ -95,7 +96,8 @@ def test_no_two_configurations_of_a_group_have_one_name() -> None:
     for group, combinations in cases.items():
         found: dict[str, object] = {}
         for option, first, second in combinations:
-            config, names = compose_run([option, *first, *second])
+            config = run_of([option, *first, *second])
+            names = name_options(config, {group: option.partition("=")[2]})
             part = getattr(config, group)
             assert found.setdefault(names[group], part) == part, names[group]
         assert len(found) > 3

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -102,22 +101,15 @@ def test_what_was_not_composed_is_a_user_error(call: Callable[[Any], object], co
 WRONG_TYPES: list[tuple[str, Any, str]] = [
     ("drafter.name", "ngram", "drafter.name='ngram' is an option that has its own keys"),
     ("batch_size", "abc", "batch_size takes a whole number"),
-    ("batch_size", None, "batch_size takes a whole number"),
-    ("batch_size", 2.5, "batch_size takes a whole number"),
     ("batch_size", True, "batch_size takes a whole number"),
     ("kernels", "cuda", "kernels takes auto, torch, triton, native"),
-    ("references", "plain", "references takes plain, unpruned, eager"),
     ("references", ["plane"], "references takes plain, unpruned, eager"),
     ("leave_out", 5, "leave_out takes a list"),
     ("drafter", None, r"drafter takes the composed option; use spec_lab\.compose\(\['drafter=...'\]\)"),
-    ("drafter", "ngram", "drafter takes the composed option"),
     ("drafter", DrafterConfig, "drafter.name: "),
     ("sampling", {"temperature": 1}, "sampling takes the composed option"),
-    ("sampling", None, "sampling takes the composed option"),
     ("sampling.temperature", "hot", "sampling.temperature takes a number"),
-    ("drafter.num_draft_tokens", None, "drafter.num_draft_tokens takes a whole number"),
     ("drafter.k_schedule", [[True]], "drafter.k_schedule takes a list of lists"),
-    ("drafter.k_schedule", 5, "drafter.k_schedule takes a list of lists"),
     ("batchsize", 3, "there is no key batchsize; did you mean batch_size?"),
     ("drafter.max_ngram", 3, "drafter.max_ngram is not read by the chosen options"),
     ("name", "${nowhere}", "name takes a text"),
@@ -229,10 +221,9 @@ def test_refused_run_is_a_user_error_and_leaves_nothing(runner: ModuleType) -> N
         (RuntimeError("ours"), RuntimeError, "failed"),
         (MemoryError(), UserError, None),
         (FileNotFoundError(2, "No such file", "weights"), UserError, None),
-        (UserError("path=x is no checkpoint"), UserError, None),
         (KeyboardInterrupt(), KeyboardInterrupt, "interrupted"),
     ],
-    ids=["ours", "memory", "file", "user", "ctrl-c"],
+    ids=["ours", "memory", "file", "ctrl-c"],
 )
 def test_what_ends_a_run_is_raised_and_on_record(
     runner: ModuleType, error: BaseException, raised: type[BaseException], status: str | None
@@ -277,10 +268,7 @@ def test_so_is_the_random_state_of_a_gpu_in_use(runner: ModuleType, monkeypatch:
     assert states == ["of the caller"]
 
 
-@pytest.mark.parametrize(
-    ("device", "dtype"), [("meta", torch.float32), ("cpu", torch.float64), ("meta", torch.float16)]
-)
-def test_defaults_of_tensors_are_a_process_s_own_meanwhile(device: str, dtype: torch.dtype, runner: ModuleType) -> None:
+def test_defaults_of_tensors_are_a_process_s_own_meanwhile(runner: ModuleType) -> None:
     def made(*arguments: Any) -> Any:
         inside.append(torch.ones(1))
         assert not torch.is_autocast_enabled("cpu")
@@ -288,12 +276,12 @@ def test_defaults_of_tensors_are_a_process_s_own_meanwhile(device: str, dtype: t
 
     inside: list[torch.Tensor] = []
     runner.record_run = made  # type: ignore[attr-defined]
-    torch.set_default_device(device)
-    torch.set_default_dtype(dtype)
+    torch.set_default_device("meta")
+    torch.set_default_dtype(torch.float64)
     try:
         with torch.autocast("cpu", torch.bfloat16):
             spec_lab.run(spec_lab.compose())
-        assert torch.ones(1).device.type == device and torch.ones(1).dtype == dtype
+        assert torch.ones(1).device.type == "meta" and torch.ones(1).dtype == torch.float64
     finally:
         torch.set_default_device(None)
         torch.set_default_dtype(torch.float32)
@@ -354,11 +342,6 @@ def test_runs_of_two_threads_take_turns(runner: ModuleType) -> None:
     assert [result.summary["config"]["seed"] for result in results] == [0, 1, 2]
 
 
-def test_import_and_compose_need_no_torch() -> None:
-    program = "import sys, spec_lab; spec_lab.compose(['drafter=ngram']); print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "False\n"
-
-
 def test_notebook_has_a_bar_of_its_own(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     class ZMQInteractiveShell:
         pass
@@ -400,22 +383,22 @@ def page_program() -> str:
     return str(re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[0])
 
 
-def test_program_in_the_page_is_five_lines_and_runs_as_it_stands(
-    runner: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
-    program = page_program()
-    assert len([line for line in program.splitlines() if line]) == 5
-    exec(compile(program, "use.md", "exec"), {})
-    assert [record["status"] for record in records()] == ["finished"]
-    assert "acceptance length" in capsys.readouterr().out
-
-
-def test_program_in_the_page_decodes(empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = page_program().replace('["', '["debug=smoke", "kernels=torch", "profile_rounds=0", "', 1)
+def test_program_in_the_page_is_five_lines_and_decodes(empty_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert len([line for line in page_program().splitlines() if line]) == 5
+    small = [
+        "debug=smoke",
+        "workload.limit=1",
+        "max_new_tokens=4",
+        "references=[]",
+        "kernels=torch",
+        "profile_rounds=0",
+    ]
+    program = page_program().replace('["', f'{small}+["', 1)
     space: dict[str, Any] = {}
     exec(compile(program, "use.md", "exec"), space)
     assert space["result"].summary["status"] == "finished"
     assert space["result"].requests[0]["output_ids"]
+    assert "acceptance length" in capsys.readouterr().out
     assert spec_lab.examine(space["config"])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -212,26 +213,19 @@ def test_another_sink_that_cannot_start_fails_the_run_in_the_files(tmp_path: Pat
     assert read_summary(tmp_path)["reason"] == "ValueError: no server"
 
 
-KILLED_RUN = """
-import os, sys
-from pathlib import Path
-from tests.fake_runs import MAIN, make_info
-from spec_lab.record.recorder import Recorder
-with Recorder(Path(sys.argv[1]), make_info()) as recorder:
-    recorder.rounds(0, MAIN.generate().rounds)
-    os.kill(os.getpid(), 9)
-"""
-
-
 def test_a_killed_run_leaves_a_valid_record(tmp_path: Path) -> None:
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}"}
-    done = subprocess.run([sys.executable, "-c", KILLED_RUN, str(tmp_path)], env=environment, cwd=ROOT, check=False)
-    assert done.returncode == -9
+    rounds = MAIN.generate().rounds
+    child = os.fork()
+    if child == 0:
+        with Recorder(tmp_path, make_info()) as recorder:
+            recorder.rounds(0, rounds)
+            os.kill(os.getpid(), signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     summary = read_summary(tmp_path)
     assert summary["status"] == "interrupted"
     assert "killed" in (summary["reason"] or "")
     assert_fits(summary, Summary)
-    assert len(read_lines(tmp_path / "rounds.jsonl")) == len(MAIN.generate().rounds)
+    assert len(read_lines(tmp_path / "rounds.jsonl")) == len(rounds)
 
 
 def test_what_a_kill_left_beside_the_record_goes_with_the_next_write(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def make_requests() -> list[Request]:
     chunk.
     """
     prompts = [(5, 3, 6), (5, 6), (3, 4, 5, 6, 7, 8), (3, 5, 6, 7, 8, 9, 10), (7,), (4, 3), (9, 9, 9, 9, 3)]
-    return [Request(f"r{i}", "test", prompt, 50, ignore_eos=True) for i, prompt in enumerate(prompts)]
+    return [Request(f"r{i}", "test", prompt, 40, ignore_eos=True) for i, prompt in enumerate(prompts)]
 
 
 def make_engine(options: AcceptanceConfig, num_draft_tokens: int = 3) -> Engine:
@@ -136,7 +136,7 @@ def test_the_rule_that_ran_is_reproduced_exactly(name: str, recordings: Recordin
     assert {MARKERS.begin, MARKERS.end} <= set(first_ids.tolist()), "the prompt pass's token may set the phase"
 
 
-@pytest.mark.parametrize("entropy", [0.0, 1.0, 9.0])
+@pytest.mark.parametrize("entropy", [0.0, 9.0])
 def test_what_was_forgiven_is_forgiven_again(entropy: float, tmp_path: Path) -> None:
     """At temperature 0 `fly` draws nothing, so its recorded rows say what it accepted."""
     engine, options = make_engine(STRICT), FlyConfig(window=1, entropy=entropy)
@@ -274,13 +274,14 @@ def test_command_prints_a_line_a_rule(tmp_path: Path, capsys: pytest.CaptureFixt
     ]
     own, strict, top3, _, top1 = (line.split()[-5:] for line in lines)
     counts = {request.request_id: request.accepted_per_round for request in result.requests}
-    assert own[0] == strict[0] == top1[0] == f"{1 + np.mean(np.concatenate(list(counts.values()))):.3f}"
+    accepted = 1 + np.mean(np.concatenate(list(counts.values())))
+    assert own[0] == strict[0] == top1[0] == f"{accepted:.3f}"
     assert own[4] == f"{1 + np.mean(counts['r1'] + counts['r3']):.3f}"
     assert strict[1:3] == ["+0.000", "+0.0"]
     relaxed = np.concatenate(list(rescore(tmp_path, RelaxedThinkingConfig(topk=3, delta=1.0)).values())).mean() + 1
     assert top3[0] == f"{relaxed:.3f}"
-    assert top3[1] == f"{relaxed - float(own[0]):+.3f}"
-    assert float(top3[2]) == pytest.approx(100 * (relaxed / float(own[0]) - 1), abs=0.1)
+    assert top3[1] == f"{relaxed - accepted:+.3f}"
+    assert float(top3[2]) == pytest.approx(100 * (relaxed / accepted - 1), abs=0.1)
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,6 @@ def test_a_repeated_run_with_references_records_all_of_it(execute: Execute, tmp_
     ("references", "max_new_tokens"),
     [
         pytest.param([], 11, id="last round cut"),
-        pytest.param(["plain"], 11, id="plain, last round cut"),
         pytest.param(["unpruned"], 13, id="unpruned, whole rounds"),
         pytest.param(["plain", "unpruned"], 11, id="plain and unpruned, last round cut"),
     ],
@@ -184,11 +183,10 @@ def test_a_sampled_run_has_nothing_to_diverge_from(configure: Callable[..., RunC
     assert summary["speedup"] is not None
 
 
-@pytest.mark.parametrize("num_rounds", [1, 3])
-def test_a_profiled_stretch_has_kernels_and_keeps_its_trace(num_rounds: int, execute: Execute, tmp_path: Path) -> None:
-    summary = execute(profile_rounds=num_rounds)
+def test_a_profiled_stretch_has_kernels_and_keeps_its_trace(execute: Execute, tmp_path: Path) -> None:
+    summary = execute(profile_rounds=3)
     stages = num_stages(tmp_path / "run")
-    assert [stages[name] for name in ("verify", "accept", "catchup", "recur")] == [num_rounds] * 4
+    assert [stages[name] for name in ("verify", "accept", "catchup", "recur")] == [3] * 4
     assert stages["commit"] > 0
     kernels = summary["kernels"]
     assert [kernel["us_per_round"] for kernel in kernels] == sorted((k["us_per_round"] for k in kernels), reverse=True)

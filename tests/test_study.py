@@ -177,9 +177,6 @@ def test_a_run_over_other_prompts_is_left_out(tmp_path: Path) -> None:
 CUTS = {
     "torn": lambda text: text[:-30],
     "short": lambda text: "".join(text.splitlines(keepends=True)[:-2]),
-    "empty line": lambda text: "{}\n" + text,
-    "no text": lambda text: "",
-    "a list": lambda text: "[1]\n" + text,
     "wrong type": lambda text: text.replace('"output_ids":[', '"output_ids":["x",', 1),
     "rounds of two lengths": lambda text: text.replace('"accepted_per_round":[', '"accepted_per_round":[3,', 1),
 }

@@ -55,7 +55,7 @@ def test_it_opens_with_its_command_and_what_it_is(path: Path) -> None:
 @of_shipped_files
 def test_its_first_runs_compose_and_are_not_refused(path: Path, empty_folder: Path) -> None:
     sweep = plan_sweep(path, [], None, seed=0, fresh=False)
-    for number in range(3):
+    for number in range(2):
         parameters = sweep.search.propose(number, [])
         assert parameters is not None
         config, _ = compose_run(sweep.overrides_of(parameters))

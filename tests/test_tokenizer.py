@@ -34,6 +34,7 @@ from spec_lab.workloads.chat_template import ChatTemplate, stored_template
 from spec_lab.workloads.limits import OutOfBounds, time_limit, within_limits
 from spec_lab.workloads.tokenizer import TargetTokenizer
 from spec_lab.workloads.unusable import UnusablePrompt
+from tests.covering import each_value
 from tests.one_line import read_or_refused
 
 BOS, TURN = "<bos>", "<|turn|>"
@@ -282,12 +283,11 @@ HUGE = (
 )
 
 
-@pytest.mark.parametrize("template", HUGE)
-@pytest.mark.parametrize("is_main", [True, False])
+@pytest.mark.parametrize(("template", "is_main"), each_value(HUGE, [True, False]))
 def test_a_template_takes_neither_all_memory_nor_all_time(template: str, is_main: bool, tmp_path: Path) -> None:
     """In any thread, and within one operation of C, which hears no signal."""
     make_tokenizer(tmp_path, template)
-    render = ChatTemplate(tmp_path, most_seconds=1.0)
+    render = ChatTemplate(tmp_path, most_seconds=0.5)
     with ThreadPoolExecutor(1) as pool, pytest.raises(UserError, match=r"tokenizer_config\.json: .* be rendered"):
         render("chat", "a time") if is_main else pool.submit(render, "chat", "a time").result()
 

@@ -281,7 +281,7 @@ def test_every_run_of_a_multirun_carries_its_sweep_and_its_factors(
     """By the command line, with the real figures."""
     root = Path(__file__).parents[1]
     typed = "-m drafter=ngram logger=wandb logger.mode=offline name=a_study "
-    typed += "debug=smoke kernels=torch references=[] profile_rounds=0"
+    typed += "debug=smoke workload.limit=1 max_new_tokens=4 kernels=torch references=[] profile_rounds=0"
     monkeypatch.setattr(sys, "argv", ["spec_lab", *typed.split(), ARGUMENT])
     assert main(typed.split()) == 0
     [sweep] = workplace.glob("outputs/a_study-sweep-*")
@@ -483,5 +483,5 @@ def test_a_project_of_the_environment_is_said_to_be_unread(
     monkeypatch.setenv("WANDB_PROJECT", named)
     if of_a_sweep:
         monkeypatch.setenv("WANDB_SWEEP_ID", of_a_sweep)
-    record_run(Path("run"), [WandbSink("p", mode="offline")])
+    record_run(Path("run"), [WandbSink("p", mode="offline", draw=draw_a_dot)])
     assert ("WANDB_PROJECT=other is not read" in capsys.readouterr().err) == is_said
