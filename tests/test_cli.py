@@ -256,7 +256,11 @@ def test_an_ended_sweep_that_runs_its_failed_job_again_has_not_ended(runner: Fak
     assert json.loads((sweep / "sweep.json").read_text()) == {"jobs": 2, "finished": 2}
 
 
-def test_a_failed_job_runs_again_with_the_killed_one(runner: FakeRunner, empty_folder: Path) -> None:
+def test_a_killed_sweep_goes_on_where_it_was(
+    runner: FakeRunner, empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Killed behind refused jobs and a failed one: these two run again, those that ended do not."""
+    command = ["-m", "drafter=none,ngram", "drafter.num_draft_tokens=3", "seed=1,2"]
     runner.errors = {1: RuntimeError("out of luck"), 2: KeyboardInterrupt()}
     assert main(command) == 130
     assert [config.seed for config, _, _ in runner.calls] == [1, 2]

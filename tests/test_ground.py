@@ -52,6 +52,7 @@ def test_two_paths_of_one_key_that_end_alike_are_both_read(empty_folder: Path) -
         write(f"{folder}/best.json", "{}")
 
 
+COMPOSED = {"target": {"path": "mine/model"}, "workload": {"path": "prompts.jsonl"}}
 READ = {
     "mine/model/model.safetensors": "target.path=model",
     "mine/model/config.json": "target.path=model",
