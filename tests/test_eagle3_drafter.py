@@ -178,7 +178,6 @@ def test_drafts_equal_the_whole_chain_recomputed(
         ("prefill", 3, 1, 4),
         ("post_attention", 5, 16, 4),
         ("catchup", 17, 4, 4),
-        ("catchup", 3, 4, 1),
         ("catchup", 1000, 4, 1),
     ],
 )
@@ -216,7 +215,7 @@ def test_a_window_moves_under_captured_rounds(
     make_tiny_eagle3(tmp_path, read_model_config(targets["gqa"][0]), fc_norm=True, norm_output=True)
     pair, cache = (targets["gqa"][0], tmp_path), {"page_size": 4}
     config = make_config(pair, "eagle3", 4, "catchup", batch_size=3, cache=cache, options={"window": 5})
-    assert_captured_alike(config, graph, random_requests(4, 12, lengths=(1, 12), seed=2))
+    assert_captured_alike(config, graph, random_requests(3, 8, lengths=(1, 12), seed=2))
 
 
 def test_a_draft_vocabulary_is_mapped_to_target_ids(targets: dict[str, tuple[Path, Reference]], tmp_path: Path) -> None:

@@ -133,22 +133,18 @@ def spoiled(tokens: list[int]) -> list[int]:
 
 @pytest.mark.parametrize(("kind", "batch_size"), each_value(KINDS, [1, 3]))
 def test_the_text_is_that_of_transformers(pairs: Callable[[str], Pair], kind: str, batch_size: int) -> None:
-    """Greedy text, with the assistant's drafts and with drafts of which most are right, rejected across the window."""
+    """Greedy text, with drafts of which most are right, rejected across the window."""
     pair = pairs(kind)
     reference, requests = Reference(pair.folders[0]), requests_past_the_window()
     plain = {request.request_id: reference.greedy(request) for request in requests}
-    for drafter, prune in (("oracle", "none"), ("frozen_kv", "prefill")):
-        config = make_config(
-            pair.folders, drafter, K, prune, batch_size=batch_size, cache={"page_size": PAGE, "prefill_chunk": 7}
-        )
-        engine = make_engine(config, requests)
-        learn = engine.parts.drafter.requirements.learn_continuations
-        if learn is not None:
-            learn({name: spoiled(tokens) for name, tokens in plain.items()})
-        records = engine.generate(requests).requests
-        reference.assert_lossless(requests, {record.request_id: record.output_ids for record in records}, plain)
-        accepted = {count for record in records for count in record.accepted_per_round}
-        assert drafter == "frozen_kv" or accepted == {0, 1, 2, 3}
+    cache = {"page_size": PAGE, "prefill_chunk": 7}
+    engine = make_engine(make_config(pair.folders, "oracle", K, batch_size=batch_size, cache=cache), requests)
+    learn = engine.parts.drafter.requirements.learn_continuations
+    assert learn is not None
+    learn({name: spoiled(tokens) for name, tokens in plain.items()})
+    records = engine.generate(requests).requests
+    reference.assert_lossless(requests, {record.request_id: record.output_ids for record in records}, plain)
+    assert {count for record in records for count in record.accepted_per_round} == {0, 1, 2, 3}
 
 
 def committed(engine: Engine) -> list[torch.Tensor]:
@@ -158,7 +154,7 @@ def committed(engine: Engine) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize(
     ("kind", "mode"),
-    each_value(KINDS, ["split_seed", "step_replay", "full_loop", "overlap"]),  # others: test_graph_modes.py
+    [("e2b", "step_replay"), ("e4b", "full_loop"), ("26b", "overlap")],  # others: test_graph_modes.py
 )
 def test_a_replay_equals_an_eager_round(pairs: Callable[[str], Pair], kind: str, mode: str) -> None:
     """Tokens, accepted lengths and every byte of KV, by the recorder of the CPU."""
@@ -186,7 +182,6 @@ def test_a_replay_equals_an_eager_round(pairs: Callable[[str], Pair], kind: str,
     ("kind", "drafter", "expected"),
     [
         ("e2b", "frozen_kv", {"none": 50, "prefill": 3}),
-        ("e2b", "none", {"none": 50, "prefill": 3}),
         ("e2b", "eagle3", {"none": 50, "prefill": 50}),
         ("31b", "frozen_kv", {"none": 0, "prefill": 0}),
     ],
@@ -215,8 +210,7 @@ def test_prompt_rows_in_layers_that_share_kv_are_counted(
 
 OTHERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "a tree of the assistant's": ("e2b", "frozen_kv", {"tree": DynamicTreeConfig(topk=3, depth=3, num_rows=9)}),
-    "a Gemma as draft model": ("31b", "draft_model", {"prune": "post_attention"}),
-    "its catch-up pruned": ("26b", "draft_model", {"prune": "catchup"}),
+    "a Gemma as draft model": ("26b", "draft_model", {"prune": "catchup"}),
     "its tree": ("e2b", "draft_model", {"tree": DynamicTreeConfig(topk=2, depth=3, num_rows=7)}),
     "taps behind the last write": ("e2b", "eagle3", {"prune": "catchup"}),
     "paged kernels": ("e2b", "frozen_kv", {"attention": "triton", "kernels": "triton"}),

@@ -196,17 +196,9 @@ def test_nodes_belong_to_the_segments_of_their_mode(counted: dict[str, Any]) -> 
     }
 
 
-@pytest.mark.parametrize(
-    ("mode", "replays"),
-    [
-        ("step_replay", {"verify": 1, "catchup": 1, "recur": 2}),
-        ("full_loop", {"verify": 1, "draft": 1}),
-    ],
-)
-def test_replays_are_named_in_the_trace(
-    mode: str, replays: dict[str, int], pair: tuple[Path, Path], tmp_path: Path
-) -> None:
-    engine, requests = engine_of(pair, mode)
+def test_replays_are_named_in_the_trace(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    engine, requests = engine_of(pair, "step_replay")
+    replays = {"verify": 1, "catchup": 1, "recur": 2}
     profile = profile_rounds(engine, requests, NUM_ROUNDS, tmp_path)
     stages = num_stages(tmp_path)
     assert {name: stages[f"replay {name}"] for name in replays} == {k: NUM_ROUNDS * n for k, n in replays.items()}

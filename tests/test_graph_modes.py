@@ -11,7 +11,6 @@ import torch
 from spec_lab.engine.capture import count_syncs
 from spec_lab.engine.graphs.segment import Segment
 from spec_lab.engine.readback import RoundResult, read_later
-from spec_lab.options.graphs.round import RoundGraphConfig
 from tests.covering import each_value
 from tests.graph_lab import (
     DRAFTERS,
@@ -61,9 +60,9 @@ def test_every_drafter_can_be_captured(lab: Lab, mode: str, drafter: str) -> Non
     assert set(result.graph.nodes) == names[mode]
 
 
-@pytest.mark.parametrize(("mode", "drafter"), each_value(MODES, DRAFTERS))
-def test_one_draft_token_works_in_every_mode(lab: Lab, mode: str, drafter: str) -> None:
-    """No recurrent step is left to capture."""
+@pytest.mark.parametrize(("mode", "drafter"), [("split_seed", "eagle3"), ("step_replay", "mtp_eagle")])
+def test_one_draft_token_leaves_no_step_to_capture(lab: Lab, mode: str, drafter: str) -> None:
+    """In other modes: `test_lossless.py`."""
     requests = mixed_requests(2, 6)
     result = assert_equal_to_eager(lab, MODES[mode], requests, drafter=drafter, num_draft_tokens=1, batch_size=2)
     assert accepted_lengths(result) == {0, 1}
@@ -114,7 +113,7 @@ def test_padded_rounds_occur(lab: Lab) -> None:
     assert sizes >= {(1, 1), (2, 2), (3, 4), (5, 5)}
 
 
-@pytest.mark.parametrize(("mode", "drafter"), each_value(PLAIN_MODES, DRAFTERS, times=2))
+@pytest.mark.parametrize(("mode", "drafter"), each_value(PLAIN_MODES, DRAFTERS))
 def test_capture_touches_scratch_only(lab: Lab, mode: str, drafter: str) -> None:
     """It happens in the middle of a run, with live requests in the slots; `Watch` compares every tensor of the
     parts.
@@ -230,10 +229,9 @@ def test_a_surplus_round_emits_nothing_and_frees_late(lab: Lab, monkeypatch: pyt
     assert scheduler.allocator.num_free == scheduler.allocator.num_total
 
 
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_a_surplus_round_is_recorded_with_its_rows_and_its_time(lab: Lab, batch_size: int) -> None:
+def test_a_surplus_round_is_recorded_with_its_rows_and_its_time(lab: Lab) -> None:
     """What the machine did is what the record says: rounds, replays, catch-up rows and the time they took."""
-    requests = mixed_requests(4, 9)
+    requests, batch_size = mixed_requests(4, 9), 3
     engine = lab.engine(requests, MODES["overlap"], batch_size=batch_size)
     result = engine.generate(requests)
     assert len(result.rounds) == result.graph.replays - result.graph.captures  # each capture replays once
@@ -253,28 +251,11 @@ def test_a_surplus_round_is_recorded_with_its_rows_and_its_time(lab: Lab, batch_
 
 
 def test_an_engine_goes_on_after_a_run(lab: Lab) -> None:
-    """Three passes over other requests use the same graphs."""
+    """Two passes over other requests use the same graphs."""
     engine = lab.engine(mixed_requests(3, 12, longest=60), MODES["full_loop"], batch_size=2)
-    for seed in range(3):
+    for seed in range(2):
         requests = mixed_requests(3, 12, seed, 30)
         expected = lab.engine(requests, None, batch_size=2).generate(requests)
         assert outcome(engine.generate(requests)) == outcome(expected)
     graph: Any = engine.graph  # verify and draft, for one and for two requests
     assert graph.counts.captures == 4 * graph.recorder.num_copies
-
-
-def test_stale_metadata_changes_drafts_and_not_the_output(lab: Lab) -> None:
-    """With all lengths frozen at step 1 a later step does not see the keys the draft itself wrote. With full_loop:
-    `test_doctor_faults.py`."""
-    requests = random_requests(3, 12, vocab_size=40, lengths=(8, 16))
-    options: dict[str, Any] = {"num_draft_tokens": 4, "batch_size": 2, "options": {"window": 4}}
-    options["rule"] = RULES["strict"]
-    fresh, stale = (
-        outcome(*generate_watched(lab.engine(requests, RoundGraphConfig(metadata=name), **options), requests))
-        for name in ("in_place", "stale")
-    )
-    assert {name: output for name, (output, *_) in fresh.items()} == {
-        name: output for name, (output, *_) in stale.items()
-    }
-    (_, _, first), (_, _, second) = fresh["r0"], stale["r0"]
-    assert first[0][:2] == second[0][:2] and first[0][2:] != second[0][2:]

@@ -104,7 +104,7 @@ def test_a_captured_mode_gives_what_eager_gives(pairs: Pairs, mode: str, rollbac
     assert len(accepted_lengths(result)) >= 3
 
 
-@pytest.mark.parametrize(("kind", "mode"), each_value(KINDS, ["eager", "round", "overlap"]))
+@pytest.mark.parametrize(("kind", "mode"), [("qwen3_next", "eager"), ("qwen3_5_moe", "round")])
 def test_text_equals_greedy_of_transformers(pairs: Pairs, kind: str, mode: str) -> None:
     folder, _ = pairs[kind]
     reference, requests = Reference(folder), random_requests(4, 10, vocab_size=VOCAB)

@@ -251,18 +251,16 @@ def test_refusals(target: tuple[Path, Reference], tmp_path: Path) -> None:
         load_eagle3(tmp_path, config, torch.float32, "cpu")
 
 
-@pytest.mark.parametrize("aspect", ["rope theta", "concat order"])
-def test_the_doctor_names_what_was_misread(target: tuple[Path, Reference], tmp_path: Path, aspect: str) -> None:
-    """A theta other than that of the training, or products that read both inputs in the other order."""
+def test_the_doctor_names_what_was_misread(target: tuple[Path, Reference], tmp_path: Path) -> None:
+    """Products that read both inputs in the other order."""
     config = read_model_config(target[0])
     taps = {"eagle_aux_hidden_state_layer_ids": [1, 3, 6]}
-    make_latent_eagle3(tmp_path / "right", config, rope_theta=10000.0, **taps)
-    make_latent_eagle3(tmp_path / "wrong", config, rope_theta=10.0 if aspect == "rope theta" else 10000.0, **taps)
-    if aspect == "concat order":
-        for suffix in ("q_a_proj.weight", "kv_a_proj_with_mqa.weight"):
-            swap_halves(tmp_path / "wrong" / "model.safetensors", suffix)
+    for side in ("right", "wrong"):
+        make_latent_eagle3(tmp_path / side, config, rope_theta=10000.0, **taps)
+    for suffix in ("q_a_proj.weight", "kv_a_proj_with_mqa.weight"):
+        swap_halves(tmp_path / "wrong" / "model.safetensors", suffix)
     right, wrong = (make_config((target[0], tmp_path / side), num_draft_tokens=3) for side in ("right", "wrong"))
-    assert [finding.check for finding in faults(findings_of(right, wrong))] == [aspect]
+    assert [finding.check for finding in faults(findings_of(right, wrong))] == ["concat order"]
 
 
 @pytest.mark.parametrize("graph", ["round", "step_replay"])

@@ -29,6 +29,7 @@ from spec_lab.acceptance.token_laws import (
 from spec_lab.core.types import Verification
 from spec_lab.engine.readback import read_later
 from tests.acceptance_cases import CPU, make_inputs, request
+from tests.covering import each_value
 
 Row = list[float]
 Written = Callable[[Row, Row, int], tuple[float, Row]]
@@ -222,9 +223,11 @@ def test_the_ensemble_is_as_far_as_its_weight_says() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["typical-0.3-0.09", "thresholds-0.2-0.7", "cascade-0.7", "ensemble-0.5", "fuzzy-js-0.1"]
+    ("name", "greedy"),
+    each_value(
+        ["typical-0.3-0.09", "thresholds-0.2-0.7", "cascade-0.7", "ensemble-0.5", "fuzzy-js-0.1"], [False, True]
+    ),
 )
-@pytest.mark.parametrize("greedy", [False, True])
 def test_drawn_tokens_follow_the_law(name: str, greedy: bool) -> None:
     """The whole rule with its real noise, 20 000 requests alike: the first token emitted, and the mean distance."""
     law, count = {key: law for key, law, _ in SETTINGS}[name], 20_000

@@ -90,7 +90,7 @@ def test_drafts_equal_the_whole_chain_recomputed(
     assert set(rule.accepted) == {0, 1, 2, 3} and rule.compared > 40
 
 
-@pytest.mark.parametrize(("target_hidden", "recycled_hidden"), [(PRE, POST), (POST, PRE), (PRE, PRE)])
+@pytest.mark.parametrize(("target_hidden", "recycled_hidden"), [(PRE, POST), (POST, PRE)])
 def test_either_side_of_either_norm(
     target: tuple[Path, Reference], tmp_path: Path, target_hidden: NormSide, recycled_hidden: NormSide
 ) -> None:
@@ -109,7 +109,7 @@ def test_the_wrong_side_would_be_noticed(
         run_against_slow_chain(target, tmp_path, module, slow_sides=sides)
 
 
-@pytest.mark.parametrize("num_draft_tokens", [1, 2, 4, 7, 8])
+@pytest.mark.parametrize("num_draft_tokens", [1, 8])
 def test_other_numbers_of_drafts_with_padded_rows(
     target: tuple[Path, Reference], tmp_path: Path, num_draft_tokens: int
 ) -> None:

@@ -299,13 +299,10 @@ LENGTHS = (1, 25, 2, 3, 9, 1, 4, 30, 5, 2)
 CASES = [
     (1, "none", 4, 512, 1),
     (1, "catchup", 1, 1, 4),
-    (2, "post_attention", 4, 2, 1),
     (2, "catchup", 16, 5, 4),
     (3, "none", 1, 2, 4),
-    (3, "none", 16, 1, 1),
     (3, "prefill", 4, 5, 4),
     (3, "post_attention", 16, 1, 1),
-    (3, "catchup", 4, 512, 4),
     (4, "catchup", 4, 1, 4),
 ]
 

@@ -123,7 +123,7 @@ def test_two_rounds_that_offer_fewer_drafts_equal_the_target(method: str, propos
     assert enumeration_error(models, METHODS[method], PLAIN, CUTS[cut]) < 1e-12
 
 
-@pytest.mark.parametrize(("method", "proposal", "cut"), each_value(METHODS, PROPOSALS, CUTS, times=3))
+@pytest.mark.parametrize(("method", "proposal", "cut"), each_value(METHODS, PROPOSALS, CUTS, times=2))
 def test_three_drafts_of_which_fewer_are_offered_equal_the_target(method: str, proposal: str, cut: str) -> None:
     models = make_models(4, 3, TRUNCATED, proposal)
     assert enumeration_error(models, METHODS[method], TRUNCATED, CUTS[cut]) < 1e-12

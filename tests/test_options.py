@@ -92,8 +92,17 @@ def options_of(group: str, *left_out: str) -> list[tuple[str, str]]:
 
 
 REFERENCES = [("references", names) for names in ("[plain,unpruned]", "[]", "[plain]", "[unpruned]")]
+BESIDE_RULES = (
+    *("hybrid", "mtp_eagle", "draft_model", "mtp_vanilla", "frozen_kv", "eagle3", "dflash", "p_eagle", "random"),
+    *("ngram", "suffix"),
+)
+"""Drafters, each beside one of the rules in their order; the others have rows of their own."""
+RULE_ROWS = each_value(
+    *map(options_of, ("acceptance", "graph", "prune", "workload", "logger")),
+    [("drafter", name) for name in BESIDE_RULES],
+)
 DRAFTER_ROWS = each_value(
-    options_of("drafter"), options_of("sampling", "sampled"), options_of("prune")[::-1], REFERENCES
+    options_of("drafter", *BESIDE_RULES), options_of("sampling", "sampled"), options_of("prune")[::-1], REFERENCES
 )
 TREE_ROWS = [
     (("tree", "dynamic"), ("drafter", "frozen_kv"), ("attention", "torch")),
@@ -103,7 +112,7 @@ TARGET_ROWS = [
     (("target", name), ("drafter", SHIPPED[name][0])) for _, name in options_of("target", "hf") if name in SHIPPED
 ]
 RUN_ROWS = [
-    *each_value(*map(options_of, ("acceptance", "graph", "prune", "workload", "logger"))),
+    *RULE_ROWS,
     *DRAFTER_ROWS,
     *TREE_ROWS,
     *TARGET_ROWS,
@@ -116,9 +125,12 @@ ON_HOST = [name for name, row in registry.load().options(DrafterOption).items() 
 """The doctor refuses them: it examines the K drafts that wait on the device."""
 EXAMINED_ELSEWHERE = ("eagle3", "mtp_eagle", "mtp_vanilla", "frozen_kv", "draft_model", "random", "oracle")
 """By tests/test_doctor*.py, which ask for what is found."""
+OTHER_PRESETS = ("dflash2", "domino", "dspark")
+"""Blocks as the doctor reads them in dflash and lilicorr."""
+EXAMINED_GRAPHS = ("eager", "full_loop", "round_overlap")
 EXAMINED_ROWS = [
-    *each_value([("acceptance", "rejection")], options_of("graph"), *PRUNING),
-    *each_value(options_of("drafter", "none", *EXAMINED_ELSEWHERE, *ON_HOST)),
+    *each_value([("acceptance", "rejection")], [("graph", name) for name in EXAMINED_GRAPHS], *PRUNING),
+    *each_value(options_of("drafter", "none", *EXAMINED_ELSEWHERE, *ON_HOST, *OTHER_PRESETS)),
     (INTERPRETED, ("tree", "none")),
 ]
 """No other rule, since the doctor puts strict acceptance in its place."""

@@ -104,8 +104,9 @@ def run_prompt(pair: tuple[Path, Path], prune: str, chunk: int, prompt: tuple[in
     )
 
 
-@pytest.mark.parametrize("chunk", [1, 5, 512])
-@pytest.mark.parametrize("prompt", [PROMPT, PROMPT[:1], PROMPT[:5]], ids=["23_tokens", "1_token", "5_tokens"])
+@pytest.mark.parametrize(
+    ("chunk", "prompt"), [(1, PROMPT), (5, PROMPT), (512, PROMPT), (5, PROMPT[:1]), (5, PROMPT[:5])]
+)
 def test_last_row_equals_all_rows(pair: tuple[Path, Path], chunk: int, prompt: tuple[int, ...]) -> None:
     """The first token and the drafts are the same; features, KV of target and KV of drafter are so to the bit."""
     full, pruned = (run_prompt(pair, prune, chunk, prompt) for prune in ("none", "prefill"))

@@ -29,7 +29,7 @@ from tests.tiny_runs import make_run_config, write_prompts, write_tokenizer
 
 DTYPE = torch.float16 if DEVICE.type == "cpu" else torch.bfloat16
 CHUNK, LIMIT = 24, 3
-PROMPTS = [{"id": "a", "prompt": "spoken-words-of-a-prompt-of-41-characters", "form": "continue"}]
+PROMPTS = [{"id": "a", "prompt": "a-prompt-of-27-characters-..", "form": "continue"}]
 
 
 def write_target(folder: Path) -> Path:

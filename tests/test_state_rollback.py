@@ -115,9 +115,9 @@ def requests_of(*sizes: tuple[int, int]) -> list[Request]:
 
 @pytest.mark.parametrize(("target", "num_draft_tokens"), each_value(Rollback, range(5)), indirect=["target"])
 def test_any_number_of_drafts_is_taken_back(target: Target, num_draft_tokens: int) -> None:
-    requests = requests_of((9, 36 * (num_draft_tokens + 2) // 2), (1, 30))
+    requests = requests_of((9, 22 * (num_draft_tokens + 2) // 2), (1, 18))
     rule = run(target, requests, num_draft_tokens, batch_size=2)
-    assert max(rule.num_rounds.values()) >= 30 and set(rule.accepted) == set(range(num_draft_tokens + 1))
+    assert max(rule.num_rounds.values()) >= 18 and set(rule.accepted) == set(range(num_draft_tokens + 1))
 
 
 SCRIPTS: dict[str, Callable[[], Script]] = {
@@ -129,7 +129,7 @@ SCRIPTS: dict[str, Callable[[], Script]] = {
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_all_drafts_or_none(target: Target, script: str) -> None:
-    run(target, requests_of((7, 40)), 3, SCRIPTS[script]())
+    run(target, requests_of((7, 24)), 3, SCRIPTS[script]())
 
 
 @pytest.mark.parametrize("chunk", [1, 2])

@@ -50,7 +50,7 @@ def padded(lens: tuple[int, ...]) -> torch.Tensor:
     return torch.tensor([*lens, 0], device=DEVICE)
 
 
-@pytest.mark.parametrize(("page_size", "window"), [(1, None), (4, None), (4, 5), (16, 5)])
+@pytest.mark.parametrize(("page_size", "window"), [(1, None), (4, 5)])
 def test_after_steps_in_place_it_equals_a_fresh_build_and_the_reference(page_size: int, window: int | None) -> None:
     """The steps go over page borders and past the cache's end, with padded rows among them."""
     table, num_steps = make_table(page_size), 4
@@ -157,7 +157,7 @@ def test_an_engine_gives_the_tokens_of_the_torch_backend(tmp_path: Path) -> None
     """Prompts on both sides of a chunk and of a page, ragged ends, a target with a window in half of its layers."""
     window = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 2}
     pair = make_pair(tmp_path, "qwen2", vocab_size=24, **window)
-    requests = random_requests(3, max_new_tokens=7, vocab_size=24, lengths=(1, 24))
+    requests = random_requests(3, max_new_tokens=5, vocab_size=24, lengths=(1, 24))
     config = replace(
         make_config(pair, prune="catchup", batch_size=2),
         cache=CacheConfig(page_size=4, prefill_chunk=17),

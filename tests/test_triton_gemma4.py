@@ -73,7 +73,8 @@ def test_a_target_gives_what_it_gives_without(tmp_path: Path, kind: str, num_row
     """Prompt rows first, of which the last layers take the last alone, then rows of two requests: few, which have
     products of ours with norms inside, and more, which have the library's with kernels between them."""
     config, outcomes = read_target(tmp_path, kind), []
-    for products in (PLAIN, TritonProducts(), TritonProducts(row_invariant=False)):
+    not_invariant = [TritonProducts(row_invariant=False)] if num_rows == 10 else []
+    for products in (PLAIN, TritonProducts(), *not_invariant):
         lane = Lane.of(config.layers)
         target, last = make_target(config, lane, products), torch.tensor([5, 11], device=DEVICE)
         for tensor in caches(lane):
@@ -115,7 +116,7 @@ def test_a_row_of_a_round_is_the_row_of_plain_decoding(tmp_path: Path, kind: str
     rows = torch.stack([tokens[slot, start : start + 4] for slot, start in enumerate(starts)])
     verified = target.forward(rows.flatten(), lane.cache, lane.metadata(starts, 4), AllRows(), FeatureSpec())
     together = target.logits(verified.hidden).view(3, 4, -1)
-    for column in range(4):
+    for column in (0, 3):
         metadata = lane.metadata([starts[0] + column], 1)
         alone = target.forward(rows[0, column : column + 1], lane.cache, metadata, AllRows(), FeatureSpec())
         assert torch.equal(target.logits(alone.hidden)[0], together[0, column])

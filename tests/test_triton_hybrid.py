@@ -49,7 +49,7 @@ OF_ROLLBACK = {
     Rollback.replay: {"delta_inputs", "delta_rule", "delta_replay", "keep_delta_rows", "gated_norm"},
 }
 """The kernels that a prompt and rounds launch."""
-EVERYWHERE = [("eager", Rollback.checkpoints), ("round", Rollback.replay)]
+EVERYWHERE = [("eager", rollback) for rollback in Rollback]
 IN_GRAPHS = EVERYWHERE if INTERPRETED else [(mode, rollback) for mode in ("eager", *MODES) for rollback in Rollback]
 """The interpreter takes ten seconds for each."""
 

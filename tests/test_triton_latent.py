@@ -43,7 +43,7 @@ from tests.test_triton_products import (
     prompt,
     run_head,
 )
-from tests.tiny_latent import SIZES, make_latent_eagle3
+from tests.tiny_latent import SIZES
 
 SCALE, SPLIT = 0.25, 64
 RANK, ROTATED = 20, 12
@@ -187,7 +187,7 @@ def test_the_backend_equals_that_of_torch() -> None:
     assert_near(*outs)
 
 
-@pytest.mark.parametrize("changes", [{}, {"q_lora_rank": None, "attention_bias": True}])
+@pytest.mark.parametrize("changes", [{}, {"q_lora_rank": None, "attention_bias": True, "num_hidden_layers": 1}])
 @torch.inference_mode()
 def test_a_target_of_16_bits_gives_what_it_gives_without_fused_products(
     tmp_path: Path, changes: dict[str, Any]
@@ -242,23 +242,16 @@ def test_an_eagle3_head_of_16_bits_gives_what_it_gives_without_fused_products(tm
 
 
 @pytest.mark.parametrize(
-    ("drafter", "graph"),
-    [("eagle3", "eager"), ("mtp_eagle", "round")]
-    + ([] if DEVICE.type == "cpu" else [("mtp_eagle", mode) for mode in ("split_seed", "step_replay", "full_loop")]),
+    "graph", ["eager"] if DEVICE.type == "cpu" else ["eager", "round", "split_seed", "step_replay", "full_loop"]
 )
-def test_an_engine_gives_the_tokens_of_transformers(drafter: str, graph: str, tmp_path: Path) -> None:
-    """Latent attention in target and drafter, experts in both but for EAGLE-3's head, through all kernels."""
-    folder = tmp_path / "target"
-    make_nextn(folder, "deepseek_v3", num_modules=3)
-    head = folder if drafter != "eagle3" else tmp_path / "head"
-    if drafter == "eagle3":
-        make_latent_eagle3(head, read_model_config(folder), eagle_aux_hidden_state_layer_ids=[1, 2, 3])
+def test_an_engine_gives_the_tokens_of_transformers(graph: str, tmp_path: Path) -> None:
+    """Latent attention and experts in target and drafter, through all kernels."""
+    make_nextn(tmp_path, "deepseek_v3", num_modules=3)
     requests = random_requests(2, max_new_tokens=3, lengths=(1, 12))
-    run = make_config(
-        (folder, head), drafter, prune="catchup", batch_size=2, device=DEVICE.type, dtype="float32", kernels="triton"
-    )
+    places = {"batch_size": 2, "device": DEVICE.type, "dtype": "float32"}
+    run = make_config((tmp_path, tmp_path), "mtp_eagle", prune="catchup", kernels="triton", **places)
     mode = registry.load().schemas()[f"graph/{graph}"]()
     outputs = generate(replace(run, attention=AttentionConfig(name="triton"), graph=mode), requests)
-    reference = Reference(folder)
+    reference = Reference(tmp_path)
     plain = {request.request_id: reference.greedy(request) for request in requests}
     reference.assert_lossless(requests, outputs, plain)

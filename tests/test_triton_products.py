@@ -136,7 +136,7 @@ def test_a_target_gives_what_it_gives_without(config: ModelConfig) -> None:
     assert_alike(caches[1], caches[0])
 
 
-@pytest.mark.parametrize("num_rows", [4, 20, 66])
+@pytest.mark.parametrize("num_rows", [4, 66])
 def test_rows_of_prompts_give_what_they_give_without(llama: ModelConfig, num_rows: int) -> None:
     """Few rows or many: all go to the library, behind norms of their own."""
     lane, outputs = Lane.of(llama.layers), []
@@ -194,7 +194,7 @@ def test_a_row_of_a_round_is_the_row_of_plain_decoding(config: ModelConfig, narr
     verified = target.forward(rows.flatten(), lane.cache, lane.metadata(starts, 4), AllRows(), FeatureSpec())
     together = target.logits(verified.hidden).view(3, 4, -1)
     for column in (0, 3):
-        metadata = lane.metadata([start + column for start in starts[:1]], 1)
+        metadata = lane.metadata([starts[0] + column], 1)
         alone = target.forward(rows[0, column : column + 1], lane.cache, metadata, AllRows(), FeatureSpec())
         assert torch.equal(target.logits(alone.hidden)[0], together[0, column])
 

@@ -80,7 +80,7 @@ def test_a_row_has_the_bits_of_the_chain_that_leads_to_it(
     tree = tree_rows(paged, [random_parents(num_rows, seed) for seed in range(batch)])
     found = attend(paged, queries, window, split=split, tree=tree).view(batch, num_rows, -1)
     for request, prefix in enumerate(prefixes):
-        for row in range(num_rows):
+        for row in range(0, num_rows, 1 if num_rows < 16 else 3):
             chain, depth = along_path(paged, tree, request, row), int(tree.depths[request, row])
             chain.seq_lens = torch.tensor([prefix + depth + 1], device=DEVICE)
             query = queries.view(batch, num_rows, group, 64)[request, row : row + 1]
@@ -97,7 +97,7 @@ def along_path(paged: Paged, tree: TreeRows, request: int, row: int) -> Paged:
     return chain
 
 
-@pytest.mark.parametrize(("num_rows", "window"), each_value([5, 40], [None, 3, 70]))
+@pytest.mark.parametrize(("num_rows", "window"), each_value([5, 24], [None, 3, 70]))
 def test_a_tree_equals_the_reference(num_rows: int, window: int | None) -> None:
     """Trees differ between requests, end on and beside split borders, and one has no keys before it."""
     paged = fill([num_rows, 64 + num_rows // 2, 128])
