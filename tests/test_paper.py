@@ -176,6 +176,10 @@ def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "x.yaml"
     file.write_text("common: &all {a: 1}\nlines:\n  <<: *all\n  a: 2\n")
     assert read_yaml(file)["lines"] == {"a": 2}, "what is merged is no second one"
+    file.write_text("a: &a {x: 1}\nouter:\n  b: &b\n    <<: *a\n    x: 2\nc:\n  <<: *b\n")
+    assert read_yaml(file)["outer"] == {"b": {"x": 2}}, "even if another merges it, before it is made"
+    file.write_text('1: a\n"1": b\n')
+    assert read_yaml(file) == {1: "a", "1": "b"}
     file.write_text("name: x\nlines:\n  a: [drafter=ngram]\n  b: [drafter=none]\n  a: [drafter=eagle3]\n")
     with pytest.raises(UserError, match="the key a occurs twice in the object of line 3"):
         read_paper(file)
@@ -186,7 +190,7 @@ def test_a_list_without_brackets_is_refused(tmp_path: Path, text: str) -> None:
     """YAML's own reader would make a key of what stands behind the comma."""
     file = tmp_path / "x.yaml"
     file.write_text(text)
-    with pytest.raises(UserError, match="is alone in braces; write a list in brackets"):
+    with pytest.raises(UserError, match="has no value; write one, or a list in brackets"):
         read_yaml(file)
     file.write_text("x: {values: [1, 2], none: null, empty: ''}\ny:\n")
     assert read_yaml(file) == {"x": {"values": [1, 2], "none": None, "empty": ""}, "y": None}
@@ -283,5 +287,15 @@ def test_a_paper_runs_once_and_prints_from_its_json(
 
 
 def test_cells_of_a_sweep_are_not_left_out_of_a_paper() -> None:
-    with pytest.raises(UserError, match=r"^leave_out=\[drafter=ngram\]: .*remove the line or the task from"):
+    with pytest.raises(UserError, match=r"^leave_out=\[drafter=ngram\]: .*remove a task or a line of the tables"):
         cells_of(read_paper(EXAMPLE), ["leave_out=[drafter=ngram]"])
+
+
+@pytest.mark.parametrize("typed", ["batch_size=8", "drafter.num_draft_tokens=5", "sampling.temperature=0.5"])
+def test_a_number_that_a_table_shows_is_not_typed_behind_the_file(tmp_path: Path, typed: str) -> None:
+    """Else the row of a paper with one batch size and one K would have other numbers than its run."""
+    file = tmp_path / "x.yaml"
+    speed = {"batch_sizes": 1, "draft_tokens": 3}
+    file.write_text(yaml.safe_dump({"lines": {"a": ["drafter=ngram"]}, "tasks": {"t": []}, "speed": speed}))
+    with pytest.raises(UserError, match=f"^{typed}: .* belongs to (speed.|temperatures of )"):
+        cells_of(read_paper(file), [typed])

@@ -208,7 +208,7 @@ def test_file_that_cannot_be_read_is_one_line(empty_folder: Path, capsys: pytest
     assert "nope.yaml: cannot be read" in refused_line(["nope.yaml"], capsys)
     assert "cannot be read" in refused_line(["."], capsys)
     Path("x.yaml").write_bytes(b"\xff\xfe\x00")
-    assert "x.yaml: not YAML" in refused_line(["x.yaml"], capsys)
+    assert "x.yaml: cannot be read" in refused_line(["x.yaml"], capsys)
 
 
 def test_no_file_is_one_line(empty_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

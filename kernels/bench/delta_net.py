@@ -1,12 +1,14 @@
 """Times the kernels of a gated delta net on a GPU; compares them with the bytes that have to move, and with torch.
 
+In 16 bits, prompts of 64 rows or more run in chunks instead, by a kernel that `delta_library.py` times.
+
     PYTHONPATH=.:kernels python kernels/bench/delta_net.py [--batch 1 16 64] [--rows 4] [--prompts 512] [--tiles 16:1]
 
 Lower bound: a state has `num_value_heads * key_head_dim * value_head_dim` floats, 2.1 MB in Qwen3.5-9B. For each
 request, verify of N rows reads one state and writes N, and replay reads and writes one. With many requests this bounds
 the time, rather than the arithmetic (7 operations for each element of the state and each row). The states of one
-request take 2.5 us in verify of 4 rows. With so little to move, enough programs must wait for memory at once, and
-launches must be few. The rows of a prompt are computed one after the other with the state in registers, so the bound is
+request take 2.5 us in verify of 4 rows. To come near it, many programs must load at the same time, and launches must
+be few. `delta_rule` computes the rows of a prompt one after the other, with the state in registers. There the bound is
 the latency of one row times the number of rows.
 
 Times are for one call inside a CUDA graph of many. The rule and the replay cycle through states that together exceed
@@ -64,13 +66,18 @@ def random_rows(net: Net, batch: int, num_rows: int) -> tuple[torch.Tensor, torc
     return torch.cat((unit, values), dim=-1), -gates[0], gates[1]
 
 
+def num_copies(num_bytes: int) -> int:
+    """Return how many copies of so many bytes to cycle through: enough to exceed L2 twice, but at most LAUNCHES."""
+    return min(LAUNCHES, 1 + int(2 * L2_BYTES / num_bytes))
+
+
 def cases(net: Net, batch: int, num_rows: int, is_prompt: bool) -> Iterator[Case]:
     """Yield the measured steps of a layer, for verify or for a prompt."""
     rows = random_rows(net, batch, num_rows)
     slots, begin = torch.arange(batch, device="cuda"), torch.zeros(batch, dtype=torch.int64, device="cuda")
     out = torch.empty(batch, num_rows, net.num_value_heads, net.head_dim, device="cuda")
     rows_kept = 1 if is_prompt else num_rows
-    copies = min(LAUNCHES, 1 + int(2 * L2_BYTES / (batch * rows_kept * net.state_bytes)))
+    copies = num_copies(batch * rows_kept * net.state_bytes)
     shape = (copies, batch + 1, rows_kept, net.num_value_heads, net.head_dim, net.head_dim)
     states = torch.zeros(shape, device="cuda")
     given = (*rows, slots, begin, net.num_key_heads, is_prompt)
@@ -91,11 +98,12 @@ def cases(net: Net, batch: int, num_rows: int, is_prompt: bool) -> Iterator[Case
         *torch.zeros(2, batch + 1, num_rows, net.num_value_heads, device="cuda"),
     )
 
-    one_state = states[:, :, 0].contiguous()
+    copies_of_one = num_copies(batch * net.state_bytes)
+    one_state = torch.zeros((copies_of_one, batch + 1, *shape[3:]), device="cuda")
     last = begin + (num_rows + 1) // 2 - 1
 
     def replay_and_keep(index: int) -> None:
-        delta_rule.delta_replay(out, one_state[index % copies], *rows, slots, last, *kept)
+        delta_rule.delta_replay(out, one_state[index % copies_of_one], *rows, slots, last, *kept)
         delta_kept.keep_delta_rows(*kept, *rows, slots)
 
     yield Case("replay", batch * 2 * net.state_bytes, replay_and_keep, None)
@@ -126,7 +134,8 @@ def input_cases(net: Net, batch: int, num_rows: int, is_prompt: bool) -> Iterato
         net.head_dim,
         is_prompt,
     )
-    moved = batch * num_rows * (2 * width + 4 * net.conv_size) + batch * columns * net.conv_size * 4
+    per_row = (2 + 4) * (net.conv_size + 2 * net.num_value_heads)  # read in 16 bits, written in float32; not the gate
+    moved = batch * num_rows * per_row + batch * (net.history + columns) * net.conv_size * 2
     yield Case(
         "inputs",
         moved,

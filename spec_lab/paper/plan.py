@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from spec_lab.core.errors import UserError
-from spec_lab.paper.file import AXES, Line, PaperFile, key_of
+from spec_lab.paper.file import AXES, SPEED_AXES, Line, PaperFile, key_of
 
 Part = Literal["acceptance", "ablation", "speed"]
 MOST_RUNS = 1000
@@ -25,7 +25,8 @@ class PlannedCell:
     """One run of a paper, and the place of its numbers in the tables.
 
     Attributes:
-        draft_tokens: K if the part varies it, else None.
+        batch_size: None if the part does not set it.
+        draft_tokens: K; None if the part does not set it.
     """
 
     part: Part
@@ -49,7 +50,7 @@ def cells_of(paper: PaperFile, typed: Iterable[str] = ()) -> list[PlannedCell]:
     cells = _cells(paper, typed)
     if found := next((text for cell in cells for text in cell.overrides if key_of(text) == LEAVE_OUT), None):
         raise UserError(
-            f"{found}: {LEAVE_OUT} is read for a sweep's grid; remove the line or the task from {paper.path}"
+            f"{found}: {LEAVE_OUT} is for a sweep's grid; remove a task or a line of the tables from {paper.path}"
         )
     if len(cells) > MOST_RUNS:
         raise UserError(f"{paper.path}: it has {len(cells)} runs, and the most is {MOST_RUNS}; leave some out")
@@ -61,12 +62,16 @@ def _cells(paper: PaperFile, typed: tuple[str, ...]) -> list[PlannedCell]:
 
 
 def _refuse_levelling(paper: PaperFile, typed: Iterable[str]) -> None:
-    """Refuse overrides that would make differently named cells equal, such as one drafter for all runs."""
+    """Refuse overrides of a key that the paper has another key for, or in which its runs differ, such as drafter.
+
+    With such an override, a table's row could have a name or a number that its run does not have.
+    """
+    axes = AXES | (SPEED_AXES if paper.speed is not None else {})
     cells = [{key_of(text): text for text in cell.overrides} | {"": cell.part} for cell in _cells(paper, ())]
     for text in typed:
         key = key_of(text)
-        if key in AXES:
-            raise UserError(f"{AXES[key]} of {paper.path} sets {text}; change it in the file")
+        if key in axes:
+            raise UserError(f"{text}: {key} belongs to {axes[key]} of {paper.path}; change it in the file")
         for parts in (("acceptance", "ablation"), ("speed",)):
             chosen = sorted({str(cell.get(key)) for cell in cells if cell[""] in parts})
             if len(chosen) > 1 and key not in MAY_BE_LEVELLED:
@@ -111,12 +116,12 @@ def _ablations(paper: PaperFile, typed: tuple[str, ...]) -> Iterator[PlannedCell
 
 
 def _of_base(overrides: tuple[str, ...] | None, ablation: Line) -> tuple[str, ...] | None:
-    """Return the overrides of the base at a temperature, if any, and over them those of the ablation."""
+    """Return the base's `greedy` or `sampled` overrides, replaced by the ablation's `always` where both set a key."""
     return overrides and merged(overrides, ablation.always)
 
 
 def _speed(paper: PaperFile, typed: tuple[str, ...]) -> Iterator[PlannedCell]:
-    """Yield the runs of the frontier, which are greedy, so that acceptance does not depend on draws."""
+    """Yield the runs of the speed tables. They are greedy, so that acceptance does not depend on draws."""
     speed = paper.speed
     if speed is None:
         return

@@ -25,8 +25,12 @@ MAX_RULES = 200
 
 @dataclass(frozen=True, slots=True)
 class NamedRule:
-    """A rule as the user typed it, without the group's name, as in `relaxed_thinking topk=3`. `config` is the config of
-    a run with this rule."""
+    """A rule with one value for each knob that the user typed.
+
+    Attributes:
+        name: the rule and these knobs without the group's name, such as `relaxed_thinking topk=3`.
+        config: the config of a run with this rule.
+    """
 
     name: str
     config: RunConfig
@@ -67,7 +71,9 @@ def _split(arguments: Sequence[str]) -> list[list[str]]:
         if key == GROUP:
             rules.append([])
         elif not key.startswith(f"{GROUP}."):
-            raise UserError(f"{argument}: name a rule with {GROUP}=RULE {GROUP}.KNOB=VALUE; nothing else is read")
+            raise UserError(
+                f"{argument}: name a rule with {GROUP}=RULE {GROUP}.KNOB=VALUE; besides, {EXTENSIONS}=[MODULE] is read"
+            )
         elif not rules:
             raise UserError(f"{argument}: name the rule before its knobs, {GROUP}=RULE {argument}")
         rules[-1].append(argument)

@@ -1,7 +1,7 @@
 """`python -m spec_lab.sweep FILE [OVERRIDES...]`: run a W&B sweep file without W&B's server, on W&B's own search code.
 
-The same command continues a killed sweep. Runs that finished or were refused before are shown and not repeated. Exit
-codes are those of `python -m spec_lab`.
+The same command continues a killed sweep, unless code, config files or packages have changed since. Runs that
+finished or were refused before are shown and not repeated. Exit codes are those of `python -m spec_lab`.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ LARGEST_SEED = 2**63 - 1
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with `arguments` (default: those of the process), and return the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    return guarded(lambda: _run(arguments), interrupted="interrupted; the same command continues from here")
+    return guarded(lambda: _run(arguments), interrupted="interrupted; the same command repeats no run that has ended")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = LineParser(
         prog="python -m spec_lab.sweep",
-        description="Run a W&B sweep file without W&B's server. The same command continues a killed sweep.",
+        description="Run a W&B sweep file without W&B's server. The same command continues a killed sweep, unless "
+        "code, config files or packages have changed since.",
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="a W&B sweep file, such as sweeps/drafter_grid.yaml")
     said = "for every run, as for python -m spec_lab"
@@ -44,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=_seed, default=0, help="seed of the search (default: 0)")
     parser.add_argument("--fresh", action="store_true", help="begin a new sweep if an earlier one has ended")
     parser.add_argument(
-        "--dry-run", action="store_true", help="print the first runs and what would be refused, run nothing"
+        "--dry-run", action="store_true", help="print the first runs, and which of them would be refused; run nothing"
     )
     return parser
 

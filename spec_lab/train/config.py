@@ -1,9 +1,9 @@
 """The schema of a training: a dataclass for each group of keys, with types, defaults, explanations and bounds.
 
 It holds only values, and does not import torch. The options of `target=` and `drafter=` are in `target_config.py`,
-`drafter_config.py` and `block_config.py`. A YAML file under `conf/train/` names its schema in its defaults list, and
-sets the values that the option changes. `spec_lab.train.checks` has the rules on combinations, and
-`spec_lab.train.options` the recipe of each drafter.
+`drafter_config.py` and `block_config.py`. A YAML file in `conf/train/target/` or `conf/train/drafter/` names its schema
+in its defaults list, and sets the values that the option changes. `spec_lab.train.checks` has the rules on
+combinations, and `spec_lab.train.options` the recipe of each drafter.
 """
 
 from __future__ import annotations
@@ -29,20 +29,24 @@ class TokenizerConfig:
     """The texts that a new vocabulary is trained on: examples of each checkable category, and natural text."""
 
     vocab_size: int = knob(4096, "tokens, markers included", least=256 + len(SPECIAL_TOKENS), most=MAX_VOCAB_SIZE)
-    num_examples_per_category: int = knob(1500, "generated examples it is trained on", least=1, most=MAX_TEXTS)
+    num_examples_per_category: int = knob(1500, "generated examples for a new vocabulary", least=1, most=MAX_TEXTS)
 
 
 @dataclass
 class CorpusConfig:
     """The texts that a new target is trained on: generated examples of each checkable category, and natural text."""
 
-    num_examples_per_category: int = knob(90000, "generated examples for a new target", least=1, most=MAX_TEXTS)
+    num_examples_per_category: int = knob(
+        90000, "generated examples for a new target, rounded up to whole shards", least=1, most=MAX_TEXTS
+    )
     num_shards: int = knob(
         64, "number of parts of the examples; a process draws each from a separate seed", least=1, most=2**16
     )
     row_length: int = knob(512, "tokens of a row, into which whole examples are packed", least=16, most=MAX_LENGTH)
     num_natural_documents: int | None = knob(
-        None, "number of the standard library's files for a new target; null is all of the training split", least=1
+        None,
+        "number of the standard library's documents for a new target: files, then prose; null is all for training",
+        least=1,
     )
 
 
@@ -51,17 +55,23 @@ class GenerationsConfig:
     """The texts that target=pocket and target=shipped write for their drafters to learn from."""
 
     num_checkable_prompts: int = knob(
-        3500, "number of prompts of each checkable category that the target answers", least=0, most=MAX_TEXTS
+        3500,
+        "prompts of each checkable category that the target answers, rounded up to whole shards",
+        least=0,
+        most=MAX_TEXTS,
     )
     num_natural_prompts: int = knob(
-        10000, "number of prompts of code, and of prose, that it continues", least=0, most=MAX_TEXTS
+        10000,
+        "prompts of code, and as many of prose, that the target continues, rounded up to whole shards",
+        least=0,
+        most=MAX_TEXTS,
     )
     num_shards: int = knob(
         16, "number of parts of the prompts; a process draws each from a separate seed", least=1, most=2**16
     )
-    max_new_tokens: int = knob(256, "most tokens that it writes after each prompt", least=1, most=MAX_LENGTH)
+    max_new_tokens: int = knob(256, "most tokens that the target writes after each prompt", least=1, most=MAX_LENGTH)
     row_length: int = knob(
-        321, "tokens of a prompt and its text together; prompts of this length are left out", least=16, most=MAX_LENGTH
+        321, "tokens of a prompt and its text together; prompts that fill it are left out", least=16, most=MAX_LENGTH
     )
     batch_size: int = knob(4096, "prompts continued together", least=1, most=2**20)
     sampled_fraction: float = knob(0.2, "share of the texts that is sampled; the others are greedy", least=0, most=1)
@@ -74,7 +84,7 @@ class PackingConfig:
 
     row_length: int = knob(1024, "tokens of a row; a longer text loses its end", least=16)
     kept_gigabytes: float = knob(
-        0, "CPU memory for hidden states, so that the target runs each row once; 0 runs it in every epoch", least=0
+        0, "CPU memory for hidden states; rows whose states fit are run by the target once, not in every epoch", least=0
     )
     held_out: float = knob(0.01, "share of the conversations that a drafter is measured on", above=0, most=0.5)
 
@@ -128,7 +138,7 @@ class TrainConfig:
     writing: WritingConfig = field(
         default_factory=WritingConfig, metadata={"help": "how an existing target such as hf writes its texts"}
     )
-    packing: PackingConfig = field(default_factory=PackingConfig, metadata={"help": "how such texts become rows"})
+    packing: PackingConfig = field(default_factory=PackingConfig, metadata={"help": "how a folder's texts become rows"})
     evaluation: EvaluationConfig = field(
         default_factory=EvaluationConfig, metadata={"help": "the measurement of the card's figures"}
     )
@@ -137,8 +147,8 @@ class TrainConfig:
     )
     layouts: list[str] = knob(
         [],
-        "other projects' layouts to write too, each in a subfolder of the drafter: speculators for eagle3, speculators "
-        "and deepspec for dflash and its presets",
+        "other projects' layouts to write too, each in a subfolder of the drafter: speculators for eagle3, "
+        "speculators and deepspec for dflash and its presets, as far as the layout has their parts",
     )
     seed: int = knob(0, "seed of weights, examples and batches", least=0, most=MAX_SEED)
     device: str = knob("auto", "auto, cpu, cuda or cuda:N; auto takes a GPU if there is one")

@@ -114,14 +114,14 @@ def shape_of_drafts_fits_the_method(config: RunConfig) -> str | None:
 
 
 def drafts_of_a_tree_are_drawn_in_its_shape(config: RunConfig) -> str | None:
-    """Traversal needs a tree of fixed shape. If the shape depends on the drafts, they have another distribution than
-    the one that the rule would use."""
+    """Traversal is for tree=static, whose paths it reads. If a tree's shape depends on its drafts, they have another
+    distribution than the one that the rule would use."""
     rule: Any = config.acceptance
     if rule.method != RejectionMethodChoice.traversal or config.tree.name in (TreeConfig.name, StaticTreeConfig.name):
         return None
     return (
-        f"acceptance.method=traversal with tree={config.tree.name}, whose shape follows from its drafts, would be "
-        "biased; use tree=static, or acceptance.method=one_hot"
+        f"acceptance.method=traversal needs the fixed paths of tree=static, not tree={config.tree.name}: it would be "
+        "biased if drafts chose the shape; use tree=static, or acceptance.method=one_hot"
     )
 
 

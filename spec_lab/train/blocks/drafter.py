@@ -28,7 +28,12 @@ from spec_lab.train.frozen_target import FrozenTarget
 
 @dataclass(frozen=True, slots=True)
 class WalkedSlot:
-    """The scores of one slot of all blocks, and the confidence head's estimate [blocks]; None without such a head."""
+    """One slot of all blocks.
+
+    Attributes:
+        law: its scores.
+        sure: [blocks] the confidence head's estimate; None if the drafter has no such head.
+    """
 
     law: SlotScores
     sure: Tensor | None
@@ -52,8 +57,11 @@ class Joining:
         return BlockRows(hidden, self.logits(hidden.flatten(0, 1)).unflatten(0, hidden.shape[:2]), context)
 
     def walked(self, rows: BlockRows, tokens: Tensor) -> Iterator[WalkedSlot]:
-        """Yield the slots in order, each scored after the text's token before it. `tokens` [blocks, slots or more]
-        begin with the pending one."""
+        """Yield the slots in order, each scored after the text's token before it.
+
+        Args:
+            tokens: [blocks, at least the slots that the caller takes], from the pending token on.
+        """
         walk = self.head.begin(rows)
         for slot in range(rows.hidden.shape[1]):
             column = torch.full((1,), slot, device=tokens.device)  # made on the device, without a copy
@@ -151,7 +159,8 @@ class TrainableBlock(SlotDrafter):
 
     def joining(self) -> Joining:
         tensors = self.tensors()
-        parts = HeadParts(self.config, tensors, self._embedding, self.token_map)
+        embedding = tensors.get("embed_tokens.weight", self._embedding)
+        parts = HeadParts(self.config, tensors, embedding, self.token_map)
         logits = DenseLinear(tensors.get("lm_head.weight", self._frozen_head), None)
         return Joining(logits, build_head(parts), build_confidence(parts))
 
@@ -159,7 +168,7 @@ class TrainableBlock(SlotDrafter):
 def walked_slots(drafter: SlotDrafter, batch: BlockBatch, num_drafts: int) -> Iterator[SlotScores]:
     """Yield the scores of the first slots of all blocks [batch * anchors], each after the text's own token."""
     hidden, context = drafter.slots(batch.rows, batch.tapped)
-    tokens = batch.rows.behind(batch.rows.tokens, torch.arange(num_drafts + 1, device=hidden.device))
+    tokens = batch.rows.behind(batch.rows.tokens, torch.arange(num_drafts, device=hidden.device))
     joining = drafter.joining()
     # The walk is lazy, so it never reaches later slots, for which `tokens` has no column.
     return (slot.law for slot in islice(joining.walked(joining.rows(hidden, context), tokens), num_drafts))
