@@ -168,7 +168,11 @@ FORBIDDEN = [
     ),
     ([*TREE, "acceptance=typical", "sampling=sampled"], "acceptance=typical judges no tree", "tree=none"),
     ([*TRAVERSAL, "drafter=frozen_kv"], "acceptance.method=traversal judges trees", "acceptance.method=block"),
-    ([*TRAVERSAL, *TREE], "acceptance.method=traversal with tree=dynamic", "tree=static"),
+    (
+        [*TRAVERSAL, *TREE],
+        "acceptance.method=traversal needs the fixed paths of tree=static",
+        "tree=static",
+    ),
     ([*TRAVERSAL, *STATIC, "drafter.draft_sampling=greedy"], "divides by other probabilities", "method=one_hot"),
     ([*TRAVERSAL, *STATIC, "acceptance.allow_lossy=true"], "allow_lossy=true has nothing", "allow_lossy=false"),
     ([*TRAVERSAL, *STATIC, "tree.paths=[[0],[0,1]]"], "[0,1] with drafter.draft_sampling=distribution", "add [0,0]"),
