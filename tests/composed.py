@@ -36,8 +36,16 @@ FRONTS: dict[Key, Callable[[], DictConfig]] = {}
 """What makes a copy of what Hydra's own files and the schema of a run come to, which stand at the front of a list."""
 PARTS: dict[Key, tuple[Any, Callable[[], DictConfig]]] = {}
 """The types that an option's files name, and what makes a copy of what those files come to behind such a front."""
+HYDRAS_OWN: list[tuple[Any, str, Any]] = []
+"""Where something stands that was Hydra's or OmegaConf's own, under which name, and that."""
 FOREVER = ("pkg://hydra.conf", "pkg://hydra_plugins", "structured://")
 """Where Hydra finds what does not change while tests run, beside the lab's conf/."""
+
+
+def put(owner: Any, name: str, ours: Any) -> None:
+    """Put `ours` in the place of what is not ours."""
+    HYDRAS_OWN.append((owner, name, vars(owner).get(name)))
+    setattr(owner, name, ours)
 
 
 def schemas(folder: Mapping[str, Any]) -> tuple[int, ...]:
@@ -132,7 +140,7 @@ def remember_files() -> None:
             FILES[key] = stored, copies_of(load_anew(self, config_path))
         return FILES[key][1]()
 
-    ConfigRepository.load_config = load_config  # type: ignore[method-assign]
+    put(ConfigRepository, "load_config", load_config)
 
 
 def install() -> None:
@@ -183,7 +191,7 @@ def install() -> None:
         made.__dict__["_parent"] = parent
         return made
 
-    DictConfig.__deepcopy__ = copy_of  # type: ignore[method-assign]
+    put(DictConfig, "__deepcopy__", copy_of)
     map_anew = defaults_list._create_interpolation_map
 
     def map_where_read(overrides: Any, entries: list[Any], self_added: bool) -> DictConfig | None:
@@ -191,10 +199,10 @@ def install() -> None:
         return map_anew(overrides, entries, self_added) if is_read else None
 
     # Hydra makes it for each file, and reads it where an entry names another's choice.
-    defaults_list._create_interpolation_map = map_where_read  # type: ignore[assignment]
+    put(defaults_list, "_create_interpolation_map", map_where_read)
     # Hydra copies the places where it looks each time, and with one of them all types that it was told of.
     ConfigStore.__deepcopy__ = lambda self, memo: self  # type: ignore[attr-defined]
     remember_files()
-    config_loader_impl.create_defaults_list = create_defaults_list
-    config_loader_impl.ConfigLoaderImpl._compose_config_from_defaults_list = compose  # type: ignore[method-assign]
-    config_loader_impl.ConfigLoaderImpl._load_single_config = load_single  # type: ignore[method-assign]
+    put(config_loader_impl, "create_defaults_list", create_defaults_list)
+    put(config_loader_impl.ConfigLoaderImpl, "_compose_config_from_defaults_list", compose)
+    put(config_loader_impl.ConfigLoaderImpl, "_load_single_config", load_single)

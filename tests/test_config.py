@@ -15,11 +15,18 @@ from omegaconf import DictConfig, OmegaConf
 from spec_lab.menu import registry
 from spec_lab.menu.config import RunConfig
 from spec_lab.options.rules.relaxed_thinking import RelaxedThinkingConfig
-from spec_lab.program.compose import compose_run, compose_with_hydra, register_schemas, to_run_config
+from spec_lab.program.compose import (
+    compose_run,
+    compose_with_hydra,
+    register_schemas,
+    to_config_and_options,
+    to_run_config,
+)
 from spec_lab.program.folder import folder_name
 from spec_lab.program.help import help_text
 from spec_lab.program.options import conf_folder, read_groups, read_keys
 from tests import composed
+from tests.uncomposed import run_of
 
 OF_OTHER_PROGRAMS = {"train", "paper"}
 SETTINGS = ("experiment", "size", "debug")
@@ -71,6 +78,24 @@ def test_what_was_composed_before_changes_nothing(monkeypatch: pytest.MonkeyPatc
     composed.LISTS.clear()
     composed.CONFIGS.clear()
     assert [as_written(compose_with_hydra(overrides)) for overrides in (some, others)] == anew
+
+
+def test_tests_compose_what_hydra_composes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`tests/composed.py` puts together what each option comes to, `tests/uncomposed.py` sets it on the defaults."""
+    commands = [
+        ["drafter=dflash", "drafter.weights=random", "acceptance=rejection", "sampling=sampled", "seed=5"],
+        ["experiment=lossy", "size=small", "prune.prefill=all_rows", "target=hf", "target.path='a b'"],
+        ["tree=dynamic", "tree.depth=4", "graph=round_overlap"],
+        ["drafter=ngram", "drafter.k_schedule=[[1,2,4],[3,9,1]]", "workload=pocket", "prune=catchup"],
+    ]
+    written = [as_written(compose_with_hydra(overrides)) for overrides in commands]
+    runs = [run_of(overrides) for overrides in commands]
+    assert len(composed.HYDRAS_OWN) == 6
+    for owner, name, own in composed.HYDRAS_OWN:
+        monkeypatch.setattr(owner, name, own)
+    hydras = [compose_with_hydra(overrides) for overrides in commands]
+    assert list(map(as_written, hydras)) == written
+    assert [to_config_and_options(each)[0] for each in hydras] == runs
 
 
 def test_defaults_are_those_of_the_design() -> None:

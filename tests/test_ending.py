@@ -269,14 +269,15 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_a_reader_may_leave_in_the_middle(command: str, kept: Path, empty_folder: Path) -> None:
-    """Of any program's own output, not of its help alone."""
+    """Of any program's own output, not of its help alone. A short one is written at once, so that the reader has to be
+    gone before."""
     request = json.loads((kept / "requests.jsonl").read_text().splitlines()[0])["id"]
     typed = command.format(run=kept, id=request)
-    line = f"{sys.executable} -m {typed} | head -1; exit ${{PIPESTATUS[0]}}"
+    line = f"{sys.executable} -m {typed} | head -c 0; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert not any(word in done.stderr for word in ("Traceback", "Exception ignored", "Broken pipe")), done.stderr
-    assert len(done.stdout.splitlines()) == 1
+    assert done.stdout == ""
 
 
 @pytest.mark.parametrize(("code", "logged"), [(0, True), (130, False)])

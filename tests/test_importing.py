@@ -27,7 +27,7 @@ class Strike:
         if top in STANDARD or PROGRAM.startswith(name) or name in FIRST or name.endswith("__main__"):
             return None
         self.seen += 1
-        if self.seen % 20 != 1 and top != name:
+        if self.seen % 21 != 1 and top != name:
             return None
         number = (signal.SIGINT, signal.SIGTERM)[self.seen % 2]
         child = os.fork()

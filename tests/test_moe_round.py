@@ -49,7 +49,7 @@ def test_floors_are_those_that_were_reckoned_by_hand(rounds: ModuleType) -> None
 
 def test_every_cell_composes(rounds: ModuleType) -> None:
     assert len({cell.name for cell in rounds.CELLS}) == len(rounds.CELLS)
-    for cell in rounds.CELLS[::14]:
+    for cell in rounds.CELLS[::13]:  # of every model, batch size, K and prune
         config, _ = compose_run([*cell.overrides(), "dtype=bfloat16"])
         assert refusals(config) == [] or cell.model is rounds.APART
 

@@ -39,6 +39,7 @@ from spec_lab.engine.graphs.draft_loops import carry_every_tensor
 from spec_lab.engine.offered import count_offered
 from spec_lab.engine.slots import commit_rows
 from spec_lab.engine.stops import going_on
+from spec_lab.engine.tape import TapeRecorder
 from spec_lab.operators.kernel_set import Op
 from spec_lab.operators.native_set import NATIVE_FUNCTIONS
 from spec_lab.operators.triton_set import TRITON_FUNCTIONS
@@ -409,6 +410,17 @@ def test_a_kernel_does_what_its_torch_form_does(kernels: str, op: Op) -> None:
             tolerance = 10 * TOLERANCE.get(left.dtype, 1e-10) if left.is_floating_point() else 0
             message = f"case {number}"
             torch.testing.assert_close(left, right, rtol=tolerance, atol=tolerance, equal_nan=True, msg=message)
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="a tape is a graph of a CPU")
+@pytest.mark.parametrize("op", TRITON_FUNCTIONS)
+def test_a_kernel_on_a_tape_does_what_it_does_without(op: Op) -> None:
+    """Around its launches nothing is read on the host, which a graph would freeze."""
+    form = FORMS[op]
+    given, again = (next(iter(form.cases())) for _ in range(2))
+    graph = TapeRecorder(num_warmups=0).capture(lambda: what_is_left(form, TRITON_FUNCTIONS[op], given))
+    graph.replay()
+    torch.testing.assert_close(graph.outputs, what_is_left(form, TRITON_FUNCTIONS[op], again), equal_nan=True)
 
 
 @pytest.mark.parametrize("op", [op for op, form in FORMS.items() if form.emits])

@@ -71,7 +71,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def wheel(tree: Path) -> Path:
     """What the hook makes that pip calls."""
-    code = "from setuptools import build_meta; build_meta.build_wheel('dist')"
+    backend = tomllib.loads((tree / "pyproject.toml").read_text())["build-system"]["build-backend"]
+    code = f"import {backend}; {backend}.build_wheel('dist')"
     (tree / "dist").mkdir()
     done = run([sys.executable, "-c", code], tree)
     assert done.returncode == 0, done.stderr

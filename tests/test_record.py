@@ -217,9 +217,12 @@ def test_a_killed_run_leaves_a_valid_record(tmp_path: Path) -> None:
     rounds = MAIN.generate().rounds
     child = os.fork()
     if child == 0:
-        with Recorder(tmp_path, make_info()) as recorder:
-            recorder.rounds(0, rounds)
-            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            with Recorder(tmp_path, make_info()) as recorder:
+                recorder.rounds(0, rounds)
+                os.kill(os.getpid(), signal.SIGKILL)
+        finally:
+            os._exit(1)  # an error ends the child, which would go on with the tests
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     summary = read_summary(tmp_path)
     assert summary["status"] == "interrupted"

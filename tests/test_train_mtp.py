@@ -20,6 +20,7 @@ from tests.one_row import OneRowAttention, feed_forward, norm
 
 HIDDEN_SIZE, VOCAB_SIZE, NUM_LAYERS = 12, 6, 8
 TARGET = Qwen3Config(
+    architectures=["Qwen3ForCausalLM"],
     vocab_size=VOCAB_SIZE,
     hidden_size=HIDDEN_SIZE,
     intermediate_size=16,
@@ -165,6 +166,9 @@ def test_checkpoint_has_the_names_and_config_that_the_runtime_loads(
     }
     assert {key: config.get(key) for key in expected_config} == expected_config
     assert config["rope_parameters"]["rope_theta"] == 500.0
+    described = recipe(num_modules).describe(tmp_path)
+    assert described.kind == ("an MTP module" if num_modules == 1 else "a chain of 3 MTP modules")
+    assert ("The same module takes every draft step" in described.reading) == (num_modules == 1)
     loaded = load_modules(tmp_path, model)
     assert loaded.shape == SHAPE
     for name, tensor in drafter.state_dict().items():

@@ -19,6 +19,7 @@ from spec_lab.checkpoints.random_weights import random_eagle3, random_tensors
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.selection import AllRows
+from spec_lab.engine.tape import TapeRecorder
 from spec_lab.menu import registry
 from spec_lab.menu.config import AttentionConfig
 from spec_lab.models.eagle3 import Eagle3Head
@@ -213,6 +214,10 @@ def test_a_target_of_16_bits_gives_what_it_gives_without_fused_products(
     alone = targets[1].forward(prompt(2, 4)[0, :1], lanes[1].cache, lanes[1].metadata([30], 1), AllRows(), FEATURES)
     if DEVICE.type == "cpu":  # on a GPU the products of heads are the library's, which may differ
         assert torch.equal(targets[1].logits(alone.hidden)[0], outputs[1][0])
+        rounds = prompt(2, 4).flatten(), lanes[1].cache, lanes[1].metadata([30, 9], 4), AllRows(), FEATURES
+        graph = TapeRecorder(num_warmups=0).capture(lambda: targets[1].logits(targets[1].forward(*rounds).hidden))
+        graph.replay()
+        assert torch.equal(graph.outputs, outputs[1]), "on a tape too"
 
 
 def test_a_query_with_its_norm_inside_gives_what_it_gives_without() -> None:
