@@ -18,7 +18,7 @@ from spec_lab.engine.engine import Engine
 from spec_lab.engine.graphs.captured import CapturedMode
 from spec_lab.engine.readback import read_later
 from spec_lab.engine.round import DecodeRound
-from spec_lab.engine.timing import CudaEventTimer
+from spec_lab.engine.timing import CudaEventTimer, HostTimer
 from spec_lab.measure import runner
 from spec_lab.measure.launch_counts import CountedRounds, count_trace
 from spec_lab.measure.profiling import profile_rounds
@@ -30,7 +30,7 @@ from spec_lab.options.graphs.round import RoundGraphConfig
 from spec_lab.options.graphs.split_seed import SplitSeedGraphConfig
 from spec_lab.options.graphs.step_replay import StepReplayGraphConfig
 from spec_lab.record.reading import read_summary
-from spec_lab.record.trace import STAGE_PREFIX, TraceEvent
+from spec_lab.record.trace import STAGE_PREFIX, TraceEvent, outermost
 from tests.fake_runs import CHOICES
 from tests.lab import make_config, make_engine, random_requests
 from tests.test_runner_passes import num_stages
@@ -94,6 +94,12 @@ def test_a_trace_counts_inside_spans_once_a_piece_of_work() -> None:
     assert work["host_syncs_per_round"] == 1 / 2
     assert work["replays_per_round"] == 1 / 2
     assert work["gpu_busy_ms_per_round"] == 0
+
+
+def test_of_calls_that_begin_at_once_the_longest_is_the_outermost() -> None:
+    """The profiler's clock may give a driver's call the start of the call around it."""
+    call, inner, later = (TraceEvent("cuda", *ends) for ends in ((1, 9), (1, 3), (4, 6)))
+    assert outermost([inner, later, call]) == [call]
 
 
 def test_busy_time_is_the_union_of_what_runs_at_once() -> None:
@@ -347,6 +353,19 @@ def test_a_stretch_that_may_hold_no_marks_has_none(event_timer: CudaEventTimer) 
         with event_timer.unmarked(), event_timer.inner_round(1), event_timer.span("verify"):
             pass
     assert [(mark.name, mark.round_index) for mark in marks] == [("verify", None)]
+
+
+def test_the_hosts_clock_times_no_stretch_without_marks() -> None:
+    """Such as a prompt pass, whose spans belong to no round."""
+    timer = HostTimer()
+    with timer.round():
+        with timer.span("verify"):
+            pass
+        with timer.unmarked(), timer.span("head"):
+            pass
+        with timer.span("commit"):
+            pass
+    assert list(timer.spans) == ["verify", "commit"]
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from spec_lab.acceptance.confidences import RowConfidences
-from spec_lab.core.draft_tree import DraftTree
+from spec_lab.core.draft_tree import DraftTree, keep_rows
 from spec_lab.drafters.confident_trees import ConfidentDynamicTree
 from spec_lab.drafters.growth import DynamicTree
 from spec_lab.drafters.picking import DraftedRows
@@ -66,6 +66,15 @@ def test_a_budget_keeps_the_likeliest_rows_with_their_parents(budget: int, num_r
     assert num_rows in (0, 5) or scores[is_offered].min() >= scores[~is_offered].max()
     kept = [0, *(is_offered.nonzero().flatten() + 1).tolist()]
     assert all(int(tree.parents[0, row]) in kept for row in kept)
+
+
+def test_a_row_behind_those_kept_is_its_own_parent() -> None:
+    """The first request keeps fewer drafts than the second: nothing can accept the row behind them."""
+    tokens, parents = torch.tensor([[9, 4, 5, 6]] * 2), torch.tensor([[0, 0, 0, 1]] * 2)
+    is_kept = torch.tensor([[True, False, True], [True, True, True]])
+    kept = keep_rows(tokens, parents, is_kept, 3)
+    assert kept[0][:, :3].tolist() == [[9, 4, 6], [9, 4, 5]]
+    assert kept[1].tolist() == [[0, 0, 1, 3], [0, 0, 0, 1]]
 
 
 KINDS: dict[str, dict[str, Any]] = {"stop": {"options": STOP}, "budget": {"verify": VerifyConfig(budget=9)}}

@@ -16,6 +16,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from spec_lab.core.errors import UserError
+from spec_lab.core.results import GraphCounts
 from spec_lab.record import provenance, schema
 from spec_lab.record.measured import Divergence, Measured
 from spec_lab.record.provenance import collect_provenance, git_revision
@@ -98,6 +99,14 @@ def test_medians_over_repeats_and_counts_of_the_first() -> None:
         [first.seconds, 1.02 * first.seconds, 0.99 * first.seconds]
     )
     assert summary["repeats_identical"] is True
+
+
+def test_graphs_are_counted_up_to_the_last_repeat() -> None:
+    """The engine's counts go on from repeat to repeat."""
+    repeats = [MAIN.generate(), MAIN.generate()]
+    repeats[0].graph, repeats[1].graph = GraphCounts("round", 2, 7), GraphCounts("round", 3, 15)
+    graph = make_summary(main=Measured(repeats), references={})["graph"]
+    assert (graph["mode"], graph["captures"], graph["replays"]) == ("round", 3, 15)
 
 
 def test_references_and_what_is_measured_against_them() -> None:

@@ -318,7 +318,11 @@ def test_plot_has_a_bar_both_ways_at_each_point(sweep: Path) -> None:
     assert isinstance(figure, Figure)
     assert [axes.get_title("left") for axes in figure.axes] == ["K = 1", "K = 3"]
     for axes, num_points in zip(figure.axes, (2, 4), strict=True):
-        assert sum(len(bars.get_segments()) for bars in axes.collections) == 2 * num_points  # type: ignore[attr-defined]
+        bars = [bar for drawn in axes.collections for bar in drawn.get_segments()]  # type: ignore[attr-defined]
+        assert len(bars) == 2 * num_points
+        upright = sorted(tuple(bar[:, 1]) for bar in bars if bar[0, 1] != bar[1, 1])
+        at_k = [point.accuracy for point in points if axes.get_title("left") == f"K = {point.num_draft_tokens}"]
+        np.testing.assert_allclose(upright, sorted((each["low"], each["high"]) for each in at_k))
         stars = [line for line in axes.lines if line.get_marker() == "*" and np.size(line.get_xdata())]
         assert len(stars) == 1
     [legend] = figure.legends
