@@ -13,24 +13,10 @@ from time import perf_counter
 import torch
 
 
-class HostTimer:
-    """Measures each span by the wall clock. This suits a CPU, where a call returns when its work is done.
+class _Unmarkable:
+    """Remembers whether spans are left out at the moment."""
 
-    A replay enters no span, so it is timed as a whole, without the spans inside the captured segment.
-    """
-
-    def __init__(self) -> None:
-        self.spans: dict[str, float] = {}
-        self._is_capturing = False
-        self._is_unmarked = False
-
-    @contextmanager
-    def round(self, num_rounds: int = 1) -> Iterator[None]:
-        self.spans = {}
-        yield
-
-    def inner_round(self, index: int) -> AbstractContextManager[None]:
-        return nullcontext()
+    _is_unmarked = False
 
     @contextmanager
     def unmarked(self) -> Iterator[None]:
@@ -39,6 +25,25 @@ class HostTimer:
             yield
         finally:
             self._is_unmarked = was_unmarked
+
+
+class HostTimer(_Unmarkable):
+    """Measures each span by the wall clock. This suits a CPU, where a call returns when its work is done.
+
+    A replay enters no span, so it is timed as a whole, without the spans inside the captured segment.
+    """
+
+    def __init__(self) -> None:
+        self.spans: dict[str, float] = {}
+        self._is_capturing = False
+
+    @contextmanager
+    def round(self, num_rounds: int = 1) -> Iterator[None]:
+        self.spans = {}
+        yield
+
+    def inner_round(self, index: int) -> AbstractContextManager[None]:
+        return nullcontext()
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
@@ -78,7 +83,7 @@ class EventPair:
     round_index: int | None = None
 
 
-class CudaEventTimer:
+class CudaEventTimer(_Unmarkable):
     """Records events on the stream around spans. Only `collect` reads them, so no span waits for the device.
 
     Inside a graph they are external events: graph nodes that each replay records again. So they must be read before the
@@ -89,7 +94,6 @@ class CudaEventTimer:
         self.spans: list[EventPair] = []
         self._marks: list[EventPair] | None = None
         self._round_index: int | None = None
-        self._is_unmarked = False
 
     @contextmanager
     def round(self, num_rounds: int = 1) -> Iterator[None]:
@@ -103,14 +107,6 @@ class CudaEventTimer:
             yield
         finally:
             self._round_index = None
-
-    @contextmanager
-    def unmarked(self) -> Iterator[None]:
-        was_unmarked, self._is_unmarked = self._is_unmarked, True
-        try:
-            yield
-        finally:
-            self._is_unmarked = was_unmarked
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:

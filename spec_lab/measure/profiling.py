@@ -58,7 +58,7 @@ def profile_rounds(engine: Engine, requests: list[Request], num_rounds: int, fol
     counted in a separate pass.
     """
     on_gpu = engine.parts.slots.kv_lens.device.type == "cuda"
-    # The one of torch.profiler imports torch's compiler when it starts: a quarter of the first command's time.
+    # The one of torch.profiler imports torch's compiler when it starts, which takes over a second.
     profiler = profile(use_device="cuda" if on_gpu else None, use_kineto=True)
     watched = watch_rounds(engine, requests, num_rounds, lambda *stretch: ProfiledRounds(profiler, *stretch))
     if watched.num_rounds == 0:
