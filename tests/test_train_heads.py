@@ -246,7 +246,9 @@ def test_heads_for_tiny_targets_of_all_families_are_proved_before_and_behind_tra
     after = prover.prove(drafter, tmp_path / "after")
     layouts = [name for name, each in drafter_option(config).layouts.items() if each.lacks(config) is None]
     write_layouts(layouts, config, tmp_path / "after", WrittenFor(target, "it", recipe.taps(target)), prover)
-    expected = {"dspark": ["speculators", "deepspec"]} | dict.fromkeys(("eagle3", "dflash", "dflash2"), ["speculators"])
+    expected = {"dspark": ["speculators", "deepspec"]} | {
+        key: ["speculators"] for key in ("eagle3", "dflash", "dflash2")
+    }
     assert layouts == expected.get(drafter, [])
     assert len(after.differences) == 4 and after.largest_logit != before.largest_logit > 0.1
 
