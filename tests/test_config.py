@@ -249,7 +249,7 @@ def test_the_size_of_an_experiment_sets_its_grid() -> None:
     small, choices = compose_run(["experiment=relaxed_thinking"])
     full, _ = compose_run(["experiment=relaxed_thinking", "size=full"])
     assert choices["size"] == "small"
-    assert (small.workload.per_category, full.workload.per_category) == (12, 200)
+    assert (small.workload.limit, full.workload.limit) == (84, None)
     assert full.references == []
     drafters = [compose_run(["experiment=drafters", f"size={size}"])[0] for size in ("small", "full")]
     assert [config.workload.limit for config in drafters] == [9, 180]

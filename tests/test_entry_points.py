@@ -28,8 +28,8 @@ from spec_lab.report.__main__ import main as report
 from spec_lab.rescore.__main__ import main as rescore
 from spec_lab.sweep.__main__ import main as sweep
 from spec_lab.train.__main__ import main as train
+from spec_lab.train.head_pipeline import HeadPipeline
 from spec_lab.train.menu import train_menu
-from spec_lab.train.pipeline import Pipeline
 from tests.damage import TYPED, damaged
 from tests.fake_runner import FakeRunner
 from tests.test_study import DELTA, STRICT, FakeRun
@@ -151,7 +151,7 @@ def stubbed(runner: FakeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spec_lab.doctor.subject.load_subject", lambda chosen: None)
     monkeypatch.setattr("spec_lab.doctor.examine.examine", lambda subject: [])
     monkeypatch.setattr("spec_lab.doctor.report.format_findings", str)
-    monkeypatch.setattr(Pipeline, "run", lambda self: None)
+    monkeypatch.setattr(HeadPipeline, "run", lambda self: None)
 
 
 def throw(check: Callable[[st.DataObject], None], examples: int) -> None:

@@ -1,4 +1,4 @@
-"""`python -m spec_lab.train`: trains a drafter for an existing target, or a new target and a drafter for it.
+"""`python -m spec_lab.train`: trains a drafter for a target.
 
 Exit codes are those of `python -m spec_lab`: 0 finished, 1 failed, 2 refused, 130 interrupted.
 """
@@ -29,14 +29,13 @@ if TYPE_CHECKING:
 Action = Callable[[Any], object]
 """What to do with the composed pipeline, such as training."""
 INTRODUCTION = """\
-spec_lab.train: trains a drafter for an existing target, or a new target and a drafter for it, and writes their cards.
+spec_lab.train: trains a drafter for a target, and writes its card.
 
   python -m spec_lab.train drafter=mtp_eagle
-  python -m spec_lab.train target=pocket drafter=eagle3
   python -m spec_lab.train debug=smoke
   python -m spec_lab.train target=smollm2_135m drafter=eagle3 prompts=[FILE] output_dir=DIR
 
-With one of these flags a training for target=hf or target=smollm2_135m does something else:
+With one of these flags it does something else:
 
   --plan: take a few steps, estimate the cost of all of them, and keep nothing
   --show-data=N: print N of the texts, with the tokens that count marked
@@ -161,7 +160,7 @@ def _train(composed: DictConfig, action: Action) -> Status:
         config = config_of(composed)
         refuse_unread(HydraConfig.get().overrides.task, config)
         refuse(config)
-        from spec_lab.train.recipes import build_pipeline
+        from spec_lab.train.head_pipeline import build_pipeline
 
         action(build_pipeline(config))
     except Exception as error:
@@ -189,7 +188,7 @@ def refuse_unread(overrides: Iterable[str], config: TrainConfig) -> None:
     """Refuse overrides of keys that a training with the chosen options does not read.
 
     Raises:
-        UserError: for instance, `corpus.row_length=256` with target=shipped, or `generations...` with drafter=none.
+        UserError: for instance, `writing.num_texts=100` with `texts=FOLDER`.
     """
     from spec_lab.core.errors import UserError
 
@@ -202,25 +201,9 @@ def refuse_unread(overrides: Iterable[str], config: TrainConfig) -> None:
 
 def _readers(config: TrainConfig) -> Iterator[tuple[tuple[str, ...], bool, str]]:
     """Yield keys, whether this training reads them, and the options that read them."""
-    from spec_lab.train.options import TARGETS, target_option
-
-    target = target_option(config.target)
-    is_frozen = target.path is not None
-    yield ("prompts", "writing"), is_frozen and config.texts is None, "target=hf and no texts="
-    yield ("packing", "evaluation.every"), is_frozen, "target=hf"
-    yield (
-        ("evaluation.limit_per_category",),
-        not is_frozen or bool(config.evaluation.prompts),
-        "evaluation.prompts=[FILE]",
-    )
-    of_ours = ("generations", "num_workers", "evaluation.rows_per_forward", "evaluation.samples_per_category")
-    yield of_ours, not is_frozen, "target=shipped"
-    # New targets other than pocket use the shipped vocabulary, and their drafters are trained on the corpus.
-    yield ("tokenizer", "generations"), config.target.writes_texts, "target=pocket"
-    targets = "|".join(option.name for option in TARGETS if option.recipe is not None)
-    yield ("tokenizer", "corpus"), config.trained_target is not None, f"target={targets}"
-    drafters = "|".join(target.drafters)
-    yield ("generations",), config.trained_drafter is not None, f"drafter={drafters}"
+    yield ("prompts", "writing"), config.texts is None, "no texts="
+    of_questions = "evaluation.limit_per_category"
+    yield (of_questions,), bool(config.evaluation.prompts), "evaluation.prompts=[FILE]"
 
 
 if __name__ == "__main__":

@@ -17,27 +17,6 @@ from spec_lab.train.options import target_option
 from spec_lab.train.stages import CAME_LATER, without_unused
 from spec_lab.train.texts.settings import settings_of_texts
 
-KEYS_OF = {"tokenizer": "tokenizer", "corpus": "corpus", "generations": "generations"}
-"""The group of keys that determines a stage, by the name of its folder. Other folders are targets, or drafters if their
-name has a dash."""
-
-
-def stage_settings(config: TrainConfig) -> dict[str, dict[str, Any]]:
-    """Return, by the name of its folder, the seed and the keys that determine each stage, as in its record.
-
-    The target is one that is trained here, or the shipped one.
-    """
-    target, drafter = config.trained_target, config.trained_drafter
-    parts: dict[str, Any] = {}
-    if target is not None:
-        parts |= {"tokenizer": config.tokenizer, "corpus": config.corpus, target.option: target}
-    if drafter is not None:
-        name = "pocket" if target is None else target.option
-        if config.target.writes_texts:
-            parts["generations"] = config.generations
-        parts[f"{name}-{drafter.drafts_as}"] = drafter
-    return {folder: {"seed": config.seed, **recorded(part)} for folder, part in parts.items()}
-
 
 def recorded(part: Any) -> dict[str, Any]:
     """Return the keys of `part` as folders record them, without unused keys of later versions (`without_unused`)."""
@@ -59,28 +38,14 @@ def refuse_to_share(configs: Iterable[TrainConfig]) -> None:
 
 def _knobs_of_stages(config: TrainConfig) -> dict[str, dict[str, Any]]:
     """Return the knobs that determine each stage, by the name of its folder."""
-    option, drafter = target_option(config.target), config.trained_drafter
-    if option.path is None:
-        return {
-            folder: {
-                "seed": settings.pop("seed"),
-                _keys_of(folder): settings,
-            }
-            for folder, settings in stage_settings(config).items()
-        }
-    source = {"target": {"path": getattr(config.target, "path", None)}, "texts": config.texts}
+    option, drafter = target_option(config.target), config.drafter
+    source = {"target": {"path": config.target.path}, "texts": config.texts}
     writing = {"prompts": config.prompts, "writing": settings_of_texts(config.writing)}
     stages: dict[str, dict[str, Any]] = {} if config.texts else {"texts": source | writing}
-    if drafter is not None:
-        packing = {key: value for key, value in asdict(config.packing).items() if key != "kept_gigabytes"}
-        learnt = {"seed": config.seed, "packing": packing, "drafter": recorded(drafter)}
-        stages[f"{option.name}-{drafter.drafts_as}"] = source | learnt
+    packing = {key: value for key, value in asdict(config.packing).items() if key != "kept_gigabytes"}
+    learnt = {"seed": config.seed, "packing": packing, "drafter": recorded(drafter)}
+    stages[f"{option.name}-{drafter.drafts_as}"] = source | learnt
     return stages
-
-
-def _keys_of(folder: str) -> str:
-    """Return the group of keys that determines a stage."""
-    return KEYS_OF.get(folder, "drafter" if "-" in folder else "target")
 
 
 def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
