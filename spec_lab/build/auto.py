@@ -1,4 +1,4 @@
-"""Decides what a run leaves open: `attention`, `kernels` and `graph` if they are auto, and the sizes of prompt forwards.
+"""Decides what a run leaves open: `attention`, `kernels` and `graph` if they are auto, and sizes of prompt forwards.
 
 It comes after the target's config is read and before its weights are. On a CUDA device the fast option of each knob is
 taken unless something speaks against it. On a CPU only `kernels` has one: C, where it supports every layer and can be

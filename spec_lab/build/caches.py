@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
-from spec_lab.checkpoints.plan import LayerPlan
-from spec_lab.core.kv_cache import CacheRow, PagedKVCache
-from spec_lab.config.choices import Rollback
-from spec_lab.models.delta_caches import DeltaCache
 from spec_lab.build.limits import Limits
 from spec_lab.build.memory import room_for
 from spec_lab.build.models import Models
+from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
+from spec_lab.checkpoints.plan import LayerPlan
+from spec_lab.config.choices import Rollback
+from spec_lab.core.kv_cache import CacheRow, PagedKVCache
+from spec_lab.models.delta_caches import DeltaCache
 
 
 def cache_row(plan: LayerPlan) -> CacheRow | None:

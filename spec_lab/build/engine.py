@@ -9,6 +9,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from spec_lab.acceptance.confidences import DraftConfidences, RowConfidences
+from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.build.caches import build_cache
 from spec_lab.build.graphs import build_mover, prompt_pass_maker
 from spec_lab.build.lab import Lab
@@ -17,10 +19,8 @@ from spec_lab.build.models import Models
 from spec_lab.config.choices import ByRequest
 from spec_lab.config.option import get
 from spec_lab.config.run import Run
-from spec_lab.core.protocols import Drafter
-from spec_lab.acceptance.confidences import DraftConfidences, RowConfidences
-from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.core.errors import UserError
+from spec_lab.core.protocols import Drafter
 from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.engine.capture import GraphRecorder
 from spec_lab.engine.drafts import Chain, Tree, TreeParts
@@ -38,7 +38,6 @@ from spec_lab.engine.slots import SlotState
 from spec_lab.engine.states import slot_states
 from spec_lab.engine.teacher import TeacherForcing
 from spec_lab.engine.timing import make_timer
-
 
 DrafterMaker = Callable[[Lab], Drafter[Any]]
 

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 
 from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.build.triton import require_triton
 from spec_lab.core.errors import UserError
 from spec_lab.core.layer_protocols import RopeWrite
 from spec_lab.models.delta_caches import TORCH_DELTA, DeltaParts
@@ -16,7 +17,6 @@ from spec_lab.models.experts import ExpertsMaker, grouped_experts
 from spec_lab.models.products import PLAIN, Products
 from spec_lab.models.routers import RouterMaker, torch_router
 from spec_lab.operators.kernel_set import KernelSet
-from spec_lab.build.triton import require_triton
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

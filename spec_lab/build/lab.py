@@ -155,9 +155,7 @@ class Lab:
 
     def history(self) -> TokenHistory:
         """Make the token history of the engine's slots, for drafters that look drafts up."""
-        return TokenHistory(
-            self.limits.num_slots, self.limits.max_seq_len + self.limits.margin + 1, self.device
-        )
+        return TokenHistory(self.limits.num_slots, self.limits.max_seq_len + self.limits.margin + 1, self.device)
 
     def picker(self, drafter: TrainedDrafterConfig) -> DraftPicker:
         """Make the picker of the drafter's tokens, which also stores confidences if they are used."""

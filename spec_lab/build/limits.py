@@ -8,12 +8,11 @@ from dataclasses import dataclass
 
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.config.choices import Rollback
+from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES
 from spec_lab.core.types import Request
-from spec_lab.config.choices import Rollback
-from spec_lab.menu.run import Chosen
-from spec_lab.config.run import Run
 
 
 @dataclass(frozen=True, slots=True)

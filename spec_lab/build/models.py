@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
 
 from spec_lab.acceptance.phase import ThinkingMarkers
+from spec_lab.build.attention import BackendContext
+from spec_lab.build.kernels import KERNELS, Kernels
+from spec_lab.build.limits import rows_behind
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.config.choices import WeightDtype, Weights
+from spec_lab.config.devices import has_cuda
+from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.prompts import NO_ROUNDING, PromptRounding
 from spec_lab.engine.experts_read import ExpertsRead
-from spec_lab.config.choices import WeightDtype, Weights
-from spec_lab.menu.run import Chosen
-from spec_lab.config.devices import has_cuda
 from spec_lab.models.decoder import Decoder
 from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.partition import WHOLE, Partition
 from spec_lab.models.products import PLAIN
 from spec_lab.models.target_loader import WeightSource, load_target
-from spec_lab.build.attention import BackendContext
-from spec_lab.build.kernels import KERNELS, Kernels
-from spec_lab.build.limits import rows_behind
 from spec_lab.workloads.checker import THINKING_MARKERS
 from spec_lab.workloads.tokenizer import Tokenizer
 
@@ -83,6 +83,10 @@ class Models:
         """Return how prompt rows are computed. If verify rows are invariant, prompt rows round the same in every
         pack."""
         return self.target.products.prompt_rounding if self.row_invariant else NO_ROUNDING
+
+    def with_backend(self, backend: AttentionBackend) -> Models:
+        """Return the same target for drafters that attend with another backend; nothing made for them is shared."""
+        return replace(self, backend=backend, _made={})
 
     def once(self, key: Hashable, make: Callable[[], Part]) -> Part:
         """Return what `make` made when this was called first with `key`: what all engines of a run share."""

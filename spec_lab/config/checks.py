@@ -53,11 +53,7 @@ def out_of_bounds(config: Any, prefix: str = "") -> Iterator[str]:
 
 def _within(number: float, least: float | None = None, most: float | None = None, above: float | None = None) -> bool:
     # Not the negations of the opposite comparisons, which would let NaN pass.
-    return (
-        (least is None or number >= least)
-        and (most is None or number <= most)
-        and (above is None or number > above)
-    )
+    return (least is None or number >= least) and (most is None or number <= most) and (above is None or number > above)
 
 
 def lossless_rule(run: Run) -> str:
@@ -128,20 +124,21 @@ def _offers(run: Run) -> Iterator[str]:
             f"{offers.schedule.choices[0]}, which sets it; leave out drafter.num_draft_tokens"
         )
     if not run.acceptance.takes_fewer_drafts:
-        yield f"{offers.named} leaves out drafts, which acceptance={run.acceptance.name} would not see; use {lossless_rule(run)}"
+        rule = run.acceptance.name
+        yield f"{offers.named} leaves out drafts, which acceptance={rule} would not see; use {lossless_rule(run)}"
     if offers.read_confidences and not drafter.notes_confidence:
-        yield f"{offers.named} needs the drafter's confidence, but drafter={drafter.name} records none; use drafter=eagle3"
+        yield f"{offers.named} needs confidences, but drafter={drafter.name} records none; use drafter=eagle3"
     if offers.budget is not None and offers.budget <= run.batch_size:
-        yield f"verify.budget={offers.budget} leaves no row for drafts of batch_size={run.batch_size}; use verify.budget=null"
+        yield f"verify.budget={offers.budget} leaves no row for drafts of batch_size={run.batch_size}; use null"
     if run.record.topk > 0:
-        yield f"record.topk={run.record.topk} needs rounds in which all drafts are offered, not {offers.named}; use record.topk=0"
+        yield f"record.topk={run.record.topk} needs all drafts to be offered, not {offers.named}; use record.topk=0"
     if sizes is not None and (offers.ranges is not None or offers.by_request != ByRequest.same):
         yield f"{offers.named} is the K of a chain, but tree={run.tree.name} has one depth; use tree=none"
     if sizes is not None and offers.read_confidences and (run.draws_drafts or not run.tree.notes_rows):
         # Leaving out drawn rows by how likely they are would change the distribution of the drafts.
         yield (
-            f"{offers.named} leaves out rows of tree={run.tree.name} by their confidence; use drafter.draft_sampling=greedy "
-            "and tree=static or tree=dynamic"
+            f"{offers.named} leaves out rows of tree={run.tree.name} by their confidence; use "
+            "drafter.draft_sampling=greedy, and tree=static or tree=dynamic"
         )
     temperatures = offers.temperatures
     if temperatures is not None and (sizes is not None or len(temperatures) != drafter.num_draft_tokens):
@@ -157,9 +154,9 @@ def _graphs(run: Run) -> Iterator[str]:
     drafter, offers = run.drafter, run.offers
     num_launched = graph.num_launched
     if num_launched is not None and not getattr(graph, "verify", True) and offers.smallest_k <= num_launched:
-        yield f"graph={graph.name} graph.verify=false captures nothing with K={offers.smallest_k}; use graph.verify=true"
+        yield f"graph.verify=false captures nothing with K={offers.smallest_k}; use graph.verify=true"
     if run.record.topk > 0 and graph.captures:
-        yield f"record.topk={run.record.topk} reads rows between the stages that graph={graph.name} replays; use graph=eager"
+        yield f"record.topk={run.record.topk} reads rows between stages that graph={graph.name} replays; use graph=eager"
     needs_host = {
         f"drafter={drafter.name}": drafter.drafts_on_host,
         "drafter.k_schedule": drafter.k_schedule is not None,
@@ -172,11 +169,11 @@ def _graphs(run: Run) -> Iterator[str]:
                 "rounds without it; use graph.rounds_per_replay=1"
             )
     if drafter.drafts_on_host and getattr(graph, "overlap", False):
-        yield f"drafter={drafter.name} drafts from a round's tokens, which graph.overlap=true reads late; use graph.overlap=false"
+        yield f"drafter={drafter.name} needs a round's tokens, which graph.overlap=true reads late; use graph.overlap=false"
     if getattr(graph, "prompts", False) and (
         not drafter.ingests_in_graphs or run.sizes is not None or offers.may_be_fewer
     ):
-        yield f"graph.prompts=true captures prompts of chains of K drafts alone, not this run's; use graph.prompts=false"
+        yield "graph.prompts=true captures prompts of chains of K drafts alone, not this run's; use graph.prompts=false"
 
 
 def _kernels(run: Run) -> Iterator[str]:
@@ -198,12 +195,10 @@ def _kernels(run: Run) -> Iterator[str]:
         yield f"target.weight_dtype=bfloat16 is for kernels=native, not kernels={run.kernels}; use dtype=bfloat16"
     if narrow == WeightDtype.fp8 and run.target.tensor_parallel > 1:
         yield "target.weight_dtype=fp8 cannot be split; use target.tensor_parallel=1"
-    if narrow == WeightDtype.fp8 and on_cuda:
-        if run.kernels not in (KernelsChoice.triton, KernelsChoice.auto) or run.dtype == Dtype.float32 or not run.row_invariant:
-            yield (
-                "target.weight_dtype=fp8 on a GPU needs the lab's products; use kernels=triton dtype=bfloat16 "
-                "row_invariant=true"
-            )
+    by_triton = run.kernels in (KernelsChoice.triton, KernelsChoice.auto)
+    has_products = by_triton and run.dtype != Dtype.float32 and run.row_invariant
+    if narrow == WeightDtype.fp8 and on_cuda and not has_products:
+        yield "target.weight_dtype=fp8 on a GPU needs kernels=triton dtype=bfloat16 row_invariant=true; use them"
 
 
 def _ranks(run: Run) -> Iterator[str]:

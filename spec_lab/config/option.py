@@ -11,17 +11,16 @@
 
             return CopycatDrafter(self.num_draft_tokens, self.offset)
 
-Importing the module registers the class: for `get`, for `--help`, and for Hydra as `/schema/GROUP/NAME`. A YAML file
-`conf/GROUP/NAME.yaml` that names this schema in its defaults puts the option on the menu.
+Importing the module registers the class: for `get`, for `--help`, and for Hydra as `/schema/GROUP/NAME` (`schemas`).
+A YAML file `conf/GROUP/NAME.yaml` that names this schema in its defaults puts the option on the menu.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
-
-from hydra.core.config_store import ConfigStore
+from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
 
 from spec_lab.core.errors import UserError
 
@@ -33,6 +32,7 @@ VALUES = ("prune.prefill", "prune.catchup", "workload.checker", "metric")
 """Groups whose options are the values of one knob, or are not chosen at all. They have no knobs and no YAML file."""
 
 _options: dict[str, dict[str, type[Any]]] = {}
+_schemas: dict[str, type[Any]] = {}
 
 
 def knob(
@@ -58,6 +58,7 @@ class Part:
         yield from ()
 
 
+@dataclass_transform(field_specifiers=(knob, field))
 def option(group: str, name: str) -> Callable[[Class], Class]:
     """Make a class the option `GROUP=NAME`. It becomes a dataclass whose field `name` has this name.
 
@@ -68,12 +69,14 @@ def option(group: str, name: str) -> Callable[[Class], Class]:
     def register(cls: Class) -> Class:
         there = _options.setdefault(group, {})
         if name in there and _place(there[name]) != _place(cls):
-            raise UserError(f"{group}={name} is {there[name].__qualname__} already; give {cls.__qualname__} another name")
+            raise UserError(
+                f"{group}={name} is {there[name].__qualname__} already; give {cls.__qualname__} another name"
+            )
         if group not in VALUES:
-            cls.__annotations__ = {"name": "str", **cls.__dict__.get("__annotations__", {})}
+            cls.__annotations__ = {"name": "str", **inspect.get_annotations(cls)}
             cls.name = name  # type: ignore[attr-defined]
             cls = dataclass(cls)  # type: ignore[assignment]
-            ConfigStore.instance().store(group=f"schema/{group}", name=name, node=cls)
+            _schemas[f"{group}/{name}"] = cls
         there[name] = cls
         return cls
 
@@ -84,10 +87,15 @@ def schema(name: str) -> Callable[[Class], Class]:
     """Make a dataclass known to Hydra as `/schema/NAME`, for a group whose options share it."""
 
     def register(cls: Class) -> Class:
-        ConfigStore.instance().store(group="schema", name=name, node=cls)
+        _schemas[name] = cls
         return cls
 
     return register
+
+
+def schemas() -> Mapping[str, type[Any]]:
+    """Return the classes that Hydra is to know as `/schema/NAME`."""
+    return _schemas
 
 
 def options(group: str) -> Mapping[str, type[Any]]:

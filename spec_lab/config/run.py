@@ -204,6 +204,8 @@ class TreeSizes:
 class TreeConfig(Part):
     """tree=none: a round's drafts are a chain. Options with trees have additional keys."""
 
+    name: str = "none"
+
     notes_rows: ClassVar[bool] = False
     """Whether `build` stores how likely its rows are, where `Lab.row_confidences` says."""
 

@@ -28,7 +28,7 @@ NO_CHECKPOINT = "the drafter's weights are not a safetensors checkpoint"
 def check_tokenizer(subject: Subject) -> Finding:
     """Compare the target's tokenizer with its embedding, and with the drafter's own tokenizer if there is one."""
     check = "tokenizer"
-    ours_folder = subject.chosen.target_folder
+    ours_folder = subject.config.target.folder
     if not (has_tokenizer(ours_folder) if is_gguf(ours_folder) else (ours_folder / "tokenizer.json").is_file()):
         return does_not_apply(check, "the target has none; the prompts are ids")
     ours, vocab_size = _vocabulary(ours_folder), subject.models.target.vocab_size
@@ -37,7 +37,7 @@ def check_tokenizer(subject: Subject) -> Finding:
     if outside:
         cause = f"{outside} token ids are outside the target's embedding: tokenizer.json belongs to another model"
         return Finding(check, Verdict.FAULT, measured, cause)
-    theirs_folder = subject.chosen.drafter_folder
+    theirs_folder = subject.drafter_folder
     if theirs_folder == ours_folder or not (theirs_folder / "tokenizer.json").is_file():
         return Finding(check, Verdict.OK, f"{measured}; the drafter brings none of its own")
     theirs = _vocabulary(theirs_folder)
@@ -127,7 +127,7 @@ def _stored(subject: Subject) -> dict[str, StoredTensor] | None:
     The drafter has been loaded by now, so a folder of safetensors is readable.
     """
     try:
-        return stored_tensors(subject.chosen.drafter_folder)
+        return stored_tensors(subject.drafter_folder)
     except UserError:
         return None
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping
 
+from spec_lab.config.option import get
 from spec_lab.core.errors import UserError, describe_error
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import FinishReason, Request
 from spec_lab.measure.lab import Lab
-from spec_lab.menu.option import CheckerOption
 from spec_lab.workloads.checker import Checked, check
 from spec_lab.workloads.conversations import before_end
 
@@ -50,7 +50,7 @@ def note_unread(records: Iterable[RequestRecord], checked: Mapping[str, Checked 
 def _check(lab: Lab, request: Request, record: RequestRecord) -> Checked:
     assert record.answer is not None
     name = request.checker or lab.config.workload.checker
-    checker = lab.chosen.registry.find(CheckerOption, name)
+    checker = get("workload.checker", name)
     text = lab.tokenizer.decode(before_end(record.output_ids, lab.models.target.eos_token_ids))
     markers = lab.models.markers
     try:

@@ -11,8 +11,12 @@ from pathlib import Path
 import torch
 
 from spec_lab.acceptance.phase import thinking_mask
+from spec_lab.build.limits import engine_limits
 from spec_lab.checkpoints.gguf import quantizations
 from spec_lab.checkpoints.gguf_file import is_gguf
+from spec_lab.config.choices import WeightDtype, Weights
+from spec_lab.config.option import options
+from spec_lab.config.run import Run
 from spec_lab.core.errors import is_interruption
 from spec_lab.core.results import GenerationResult, GraphCounts, RequestRecord
 from spec_lab.measure.answers import check_answers, correct_of, note_unread
@@ -22,9 +26,6 @@ from spec_lab.measure.memory import MemoryWatch
 from spec_lab.measure.profiling import RoundProfile, profile_rounds
 from spec_lab.measure.trajectory import fitting, record_verify_rows
 from spec_lab.measure.world import World, world_of
-from spec_lab.menu.choices import WeightDtype, Weights
-from spec_lab.menu.chosen import Chosen
-from spec_lab.menu.option import MetricOption
 from spec_lab.record.measured import Divergence, Measured, RunInfo
 from spec_lab.record.metrics import OwnMetrics
 from spec_lab.record.paired import order_of_turn
@@ -32,11 +33,9 @@ from spec_lab.record.progress import Progress, said_to_go_on
 from spec_lab.record.provenance import Provenance, collect_provenance
 from spec_lab.record.recorder import Recorder, request_row, utc_now
 from spec_lab.record.schema import Summary
-from spec_lab.record.sinks import Sink
 from spec_lab.record.summary import build_summary
 from spec_lab.record.verify_rows import save_verify_rows
 from spec_lab.report.run_table import format_run
-from spec_lab.wiring.limits import engine_limits
 from spec_lab.workloads.chat_template import NO_TEMPLATE, template_digest
 from spec_lab.workloads.checker import Checked
 from spec_lab.workloads.text_ends import text_ends
@@ -44,14 +43,14 @@ from spec_lab.workloads.text_ends import text_ends
 WARMUP_TOKENS = 32
 
 
-def run(chosen: Chosen, choices: dict[str, str], folder: Path) -> Summary:
+def run(config: Run, choices: dict[str, str], folder: Path) -> Summary:
     """Do the same as `record_run`, and print the table and the verdict."""
-    summary = record_run(chosen, choices, folder)
+    summary = record_run(config, choices, folder)
     print(format_run(summary))
     return summary
 
 
-def record_run(chosen: Chosen, choices: dict[str, str], folder: Path) -> Summary:
+def record_run(config: Run, choices: dict[str, str], folder: Path) -> Summary:
     """Run and record into `folder`.
 
     Raises:
@@ -59,17 +58,17 @@ def record_run(chosen: Chosen, choices: dict[str, str], folder: Path) -> Summary
             logits are not finite, or a checker or another part of an extension fails.
     """
     memory = MemoryWatch.begin()
-    with world_of(chosen.config, folder) as world:
-        return _record_in(world, chosen, choices, folder, memory)
+    with world_of(config, folder) as world:
+        return _record_in(world, config, choices, folder, memory)
 
 
-def _record_in(world: World, chosen: Chosen, choices: dict[str, str], folder: Path, memory: MemoryWatch) -> Summary:
+def _record_in(world: World, config: Run, choices: dict[str, str], folder: Path, memory: MemoryWatch) -> Summary:
     """Run and record. What is loaded here can be freed when this returns, before the process group is closed."""
     with said_to_go_on("loading prompts and weights"):
-        lab = load_lab(chosen, world)
-    info = RunInfo(chosen.config.name, choices, dataclasses.asdict(chosen.config), _provenance(lab), utc_now())
-    metrics = OwnMetrics(list(chosen.registry.options(MetricOption).values()))
-    with Recorder(folder, info, _sinks(chosen), metrics) as recorder:
+        lab = load_lab(config, world)
+    info = RunInfo(config.name, choices, dataclasses.asdict(lab.config), _provenance(lab), utc_now())
+    metrics = OwnMetrics(list(options("metric").values()))
+    with Recorder(folder, info, config.logger.sinks(), metrics) as recorder:
         summary = _measure(lab, info, recorder, memory, metrics)
         recorder.finish(summary)
     return summary
@@ -151,7 +150,7 @@ def _teach(lab: Lab, progress: Progress) -> None:
 def _plain_outputs(lab: Lab) -> dict[str, list[int]]:
     """Return outputs of plain decoding, K tokens longer, since the last round drafts and judges past the limit."""
     num_more = lab.config.drafter.num_draft_tokens
-    limits = engine_limits(lab.chosen, lab.requests, num_more)
+    limits = engine_limits(lab.config, lab.requests, num_more)
     longer = dataclasses.replace(
         limits,
         max_seq_len=limits.max_seq_len + num_more,
@@ -159,7 +158,7 @@ def _plain_outputs(lab: Lab) -> dict[str, list[int]]:
         max_kv_len=limits.max_kv_len + num_more,
     )
     requests = [dataclasses.replace(r, max_new_tokens=r.max_new_tokens + num_more) for r in lab.requests]
-    return _outputs(plain_engine(lab.chosen, lab.models, longer).generate(requests).requests)
+    return _outputs(plain_engine(lab.config, lab.models, longer).generate(requests).requests)
 
 
 def _timed_pass(
@@ -176,7 +175,7 @@ def _timed_pass(
     engine = lab.engines[name]
     before = dataclasses.replace(engine.graph.counts)
     result = engine.generate(lab.requests, on_finish=end)
-    check_replayed(before, result, must_replay=name == MAIN and lab.chosen.graph.captures)
+    check_replayed(before, result, must_replay=name == MAIN and lab.config.graph.captures)
     lab.world.require_agreement(result)
     return result
 
@@ -284,9 +283,9 @@ def _keep_verify_rows(lab: Lab, records: list[RequestRecord], folder: Path, prog
 
 def _provenance(lab: Lab) -> Provenance:
     dtype = str(lab.models.dtype).removeprefix("torch.")
-    origins = lab.chosen.registry.origins()
+    origins = origins(lab.config.extensions)
     narrow = lab.config.target.weight_dtype
-    is_random, path = lab.config.target.weights == Weights.random, lab.chosen.target_folder
+    is_random, path = lab.config.target.weights == Weights.random, lab.config.target.folder
     return collect_provenance(
         str(lab.models.device),
         dtype,
@@ -298,7 +297,3 @@ def _provenance(lab: Lab) -> Provenance:
         template=NO_TEMPLATE if is_random else template_digest(path),
         thinking_markers=lab.models.markers is not None,
     )
-
-
-def _sinks(chosen: Chosen) -> list[Sink]:
-    return chosen.logger.sinks(chosen.config.logger)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @option("attention", "auto")
 class AutoAttention(AttentionConfig):
-    """On a CUDA device attention=triton where nothing speaks against it, else attention=torch: `spec_lab.build.auto`."""
+    """attention=triton on a CUDA device where nothing speaks against it, else attention=torch (`build.auto`)."""
 
 
 @option("attention", "torch")
@@ -45,6 +45,4 @@ class TritonAttentionOption(AttentionConfig):
         # cuDNN's attention for long prompts needs 16 bits.
         has_cudnn = context.device.type == "cuda" and torch.backends.cudnn.is_available()
         library = attend_by_cudnn if has_cudnn and context.dtype != torch.float32 else None
-        return TritonAttention(
-            context.run.cache.page_size, context.max_positions, context.kernels.rope_write, library
-        )
+        return TritonAttention(context.run.cache.page_size, context.max_positions, context.kernels.rope_write, library)

@@ -33,7 +33,7 @@ class PackagedTarget(TargetConfig):
 
     def check(self, run: Run) -> Iterator[str]:
         if PACKAGED[self.name].find() is None:
-            yield f"target={self.name}: its weights are in a package, which is not installed; {PACKAGED[self.name].command}"
+            yield f"target={self.name}: the package of its weights is not installed; {PACKAGED[self.name].command}"
 
     @property
     def folder(self) -> Path:

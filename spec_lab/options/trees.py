@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from spec_lab.config.choices import Choice
 from spec_lab.config.option import knob, option
@@ -13,7 +13,7 @@ from spec_lab.config.run import Run, TreeConfig, TreeSizes
 
 if TYPE_CHECKING:
     from spec_lab.build.lab import Lab
-    from spec_lab.drafters.growth import DynamicTree, StaticTree
+    from spec_lab.drafters.growth import TreeShape
 
 MAX_ROWS, MAX_TOPK, MAX_DEPTH = 64, 16, 16
 """The upper bounds of a tree's sizes."""
@@ -53,7 +53,7 @@ class DynamicTreeConfig(TreeConfig):
     def check(self, run: Run) -> Iterator[str]:
         most = self.topk + (self.depth - 1) * self.topk**2 + 1
         if self.num_rows > most:
-            yield f"tree.num_rows={self.num_rows} is more than the {most} rows that are scored; use tree.num_rows={most}"
+            yield f"tree.num_rows={self.num_rows} is more than the {most} rows that are scored; use {most}"
         if run.draws_drafts:
             # Keeping the likeliest of drawn drafts changes their distribution.
             yield (
@@ -61,7 +61,7 @@ class DynamicTreeConfig(TreeConfig):
                 "drafter.draft_sampling=greedy"
             )
 
-    def build(self, lab: Lab) -> DynamicTree:
+    def build(self, lab: Lab) -> TreeShape[Any]:
         from spec_lab.drafters.confident_trees import ConfidentDynamicTree
         from spec_lab.drafters.growth import DynamicTree
 
@@ -97,7 +97,9 @@ class StaticTreeConfig(TreeConfig):
     def check(self, run: Run) -> Iterator[str]:
         """A list of paths that is no tree, or sampled siblings with a gap in their ranks, would draft in silence."""
         paths = {tuple(path) for path in self.paths}
-        ranks_fit = all(path and len(path) <= MAX_DEPTH and all(0 <= rank < MAX_TOPK for rank in path) for path in paths)
+        ranks_fit = all(
+            path and len(path) <= MAX_DEPTH and all(0 <= rank < MAX_TOPK for rank in path) for path in paths
+        )
         if not 1 <= len(self.paths) < MAX_ROWS or len(paths) < len(self.paths) or not ranks_fit:
             yield (
                 f"tree.paths must be 1 to {MAX_ROWS - 1} different lists of up to {MAX_DEPTH} ranks from 0 to "
@@ -110,7 +112,7 @@ class StaticTreeConfig(TreeConfig):
         if missing := sorted(needed - paths):
             yield f"tree.paths continues {list(missing[0])}, which is missing; add {list(missing[0])}"
 
-    def build(self, lab: Lab) -> StaticTree:
+    def build(self, lab: Lab) -> TreeShape[Any]:
         from spec_lab.core.draft_paths import DraftPaths
         from spec_lab.drafters.confident_trees import ConfidentStaticTree
         from spec_lab.drafters.growth import StaticTree

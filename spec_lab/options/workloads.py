@@ -69,7 +69,8 @@ class ReasoningGym(WorkloadConfig):
 class FixedLength(WorkloadConfig):
     """Natural text of one length, for speed studies."""
 
-    prompt_tokens: int = knob(8, "tokens of each prompt", most=10**7, least=1)
+    ignore_eos: bool = True
+    prompt_tokens: int = knob(64, "tokens of each prompt", most=10**7, least=1)
     num_requests: int = knob(8, "number of requests", most=10**6, least=1)
 
     def load(self, run: Run, tokenizer: Tokenizer) -> list[Request]:

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from spec_lab.config.nearest import nearest
 from spec_lab.core.errors import UserError, one_line
-from spec_lab.menu.nearest import nearest
 from spec_lab.workloads.pocket_form import Form
 from spec_lab.workloads.unusable import UnusablePrompt
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
+from spec_lab.config.choices import Unusable
 from spec_lab.core.types import Request
-from spec_lab.menu.choices import Unusable
 from spec_lab.workloads.tokenizer import Tokenizer
 from spec_lab.workloads.unusable import UnusablePrompt, keep_usable
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from spec_lab.checkpoints.json_input import is_integer
+from spec_lab.config.choices import Unusable
+from spec_lab.config.offers import MAX_DRAFT_TOKENS
 from spec_lab.core.errors import UserError
-from spec_lab.menu.choices import Unusable
 from spec_lab.menu.config import WorkloadConfig
-from spec_lab.menu.offers import MAX_DRAFT_TOKENS
 from spec_lab.workloads.chat_formats import TOLD, Turns, refuse_questions, refuse_unknown, turns_of
 from spec_lab.workloads.json_lines import TextLine, json_object, text_lines
 from spec_lab.workloads.pocket_form import Form

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from spec_lab.config.nearest import nearest
 from spec_lab.core.errors import UserError, one_line
-from spec_lab.menu.nearest import nearest
 from spec_lab.workloads.prompt_files import Prompt
 
 ASKS_FOR_A_LINE = "\n\nEnd with a line that begins with `Answer:` and holds the answer alone."

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from spec_lab.config.choices import Unusable
 from spec_lab.core.errors import UserError, one_line
-from spec_lab.menu.choices import Unusable
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")

@@ -168,7 +168,8 @@ class Fly(LossyConfig):
     def check(self, run: Run) -> Iterator[str]:
         k = run.drafter.num_draft_tokens
         if 0 < k <= self.window:
-            yield f"acceptance.window={self.window} forgives nothing with K={k}; use drafter.num_draft_tokens={self.window + 1}"
+            more = f"drafter.num_draft_tokens={self.window + 1}"
+            yield f"acceptance.window={self.window} forgives nothing with K={k}; use {more}"
 
     def law(self) -> TokenLaw:
         from spec_lab.acceptance.token_laws import OverlapLaw, exact

@@ -91,7 +91,10 @@ class Dflash(WeightsConfig):
             size = self.block_size or BLOCK_SIZE
             slots = SlotReading.of(Slots(self.slots.value), size, HeadKind(self.head.value))
             if self.num_draft_tokens > slots.most_drafts:
-                yield f"drafter.num_draft_tokens={self.num_draft_tokens} is more than a block of {size} rows drafts; use {slots.most_drafts}"
+                yield (
+                    f"drafter.num_draft_tokens={self.num_draft_tokens} is more than a block of {size} rows drafts; use "
+                    f"{slots.most_drafts}"
+                )
 
     def rows_written(self, run: Run) -> int:
         """Verify's rows, and a block after them."""
@@ -187,7 +190,7 @@ class Dflash(WeightsConfig):
             block_size=self.block_size or BLOCK_SIZE,
             form=MarkovForm(self.markov_form.value),
         )
-        given = {"num_layers": self.num_layers, "rank": self.head_rank, "topk": self.head_topk}
+        given: dict[str, Any] = {"num_layers": self.num_layers, "rank": self.head_rank, "topk": self.head_topk}
         return replace(parts, **{name: value for name, value in given.items() if value is not None})
 
 

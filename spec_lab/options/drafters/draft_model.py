@@ -47,7 +47,9 @@ class DraftModel(WeightsConfig):
         folder = self.folder(lab.run)
         config = read_model_config(folder, "drafter.path")
         if config.keeps_states:
-            raise UserError(f"{folder}: rejected drafts would stay in this draft model's states; use another drafter.path")
+            raise UserError(
+                f"{folder}: rejected drafts would stay in this draft model's states; use another drafter.path"
+            )
         if config.vocab_size != lab.target.vocab_size:
             raise UserError(
                 f"{folder}: the draft model's vocabulary has {config.vocab_size} tokens, the target's has "

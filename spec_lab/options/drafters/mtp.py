@@ -1,4 +1,4 @@
-"""drafter=mtp_eagle and drafter=mtp_vanilla: multi-token prediction modules, as DeepSeek, GLM, MiMo and Qwen ship them."""
+"""drafter=mtp_eagle and mtp_vanilla: multi-token prediction modules, as DeepSeek, GLM, MiMo and Qwen ship them."""
 
 from __future__ import annotations
 

@@ -26,7 +26,9 @@ class Suffix(DrafterConfig):
 
     drafts_on_host = True
 
-    num_draft_tokens: int = knob(8, "most draft tokens a round, K; a round offers as many as are found", least=1, most=16)
+    num_draft_tokens: int = knob(
+        8, "most draft tokens a round, K; a round offers as many as are found", least=1, most=16
+    )
     depth: int = knob(24, "most tokens of match and draft together", least=2, most=256)
     factor: float = knob(1.0, "most draft tokens for each token of the match", least=0.125, most=16)
     min_probability: float = knob(
@@ -69,7 +71,7 @@ class Hybrid(Suffix):
     def check(self, run: Run) -> Iterator[str]:
         yield from super().check(run)
         if self.parts[:1] != ["suffix"] or len(self.parts) != 2 or self.parts[1] not in HEADS:
-            yield f"drafter.parts={self.parts} must be suffix and one of {', '.join(HEADS)}; use drafter.parts=[suffix,eagle3]"
+            yield f"drafter.parts must be suffix and one of {', '.join(HEADS)}; use drafter.parts=[suffix,eagle3]"
         elif self.head_drafts > self.num_draft_tokens:
             yield (
                 f"drafter.head_drafts={self.head_drafts} is more than a round holds; use drafter.num_draft_tokens="
@@ -93,4 +95,6 @@ class Hybrid(Suffix):
         from spec_lab.drafters.hybrid import HybridDrafter
 
         alone = replace(lab, run=lab.run.with_parts(drafter=self.head))
-        return HybridDrafter(self.head.build(alone), (self.parts[0], self.parts[1]), self.head_drafts, self.suffix_sizes())
+        return HybridDrafter(
+            self.head.build(alone), (self.parts[0], self.parts[1]), self.head_drafts, self.suffix_sizes()
+        )

@@ -40,5 +40,7 @@ class WeightsConfig(TrainedDrafterConfig):
         """Return the folder of the weights; UserError if it is missing."""
         folder = self.shipped(run) if self.path is None else Path(self.path)
         if not folder.is_dir():
-            raise UserError(f"drafter.path={folder} is not a folder; give the folder of the weights of drafter={self.name}")
+            raise UserError(
+                f"drafter.path={folder} is not a folder; give the folder of the weights of drafter={self.name}"
+            )
         return folder
