@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -89,8 +90,12 @@ class Models:
         return replace(self, backend=backend, _made={})
 
     def once(self, key: Hashable, make: Callable[[], Part]) -> Part:
-        """Return what `make` made when this was called first with `key`: what all engines of a run share."""
+        """Return what `make` made when this was last called with `key`, or make it: a head that engines share.
+
+        The head that was made before is freed first.
+        """
         if key not in self._made:
+            self._made.clear()
             self._made[key] = make()
         made: Part = self._made[key]
         return made
@@ -193,6 +198,27 @@ def load_models(
     for net in target.delta_nets:
         net.use(kernels.delta.steps)
     return models
+
+
+class LastModels:
+    """The models of the last run in this process, so that jobs in a row that use the same files read them once."""
+
+    def __init__(self) -> None:
+        self._key: Hashable = None
+        self._models: Models | None = None
+
+    def load(self, run: Run, max_seq_len: int, markers: ThinkingMarkers | None, partition: Partition) -> Models:
+        """Return the models of the last run if `load_models` would make the same; else free them, and load others."""
+        behind = max(POSITIONS_BEHIND, rows_behind(run, run.drafter.num_draft_tokens))
+        key = (
+            *(repr(run.target), repr(run.attention), run.kernels, run.device, run.dtype, run.row_invariant),
+            *(run.cache.page_size, run.batch_size, run.sizes is None, run.seed, max_seq_len, behind, partition),
+        )
+        if self._models is None or key != self._key:
+            self._models = self._key = None
+            gc.collect()
+            self._models, self._key = load_models(run, max_seq_len, markers, partition), key
+        return replace(self._models, markers=markers)
 
 
 def _refuse_target(run: Run, target: ModelConfig, max_seq_len: int) -> None:

@@ -156,7 +156,7 @@ def _graphs(run: Run) -> Iterator[str]:
     if num_launched is not None and not getattr(graph, "verify", True) and offers.smallest_k <= num_launched:
         yield f"graph.verify=false captures nothing with K={offers.smallest_k}; use graph.verify=true"
     if run.record.topk > 0 and graph.captures:
-        yield f"record.topk={run.record.topk} reads rows between stages that graph={graph.name} replays; use graph=eager"
+        yield f"record.topk={run.record.topk} reads rows between the stages of graph={graph.name}; use graph=eager"
     needs_host = {
         f"drafter={drafter.name}": drafter.drafts_on_host,
         "drafter.k_schedule": drafter.k_schedule is not None,
@@ -169,7 +169,7 @@ def _graphs(run: Run) -> Iterator[str]:
                 "rounds without it; use graph.rounds_per_replay=1"
             )
     if drafter.drafts_on_host and getattr(graph, "overlap", False):
-        yield f"drafter={drafter.name} needs a round's tokens, which graph.overlap=true reads late; use graph.overlap=false"
+        yield f"drafter={drafter.name} needs tokens that graph.overlap=true reads late; use graph.overlap=false"
     if getattr(graph, "prompts", False) and (
         not drafter.ingests_in_graphs or run.sizes is not None or offers.may_be_fewer
     ):

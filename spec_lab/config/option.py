@@ -58,7 +58,7 @@ class Part:
         yield from ()
 
 
-@dataclass_transform(field_specifiers=(knob, field))
+@dataclass_transform()
 def option(group: str, name: str) -> Callable[[Class], Class]:
     """Make a class the option `GROUP=NAME`. It becomes a dataclass whose field `name` has this name.
 

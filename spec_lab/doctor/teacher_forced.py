@@ -143,7 +143,7 @@ class TeacherForcedDrafts:
         return TargetText(request, token_ids, cache)
 
     def lab(self, text: int) -> Lab:
-        """Return what a drafter for all rounds of a text is made from; it has a cache of its own, and prunes nothing."""
+        """Return what a drafter for all rounds of a text is made from, with a cache of its own and no pruning."""
         subject = self._subject
         run = unpruned_config(subject.of_spine)
         seeds = SlotSeeds(1, run.seed, self._device)

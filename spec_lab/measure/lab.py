@@ -14,7 +14,7 @@ from spec_lab.build.auto import why_not_native, with_auto_chosen
 from spec_lab.build.engine import build_engine, build_teacher
 from spec_lab.build.kernels import require_native
 from spec_lab.build.limits import Limits, engine_limits
-from spec_lab.build.models import Models, load_models, thinking_markers
+from spec_lab.build.models import LastModels, Models, thinking_markers
 from spec_lab.build.references import UNPRUNED, eager_config, plain_config, unpruned_config
 from spec_lab.build.workloads import check_requests, longest_sequence, open_workload
 from spec_lab.config.choices import ByRequest, KernelsChoice, Rollback
@@ -50,8 +50,8 @@ class Lab:
     teacher: TeacherForcing
 
 
-def load_lab(typed: Run, world: World = ALONE) -> Lab:
-    """Load prompts, target and drafter, and make the engines."""
+def load_lab(typed: Run, world: World = ALONE, last: LastModels | None = None) -> Lab:
+    """Load prompts, target and drafter, and make the engines. `last` has the models of the run before."""
     config = with_auto_chosen(typed)
     gc.collect()  # frees what an earlier job may have left: engines and their graphs refer to each other
     torch.manual_seed(config.seed)
@@ -59,7 +59,8 @@ def load_lab(typed: Run, world: World = ALONE) -> Lab:
     tokenizer, first_turns = open_workload(config)
     limits = engine_limits(config, first_turns, config.drafter.num_draft_tokens)
     longest = min(longest_conversation(first_turns, tokenizer), longest_sequence(config))
-    models = load_models(config, max(limits.max_seq_len, longest), thinking_markers(tokenizer), world.partition)
+    max_seq_len, markers = max(limits.max_seq_len, longest), thinking_markers(tokenizer)
+    models = (last or LastModels()).load(config, max_seq_len, markers, world.partition)
     requests = _with_later_turns(config, models, tokenizer, first_turns)
     limits = engine_limits(config, requests, config.drafter.num_draft_tokens)
     engines = {MAIN: build_engine(config, models, limits)}

@@ -106,8 +106,7 @@ class Dflash(WeightsConfig):
         return max(2 * self.num_draft_tokens, self.num_draft_tokens + 1 + size)
 
     def build(self, lab: Lab) -> Drafter[Any]:
-        key = (self.name, self.path, self.head, self.window, self.confidence)
-        return self.drafter(lab, lab.once(key, lambda: self.model(lab, *self.read(lab))))
+        return self.drafter(lab, lab.once(self.key(lab.run), lambda: self.model(lab, *self.read(lab))))
 
     def read(self, lab: Lab) -> tuple[BlockConfig, dict[str, torch.Tensor]]:
         """Read the config and the tensors, or make random ones; UserError if a checkpoint does not fit the target or

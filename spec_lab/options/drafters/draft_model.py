@@ -23,7 +23,7 @@ class DraftModel(WeightsConfig):
     def build(self, lab: Lab) -> Drafter[Any]:
         from spec_lab.drafters.draft_model import DraftModelDrafter, DraftModelTreeDrafter
 
-        model = lab.once(("draft_model", self.path), lambda: self.read(lab))
+        model = lab.once(self.key(lab.run), lambda: self.read(lab))
         config, longest = model.config, lab.limits.max_seq_len
         num_positions = min(config.max_position_embeddings, config.max_dense_positions or longest)
         if longest > num_positions:  # its drafts would be useless, in silence

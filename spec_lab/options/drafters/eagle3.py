@@ -33,7 +33,7 @@ class Eagle3(WeightsConfig):
     )
 
     def build(self, lab: Lab) -> Drafter[Any]:
-        head = lab.once(("eagle3", self.path, self.window), lambda: self.head(lab, *self.read(lab)))
+        head = lab.once(self.key(lab.run), lambda: self.head(lab, *self.read(lab)))
         return self.drafter(lab, head)
 
     def read(self, lab: Lab) -> tuple[Eagle3Config, dict[str, torch.Tensor]]:

@@ -44,8 +44,7 @@ class FrozenKv(WeightsConfig):
         return shape if self.weights == Weights.random else super().shipped(run)
 
     def build(self, lab: Lab) -> Drafter[Any]:
-        key = ("frozen_kv", self.path, self.position)
-        return self.drafter(lab, *lab.once(key, lambda: self.head(lab, *self.read(lab))))
+        return self.drafter(lab, *lab.once(self.key(lab.run), lambda: self.head(lab, *self.read(lab))))
 
     def read(self, lab: Lab) -> tuple[AssistantConfig, dict[str, torch.Tensor]]:
         """Read the assistant from its folder, or make one with random weights of the sizes in its config.json."""

@@ -66,7 +66,7 @@ class MtpConfigBase(WeightsConfig):
         return folder
 
     def build(self, lab: Lab) -> Drafter[Any]:
-        key = (self.name, self.path, self.num_modules, self.target_hidden, self.recycled_hidden)
+        key = (*self.key(lab.run), self.num_modules)
         return self.drafter(lab, *lab.once(key, lambda: self.head(lab, *self.read(lab))))
 
     def read(self, lab: Lab) -> tuple[MtpConfig, list[dict[str, torch.Tensor]]]:

@@ -31,7 +31,7 @@ class PEagle(WeightsConfig):
         from spec_lab.drafters.block import BlockDrafter, BlockTreeDrafter
         from spec_lab.drafters.p_eagle import PEaglePass
 
-        config, head = lab.once(("p_eagle", self.path), lambda: self.read(lab))
+        config, head = lab.once(self.key(lab.run), lambda: self.read(lab))
         features = FeatureSpec(
             layer_inputs=config.tap_layer_inputs or default_tap_layer_inputs(lab.target.config.num_layers)
         )

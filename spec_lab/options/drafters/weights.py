@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from spec_lab.config.choices import Weights
 from spec_lab.config.option import knob
@@ -27,6 +28,12 @@ class WeightsConfig(TrainedDrafterConfig):
                 f"no weights of drafter={self.name} are shipped for target={run.target.name}; give some with "
                 "drafter.path=FOLDER, or choose drafter=ngram"
             )
+
+    def key(self, run: Run) -> tuple[Any, ...]:
+        """Return what a head that was made of these weights depends on beside its target."""
+        of_all = {field.name for field in fields(TrainedDrafterConfig)} - {"name", "path"}
+        own = (getattr(self, field.name) for field in fields(self) if field.name not in of_all)
+        return *own, run.seed if self.weights == Weights.random else None
 
     def is_shipped(self, run: Run) -> bool:
         """Return whether weights are found without a path."""
