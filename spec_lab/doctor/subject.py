@@ -24,8 +24,9 @@ from spec_lab.options.trees.dynamic import TreeBranches
 from spec_lab.wiring.drafting import DrafterFactory, load_drafter
 from spec_lab.wiring.engine import build_engine, build_teacher
 from spec_lab.wiring.limits import Limits, engine_limits
-from spec_lab.wiring.models import DrafterBuild, TargetBuild, load_models, thinking_markers
+from spec_lab.wiring.models import DrafterBuild, TargetBuild, load_models
 from spec_lab.wiring.workloads import open_workload
+from spec_lab.workloads.thinking import thinking_markers
 
 # This gives enough rounds to tell a relevant difference from chance, in a short time.
 MAX_REQUESTS = 9
@@ -119,7 +120,7 @@ def load_subject(chosen: Chosen) -> Subject:
     tokenizer, workload = open_workload(chosen)
     requests = [shortened(request) for request in workload[:MAX_REQUESTS]]
     limits = engine_limits(chosen, requests, config.drafter.num_draft_tokens)
-    models = load_models(chosen, limits.max_seq_len, thinking_markers(tokenizer))
+    models = load_models(chosen, limits.max_seq_len, thinking_markers(tokenizer, config.target))
     make_drafter = load_drafter(chosen, models.of_drafters)
     # The text is decoded with graph=eager, so that faults of a graph mode do not affect the text that judges it.
     alone = chosen.again(dataclasses.replace(plain_config(config), graph=EagerGraphConfig()))

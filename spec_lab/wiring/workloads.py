@@ -60,7 +60,7 @@ def _tokenizer(chosen: Chosen, folder: Path, vocab_size: int) -> Tokenizer:
     if needs_none and not has_one:
         return IdsAlone(vocab_size)
     try:
-        return TargetTokenizer(folder)
+        return TargetTokenizer(folder, chosen.config.workload.thinking)
     except UserError as error:
         more = "" if has_one else ", or take workload=random_ids, which needs none"
         raise UserError(f"{error}{more}") from error

@@ -26,6 +26,8 @@ class Tokenizer(Protocol):
     """Converts text to ids and back."""
 
     vocab_size: int
+    template: str | None
+    """The text of the chat template."""
 
     def special_id(self, token: str) -> int | None:
         """Return the id of a text that is a single token, such as `<think>`; None if there is no such token."""
@@ -56,6 +58,7 @@ class IdsAlone:
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
+        self.template: str | None = None
 
     def special_id(self, token: str) -> int | None:
         return None
@@ -86,13 +89,12 @@ class TargetTokenizer:
             self._tokenizer = gguf_tokenizer(folder) if is_gguf(folder) else _from_json(self._path)
         self.vocab_size: int = self._tokenizer.get_vocab_size()
         has_markers = all(self.special_id(token) is not None for token in SPECIAL_TOKENS)
-        template = stored_template(folder)
-        if thinking is not None and "enable_thinking" not in (template or ""):
-            raise UserError(
-                f"thinking={thinking}: the chat template of {folder} does not have this choice; use thinking=null"
-            )
+        self.template = template = stored_template(folder)
         is_ours = has_markers and template in (None, CHAT_TEMPLATE)
-        self._render: Render = _render_ours if is_ours else ChatTemplate(folder, thinking=thinking)
+        own = ChatTemplate(folder, thinking)
+        if thinking is not None and (is_ours or not own.has_switch()):
+            raise UserError(f"workload.thinking={thinking}: the chat template of {folder} has no switch; leave it out")
+        self._render: Render = _render_ours if is_ours else own
 
     def special_id(self, token: str) -> int | None:
         """Return the id of a text that is a single token, such as `<think>`; None if there is no such token."""
@@ -129,9 +131,16 @@ class TargetTokenizer:
         """Return the ids of a chat. Its turns alternate between user and assistant, and the last is the user's."""
         return self._encode("chat", texts, system)
 
-    def _encode(self, form: Form, texts: Sequence[str], system: str | None) -> list[int]:
-        rendered = self._render(form, texts, system)
+    def render_conversation(self, texts: Sequence[str], system: str | None = None) -> Rendered:
+        """Return the text of a chat, as `encode_rendered` takes it."""
+        return self._render("chat", texts, system)
+
+    def encode_rendered(self, rendered: Rendered) -> list[int]:
+        """Return the ids of a rendered prompt, with special tokens exactly once."""
         return self._ids(rendered.text, add_special_tokens=not rendered.has_special_tokens)
+
+    def _encode(self, form: Form, texts: Sequence[str], system: str | None) -> list[int]:
+        return self.encode_rendered(self._render(form, texts, system))
 
     def _refuse_doubled(self, prompt: str, ids: Sequence[int]) -> None:
         """Refuse a text to which a template was already applied, since it would have BOS and the turn markers twice."""
