@@ -22,8 +22,9 @@ from spec_lab.menu.refusals.run import refusals
 from spec_lab.options.workloads import CHECKERS
 from spec_lab.program.compose import compose_run
 from spec_lab.wiring.workloads import load_requests, open_workload
-from spec_lab.workloads.checker import Checked, check, is_correct, reply_of
+from spec_lab.workloads.checker import Checked, check, is_correct
 from spec_lab.workloads.prompt_files import read_jsonl
+from spec_lab.workloads.thinking import reply_of
 from spec_lab.workloads.tokenizer import IdsAlone
 from tests.fake_runs import make_request
 from tests.tiny_runs import write_prompts
