@@ -60,7 +60,7 @@ class TargetConfig:
         "type in which the linear layers' weights are stored; fp8 leaves embedding, head and drafter in dtype",
     )
     thinking_begin: str | None = knob(
-        None, "token that begins thinking, as text or id; null is the chat template's, or one of docs/lossy.md"
+        None, "token that begins thinking, as text or id; null is the chat template's, or a known one (docs/use.md)"
     )
     thinking_end: str | None = knob(None, "token that ends thinking; like thinking_begin")
     tensor_parallel: int = knob(1, "number of torchrun processes that the layers are split over", least=1)
