@@ -3,18 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import signal
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from spec_lab.core.errors import UserError
 from spec_lab.corpus.example import (
@@ -30,12 +21,8 @@ from spec_lab.corpus.example import (
     render_prompt,
 )
 from spec_lab.options.shipped import ZOO
-from spec_lab.workloads.chat_template import ChatTemplate, stored_template
-from spec_lab.workloads.limits import OutOfBounds, time_limit, within_limits
+from spec_lab.workloads.chat_template import stored_template
 from spec_lab.workloads.tokenizer import TargetTokenizer
-from spec_lab.workloads.unusable import UnusablePrompt
-from tests.covering import each_value
-from tests.one_line import read_or_refused
 
 BOS, TURN = "<bos>", "<|turn|>"
 TEMPLATE = "{{ bos_token }}{% for message in messages %}" + TURN + "{{ message['content'] }}{% endfor %}"
@@ -84,11 +71,6 @@ def test_a_checkpoint_with_the_shipped_markers_and_a_template_of_its_own_has_its
         assert ours.decode(ours.encode_prompt("chat", "a time")).startswith(f"{USER} a time {END_OF_TURN}")
     own = make_tokenizer(tmp_path, TEMPLATE, SPECIAL_TOKENS)
     assert own.decode(own.encode_prompt("chat", "a time")) == f"{BOS} {TURN} a time"
-    with pytest.raises(UserError, match="the chat template cannot be rendered"):
-        make_tokenizer(tmp_path, "{% for %}", SPECIAL_TOKENS).encode_prompt("chat", "a time")
-    (tmp_path / "tokenizer_config.json").write_text("{")
-    with pytest.raises(UserError, match=r"tokenizer_config\.json: cannot be read as JSON"):
-        TargetTokenizer(tmp_path)
 
 
 def test_a_system_prompt_is_the_templates_first_turn_in_every_turn_of_a_chat(tmp_path: Path) -> None:
@@ -100,20 +82,8 @@ def test_a_system_prompt_is_the_templates_first_turn_in_every_turn_of_a_chat(tmp
     assert later == f"{first} {TURN} assistant a {TURN} user time"
     base = make_tokenizer(tmp_path, None)
     assert base.decode(base.encode_prompt("chat", "once", "upon")) == f"{BOS} upon once"
-    with pytest.raises(UnusablePrompt, match=r"trained without system prompts; .* a turn of the system"):
+    with pytest.raises(UserError, match="leaves out"):
         TargetTokenizer(ZOO / "pocket").encode_prompt("chat", "Hi", "Be brief.")
-
-
-def test_a_template_that_takes_no_system_prompt_is_not_broken(tmp_path: Path) -> None:
-    none = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
-    tokenizer = make_tokenizer(tmp_path, none + TEMPLATE)
-    assert tokenizer.decode(tokenizer.encode_prompt("chat", "a time")) == f"{BOS} {TURN} a time"
-    with pytest.raises(
-        UnusablePrompt,
-        match=r"does not take a system prompt \(.*no system "
-        r"role.*leave out workload\.system",
-    ):
-        tokenizer.encode_prompt("chat", "a time", "upon")
 
 
 def test_a_chat_turn_has_the_bos_of_its_template_and_no_other(tmp_path: Path) -> None:
@@ -153,18 +123,14 @@ def test_a_prompt_that_has_been_through_a_template_is_refused(
 ) -> None:
     """It would have two BOS, and its turn's marker twice."""
     tokenizer = make_tokenizer(tmp_path, template)
-    with pytest.raises(
-        UnusablePrompt,
-        match=rf"begins with {BOS}, which the target's tokenizer "
-        "also puts at the beginning",
-    ):
+    with pytest.raises(UserError, match=BOS):
         tokenizer.encode_prompt(form, f"{before}{BOS} {TURN} a time")
 
 
 def test_a_pocket_prompt_with_its_markers_is_refused() -> None:
     tokenizer = TargetTokenizer(ZOO / "pocket")
     for form, text in (("chat", render_prompt("chat", "Hi")), ("continue", f"{END_OF_TEXT}Hi")):
-        with pytest.raises(UnusablePrompt, match="leave out the text that a chat template has added"):
+        with pytest.raises(UserError, match="leave it out"):
             tokenizer.encode_prompt(form, text)
 
 
@@ -174,16 +140,6 @@ def test_a_bos_that_nobody_else_puts_in_front_is_left(tmp_path: Path) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | {"post_processor": None}))
     tokenizer = TargetTokenizer(tmp_path)
     assert tokenizer.decode(tokenizer.encode_prompt("continue", f"{BOS} a time")) == f"{BOS} a time"
-
-
-def test_a_file_that_makes_the_library_panic_is_named(tmp_path: Path) -> None:
-    make_tokenizer(tmp_path, None)
-    path = tmp_path / "tokenizer.json"
-    content = json.loads(path.read_text())
-    content["post_processor"]["special_tokens"] = {}
-    path.write_text(json.dumps(content))
-    with pytest.raises(UserError, match=r"tokenizer\.json cannot (be read as a tokenizer|encode a prompt)"):
-        TargetTokenizer(tmp_path).encode_prompt("continue", "once upon")
 
 
 def test_one_marker_in_common_with_ours_does_not_make_a_tokenizer_ours(tmp_path: Path) -> None:
@@ -200,5 +156,39 @@ def test_the_pocket_target_gets_its_own_turns() -> None:
 
 def test_a_template_of_two_names_is_used_by_its_default(tmp_path: Path) -> None:
     both = [{"name": "default", "template": TEMPLATE}, {"name": "tool_use", "template": "x"}]
-    tokenizer = with_settings(tmp_path, {"chat_template": both})
+    make_tokenizer(tmp_path, TEMPLATE)
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": BOS, "chat_template": both}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokenizer = TargetTokenizer(tmp_path)
     assert tokenizer.decode(tokenizer.encode_prompt("chat", "a time")) == f"{BOS} {TURN} a time"
+
+
+def test_a_template_is_rendered_in_a_sandbox(tmp_path: Path) -> None:
+    from jinja2.exceptions import SecurityError
+
+    tokenizer = make_tokenizer(tmp_path, "{{ ''.__class__.__mro__[1].__subclasses__() }}")
+    with pytest.raises(SecurityError):
+        tokenizer.encode_prompt("chat", "a time")
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "hello",
+        TURN
+        + "{% for part in messages[-1].content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}",
+        TURN
+        + "{% for message in messages %}{% if message.role != 'user' %}{{ message.content }}{% endif %}{% endfor %}",
+    ],
+)
+def test_a_template_that_leaves_out_the_message_is_refused(template: str, tmp_path: Path) -> None:
+    """As one that expects parts of a text and an image."""
+    with pytest.raises(UserError, match="leaves out"):
+        make_tokenizer(tmp_path, template).encode_prompt("chat", "a time")
+
+
+def test_a_template_that_leaves_out_the_system_prompt_is_refused(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer(tmp_path, TURN + "{{ messages[-1].content }}")
+    tokenizer.encode_prompt("chat", "a time")
+    with pytest.raises(UserError, match="leaves out"):
+        tokenizer.encode_prompt("chat", "a time", "upon")

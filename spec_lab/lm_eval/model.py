@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 
-from spec_lab.core.errors import UserError
 from spec_lab.core.results import RequestRecord, RoundRecord
 from spec_lab.core.types import Request
 from spec_lab.lm_eval.reading import answer_in, most_new_tokens, overrides_of, require_sampling
@@ -75,14 +74,13 @@ class SpecLabModel(LM):  # type: ignore[misc]  # mypy does not follow the harnes
         return ""
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """Write a chat as the target's template does."""
+        """Write a chat as the target's template does, and then the assistant's first words, if the task has some."""
         told = [turn["content"] for turn in chat_history if turn["role"] == SYSTEM]
+        system = told[0] if told else self._chosen.config.workload.system
         turns = [turn["content"] for turn in chat_history if turn["role"] != SYSTEM]
-        if not add_generation_prompt or len(turns) % 2 == 0:
-            raise UserError(
-                "a chat must end with the user; leave out the text with which the task lets the assistant begin"
-            )
-        rendered = self._tokenizer.render_conversation(turns, told[0] if told else None)
+        begun = "" if add_generation_prompt else turns.pop()
+        rendered = self._tokenizer.render_conversation(turns, system)
+        rendered = replace(rendered, text=rendered.text + begun)
         self._rendered[rendered.text] = rendered
         return rendered.text
 
@@ -96,7 +94,7 @@ class SpecLabModel(LM):  # type: ignore[misc]  # mypy does not follow the harnes
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
         """Refuse, since without generation nothing is drafted."""
-        raise UserError("--tasks: a task that scores given texts decodes nothing; use a task of type generate_until")
+        raise NotImplementedError("a task that scores given texts decodes nothing; take one of type generate_until")
 
     def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
         """Refuse, like `loglikelihood`."""

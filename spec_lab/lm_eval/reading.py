@@ -20,12 +20,6 @@ WITHOUT_EFFECT: Mapping[str, float] = {
 }
 """Settings that are not read, with the value that changes nothing."""
 EVERY_TOKEN = {"top_p": (1,), "top_k": (0, -1)}
-THINKING = "workload.thinking"
-OF_MEASURING = {
-    *("workload", "references", "repeats", "warmup_requests", "profile_rounds", "record", "logger"),
-    *("name", "output_dir", "fresh", "leave_out", "experiment", "debug", "size"),
-}
-"""Parts of a run for prompts, measurement and records, which an evaluation does not read."""
 
 
 def overrides_of(arguments: Mapping[str, Any]) -> list[str]:
@@ -33,13 +27,7 @@ def overrides_of(arguments: Mapping[str, Any]) -> list[str]:
 
     The harness has already parsed `true`, `null` and numbers. It splits arguments at commas, so lists are typed with
     `;` instead.
-
-    Raises:
-        UserError: an argument sets a part of the run that an evaluation does not read.
     """
-    for key in arguments:
-        if key != THINKING and key.partition(".")[0] in OF_MEASURING:
-            raise UserError(f"--model_args: {key} is not read, since the harness prompts and scores; leave it out")
     return [f"{key}={_value(value)}" for key, value in {**USUAL, **arguments}.items()]
 
 
@@ -66,25 +54,23 @@ def most_new_tokens(wanted: Mapping[str, Any], default: int) -> int:
 
 
 def require_sampling(wanted: Mapping[str, Any], sampling: SamplingConfig) -> None:
-    """Refuse a task that requires different sampling from the run's, which would be a different benchmark.
+    """Raise UserError for a task that requires other sampling than the run's, or a setting that the engine does not
+    have, since that would be another benchmark.
 
     Args:
         wanted: the task's generation_kwargs, with --gen_kwargs in them.
     """
-    for key, value in wanted.items():
-        if key not in READ and value is not None and value != WITHOUT_EFFECT.get(key):
-            raise UserError(f"--gen_kwargs: the task has {key}={value}, which is not read; choose another task")
     samples = wanted.get("do_sample", "temperature" in wanted)
     heat = float(wanted.get("temperature") or 0.0) if samples else 0.0
+    others = {key: value for key, value in wanted.items() if key not in READ and value != WITHOUT_EFFECT.get(key)}
     if heat != sampling.temperature:
-        raise UserError(
-            f"--model_args: the task samples at temperature {heat:g}, but the run at {sampling.temperature:g}; add "
-            f"sampling.temperature={heat:g}, or --gen_kwargs do_sample=true,temperature={sampling.temperature:g}"
-        )
-    for key in ("top_p", "top_k"):
-        asked = wanted.get(key)
-        if heat and asked is not None and asked not in (getattr(sampling, key), *EVERY_TOKEN[key]):
-            raise UserError(f"--model_args: the task has {key}={wanted[key]}; add sampling.{key}={wanted[key]}")
+        others["sampling.temperature"] = heat
+    for key in ("top_p", "top_k") if heat else ():
+        if wanted.get(key) not in (None, getattr(sampling, key), *EVERY_TOKEN[key]):
+            others[f"sampling.{key}"] = wanted[key]
+    if others:
+        named = " ".join(f"{key}={value}" for key, value in others.items())
+        raise UserError(f"--model_args: the task wants {named}; set its sampling in the run, or take another task")
 
 
 def _value(value: Any) -> str:

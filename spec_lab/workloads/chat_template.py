@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.checkpoints.gguf_tokenizer import chat_template, special_tokens
 from spec_lab.checkpoints.json_input import read_json
-from spec_lab.core.errors import UserError
 from spec_lab.corpus.example import Form
 
 if TYPE_CHECKING:
@@ -66,9 +65,6 @@ class ChatTemplate:
         Args:
             texts: the turns of a chat, alternately of user and assistant, the last one the user's; or one text.
             system: the system prompt of a chat.
-
-        Raises:
-            UserError: the template leaves out a message.
         """
         if form == "continue" or self._tokenizer is None:
             # A model that was trained without turns reads a conversation as one text with a paragraph for each turn.
@@ -78,8 +74,6 @@ class ChatTemplate:
             {"role": "assistant" if index % 2 else "user", "content": text} for index, text in enumerate(texts)
         ]
         text = self._rendered(turns, self._thinking)
-        if any(said.strip() not in text for said in (system or "", texts[-1])):
-            raise UserError(f"the chat template of {self._folder} leaves out the user's message, or workload.system")
         return Rendered(text, has_special_tokens=True)
 
     def _rendered(self, turns: list[dict[str, str]], thinking: bool | None) -> str:

@@ -39,7 +39,7 @@ def thinking_markers(tokenizer: Tokenizer, options: TargetConfig) -> ThinkingMar
     if begin is not None and end is not None:
         return ThinkingMarkers(begin, end)
     if typed != (None, None):
-        raise UserError("target.thinking_begin, target.thinking_end: this target needs both, or none")
+        raise UserError("target.thinking_begin, target.thinking_end: give both, each the text or the id of one token")
     return None
 
 
@@ -80,13 +80,11 @@ def _ends_of(begin: str) -> Sequence[str]:
     return f"{begin[0]}/{begin[1:]}", begin.replace("START_", "END_"), begin.replace("begin_", "end_")
 
 
-def _token_id(tokenizer: Tokenizer, typed: str) -> int:
-    """Return the id that was typed, or the id of the token whose text was typed."""
+def _token_id(tokenizer: Tokenizer, typed: str) -> int | None:
+    """Return the id that was typed, or the id of the token whose text was typed; None if it is not one token."""
     if typed.isdecimal():
-        ids = [int(typed)] if int(typed) < tokenizer.vocab_size else []
-    else:
-        token_id = tokenizer.special_id(typed)
-        ids = tokenizer.encode(typed) if token_id is None else [token_id]
-    if len(ids) != 1:
-        raise UserError(f"target.thinking_begin, target.thinking_end: {typed} is not one token; give a token's id")
-    return ids[0]
+        return int(typed) if int(typed) < tokenizer.vocab_size else None
+    if (token_id := tokenizer.special_id(typed)) is not None:
+        return token_id
+    ids = tokenizer.encode(typed)
+    return ids[0] if len(ids) == 1 else None
