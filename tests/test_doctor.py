@@ -268,7 +268,7 @@ def test_a_run_is_examined_with_all_its_drafts_and_a_look_after_each_round(overr
 
 
 def test_a_drafter_that_finds_its_drafts_has_no_fault_for_finding_few(pair: tuple[Path, Path], prompts: Path) -> None:
-    config = make_run_config(pair, prompts, "hybrid", max_new_tokens=12)
+    config = make_run_config(pair, prompts, "hybrid", max_new_tokens=12, options={"path": str(pair[1])})
     findings = examine(load_subject(choose(config)))
     assert [finding.verdict for finding in findings[1:4]] == [Verdict.OK] * 3
     assert {finding.verdict for finding in findings[4:]} == {Verdict.DOES_NOT_APPLY}
