@@ -13,13 +13,10 @@ if __name__ == "__main__":
 import sys
 from collections.abc import Sequence
 
-from hydra.types import RunMode
-
-from spec_lab.core.errors import UserError
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.refusals.ranks import refuse_split
 from spec_lab.menu.refusals.run import admit
-from spec_lab.program.compose import compose_run, compose_with_hydra
+from spec_lab.program.compose import compose_run
 from spec_lab.program.ending import guarded, leave
 from spec_lab.program.flags import split_flags
 from spec_lab.program.help import help_text, version_text
@@ -52,27 +49,9 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _composed(arguments: Sequence[str]) -> Chosen:
-    flag = next((word for word in arguments if word.startswith("-")), None)
-    if flag is not None:
-        raise UserError(
-            f"{flag}: spec_lab.doctor examines one run and has only the flags --help and --version; leave it out"
-        )
-    _, overrides = split_flags(arguments)
-    config, choices = compose_run(overrides)
-    if _is_sweep(overrides):
-        experiment = choices.get("experiment")
-        cause = f"experiment={experiment}" if experiment else "hydra.mode=MULTIRUN"
-        raise UserError(f"{cause} is a sweep: spec_lab.doctor examines one run; leave it out and name one drafter")
-    if config.dry_run:
-        raise UserError("dry_run=true: spec_lab.doctor writes nothing anyway; leave it out")
+    config, _ = compose_run(split_flags(arguments)[1])
     refuse_split(config, "spec_lab.doctor")
     return admit(config)
-
-
-def _is_sweep(overrides: Sequence[str]) -> bool:
-    """Return whether an experiment's file, or an override, asks for a sweep. `compose_run` ignores this and composes
-    one run."""
-    return bool(compose_with_hydra(overrides).hydra.mode is RunMode.MULTIRUN)
 
 
 def _examine(chosen: Chosen) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,18 +15,18 @@ from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.teacher import TeacherForcing
-from spec_lab.menu.choices import DraftSampling
+from spec_lab.menu.choices import ByRequest, DraftSampling, DraftStop
 from spec_lab.menu.chosen import Chosen
-from spec_lab.menu.config import AcceptanceConfig, RunConfig, SamplingConfig, TreeConfig
+from spec_lab.menu.config import RunConfig, SamplingConfig, TreeConfig, VerifyConfig
 from spec_lab.options.graphs.eager import EagerGraphConfig
 from spec_lab.options.plain import plain_config
 from spec_lab.options.rules.strict import StrictAcceptanceConfig
-from spec_lab.options.trees.dynamic import TreeBranches
 from spec_lab.wiring.drafting import DrafterFactory, load_drafter
 from spec_lab.wiring.engine import build_engine, build_teacher
 from spec_lab.wiring.limits import Limits, engine_limits
-from spec_lab.wiring.models import DrafterBuild, TargetBuild, load_models, thinking_markers
+from spec_lab.wiring.models import DrafterBuild, TargetBuild, load_models
 from spec_lab.wiring.workloads import open_workload
+from spec_lab.workloads.thinking import thinking_markers
 
 # This gives enough rounds to tell a relevant difference from chance, in a short time.
 MAX_REQUESTS = 9
@@ -99,27 +100,17 @@ def load_subject(chosen: Chosen) -> Subject:
     """Load target and drafter, and decode the target's own text.
 
     Raises:
-        UserError: there is no drafter, its tree has no spine, a setting is one that the doctor cannot examine, or a
-            checkpoint, its logits, a prompt set or a size is invalid.
+        UserError: the tree has no spine, or a checkpoint, its logits, a prompt set or a size is invalid.
     """
-    if chosen.config.drafter.num_draft_tokens == 0:
-        raise UserError("drafter=none makes no drafts to examine; choose drafter=eagle3")
-    refuse_no_spine(chosen)
-    if chosen.offers.may_be_fewer:
-        raise UserError(f"{chosen.offers.named}: the doctor examines all K drafts; use {chosen.offers.offers_all}")
-    num_rounds = getattr(chosen.config.graph, "rounds_per_replay", 1)
-    if num_rounds > 1:
-        raise UserError(
-            f"graph.rounds_per_replay={num_rounds}: the doctor examines the drafts between two rounds; use "
-            "graph.rounds_per_replay=1"
-        )
+    if chosen.sizes is not None and chosen.sizes.spine == 0:
+        raise UserError("tree.paths without [0]: the doctor examines the path of the likeliest drafts; add [0]")
     chosen = chosen.again(strict_greedy(chosen.config))
     config = chosen.config
     torch.manual_seed(config.seed)
     tokenizer, workload = open_workload(chosen)
     requests = [shortened(request) for request in workload[:MAX_REQUESTS]]
     limits = engine_limits(chosen, requests, config.drafter.num_draft_tokens)
-    models = load_models(chosen, limits.max_seq_len, thinking_markers(tokenizer))
+    models = load_models(chosen, limits.max_seq_len, thinking_markers(tokenizer, config.target))
     make_drafter = load_drafter(chosen, models.of_drafters)
     # The text is decoded with graph=eager, so that faults of a graph mode do not affect the text that judges it.
     alone = chosen.again(dataclasses.replace(plain_config(config), graph=EagerGraphConfig()))
@@ -132,27 +123,29 @@ def load_subject(chosen: Chosen) -> Subject:
     return subject
 
 
-def refuse_no_spine(chosen: Chosen) -> None:
-    """Raise UserError for a tree without a spine that could be drafted as a chain, or whose drafts see other
-    branches."""
-    options: Any = chosen.config.tree
-    sizes = chosen.sizes
-    if sizes is not None and sizes.spine == 0:
-        raise UserError("tree.paths without [0]: the doctor examines the path of the likeliest drafts; add [0]")
-    if getattr(options, "branches", TreeBranches.exact) != TreeBranches.exact:
-        raise UserError(
-            f"tree.branches={options.branches} lets drafts see the keys of other drafts, which the doctor reports as a "
-            "fault; use tree.branches=exact"
-        )
-
-
 def strict_greedy(config: RunConfig) -> RunConfig:
-    """Return the same run with greedy drafts and strict greedy acceptance."""
-    drafter: Any = config.drafter
-    if hasattr(drafter, "draft_sampling"):
-        drafter = dataclasses.replace(drafter, draft_sampling=DraftSampling.greedy)
-    acceptance: AcceptanceConfig = StrictAcceptanceConfig()
-    return dataclasses.replace(config, drafter=drafter, acceptance=acceptance, sampling=SamplingConfig())
+    """Return the same run with greedy drafts, all K of them in every round, strict greedy acceptance, and a look by the
+    host after each round."""
+    every_draft = {
+        "draft_sampling": DraftSampling.greedy,
+        "stop": DraftStop.none,
+        "k_schedule": None,
+        "by_request": ByRequest.same,
+    }
+    return dataclasses.replace(
+        config,
+        drafter=_changed(config.drafter, every_draft),
+        graph=_changed(config.graph, {"rounds_per_replay": 1, "skip_ended": False}),
+        acceptance=StrictAcceptanceConfig(),
+        sampling=SamplingConfig(),
+        verify=VerifyConfig(),
+    )
+
+
+def _changed(options: Any, values: Mapping[str, Any]) -> Any:
+    """Return the options with `values` in those of the keys that they have."""
+    names = {field.name for field in dataclasses.fields(options)}
+    return dataclasses.replace(options, **{name: value for name, value in values.items() if name in names})
 
 
 def shortened(request: Request) -> Request:

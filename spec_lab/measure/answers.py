@@ -12,6 +12,7 @@ from spec_lab.measure.lab import Lab
 from spec_lab.menu.option import CheckerOption
 from spec_lab.workloads.checker import Checked, check
 from spec_lab.workloads.conversations import before_end
+from spec_lab.workloads.thinking import thinking_pairs
 
 
 def check_answers(lab: Lab, name: str, records: Iterable[RequestRecord]) -> dict[str, Checked | None]:
@@ -51,10 +52,13 @@ def _check(lab: Lab, request: Request, record: RequestRecord) -> Checked:
     assert record.answer is not None
     name = request.checker or lab.config.workload.checker
     checker = lab.chosen.registry.find(CheckerOption, name)
-    text = lab.tokenizer.decode(before_end(record.output_ids, lab.models.target.eos_token_ids))
+    eos = lab.models.target.eos_token_ids
+    text = lab.tokenizer.decode(before_end(record.output_ids, eos))
     markers = lab.models.markers
+    pairs = thinking_pairs(lab.tokenizer, markers)
+    is_open = markers is not None and markers.hide_answer(record.prompt_ids, eos)
     try:
-        return check(checker, record.answer, text, markers is not None and markers.leave_open(record.prompt_ids))
+        return check(checker, record.answer, text, is_open, pairs)
     except Exception as error:  # an extension's checker may raise anything
         knob = "workload.checker" if request.checker is None else "checker"
         raise UserError(

@@ -26,9 +26,10 @@ from spec_lab.wiring.drafting import load_drafter
 from spec_lab.wiring.engine import build_engine, build_teacher
 from spec_lab.wiring.kernels import require_native
 from spec_lab.wiring.limits import Limits, engine_limits
-from spec_lab.wiring.models import TargetBuild, load_models, thinking_markers
+from spec_lab.wiring.models import TargetBuild, load_models
 from spec_lab.wiring.workloads import check_requests, longest_sequence, open_workload
 from spec_lab.workloads.conversations import before_end, longest_conversation, with_later_turns
+from spec_lab.workloads.thinking import thinking_markers
 from spec_lab.workloads.tokenizer import Tokenizer
 
 MAIN = THIS_RUN
@@ -64,7 +65,9 @@ def load_lab(chosen: Chosen, world: World = ALONE) -> Lab:
     tokenizer, first_turns = open_workload(chosen)
     limits = engine_limits(chosen, first_turns, config.drafter.num_draft_tokens)
     longest = min(longest_conversation(first_turns, tokenizer), longest_sequence(chosen))
-    models = load_models(chosen, max(limits.max_seq_len, longest), thinking_markers(tokenizer), world.partition)
+    models = load_models(
+        chosen, max(limits.max_seq_len, longest), thinking_markers(tokenizer, config.target), world.partition
+    )
     requests = _with_later_turns(chosen, models, tokenizer, first_turns)
     limits = engine_limits(chosen, requests, config.drafter.num_draft_tokens)
     make_drafter = load_drafter(chosen, models.of_drafters)

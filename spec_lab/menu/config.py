@@ -59,6 +59,10 @@ class TargetConfig:
         WeightDtype.auto,
         "type in which the linear layers' weights are stored; fp8 leaves embedding, head and drafter in dtype",
     )
+    thinking_begin: str | None = knob(
+        None, "token that begins thinking, as text or id; null is the chat template's, or a known one (docs/use.md)"
+    )
+    thinking_end: str | None = knob(None, "token that ends thinking; like thinking_begin")
     tensor_parallel: int = knob(1, "number of torchrun processes that the layers are split over", least=1)
 
 
@@ -227,6 +231,9 @@ class WorkloadConfig:
         least=1,
     )
     system: str | None = knob(None, "system prompt of chats whose line has none; null means none")
+    thinking: bool | None = knob(
+        None, "whether the model is to think: the switch of its chat template; null leaves it to the template"
+    )
     unusable: Unusable = knob(
         Unusable.refuse, "what happens if a line of the file is broken, or a prompt is too long for the target"
     )

@@ -59,11 +59,7 @@ def _tokenizer(chosen: Chosen, folder: Path, vocab_size: int) -> Tokenizer:
     has_one = has_tokenizer(folder) if is_gguf(folder) else (folder / "tokenizer.json").is_file()
     if needs_none and not has_one:
         return IdsAlone(vocab_size)
-    try:
-        return TargetTokenizer(folder)
-    except UserError as error:
-        more = "" if has_one else ", or take workload=random_ids, which needs none"
-        raise UserError(f"{error}{more}") from error
+    return TargetTokenizer(folder, chosen.config.workload.thinking)
 
 
 def load_requests(chosen: Chosen, tokenizer: Tokenizer) -> list[Request]:

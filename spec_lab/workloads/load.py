@@ -7,13 +7,12 @@ from collections import defaultdict
 from collections.abc import Iterable
 from itertools import chain, islice, zip_longest
 
-from spec_lab.core.errors import UserError
 from spec_lab.core.types import Request
 from spec_lab.menu.config import RunConfig, WorkloadConfig
 from spec_lab.workloads.prompt_files import Prompt, read_jsonl, read_spec_bench, shipped_prompts
 from spec_lab.workloads.reasoning_gym import made_prompts
 from spec_lab.workloads.tokenizer import Tokenizer
-from spec_lab.workloads.unusable import UnusablePrompt, keep_usable
+from spec_lab.workloads.unusable import keep_usable
 
 
 def pocket_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
@@ -34,11 +33,7 @@ def spec_bench_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request
 def reasoning_gym_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
     """Make workload.per_category prompts of each of workload.tasks with reasoning_gym and the run's seed."""
     workload = config.workload
-    if not workload.per_category or not workload.tasks:
-        raise UserError(
-            f"workload={workload.name} needs workload.tasks, such as '[chain_sum]', and workload.per_category of 1 or "
-            "more"
-        )
+    assert workload.tasks and workload.per_category, "set by the workload's YAML, and at least 1"
     return _in_turn(made_prompts(workload.tasks, workload.per_category, config.seed), config, tokenizer)
 
 
@@ -46,10 +41,7 @@ def _in_turn(prompts: list[Prompt], config: RunConfig, tokenizer: Tokenizer) -> 
     def request(prompt: Prompt) -> Request:
         own = config.workload.system if prompt.system is None else prompt.system
         system = own if prompt.form == "chat" else None
-        try:
-            prompt_ids = tokenizer.encode_prompt(prompt.form, prompt.text, system)
-        except UnusablePrompt as error:
-            raise UnusablePrompt(f"{prompt.place or prompt.prompt_id}: {error}") from error
+        prompt_ids = tokenizer.encode_prompt(prompt.form, prompt.text, system)
         return Request(
             request_id=prompt.prompt_id,
             category=prompt.category,
@@ -64,8 +56,6 @@ def _in_turn(prompts: list[Prompt], config: RunConfig, tokenizer: Tokenizer) -> 
         )
 
     chosen = select_prompts(prompts, config.workload.categories, config.workload.limit)
-    if config.workload.system is not None and chosen and all(prompt.form != "chat" for prompt in chosen):
-        raise UserError("workload.system is for chats, but no prompt is a chat; leave it out, or choose other prompts")
     return keep_usable(chosen, request, config.workload.unusable)
 
 
@@ -75,12 +65,7 @@ def select_prompts(prompts: list[Prompt], categories: list[str] | None, limit: i
     by_category: dict[str, list[Prompt]] = defaultdict(list)
     for prompt in prompts:
         by_category[prompt.category].append(prompt)
-    unknown = sorted(set(categories or ()) - set(by_category))
-    if unknown:
-        raise UserError(
-            f"workload.categories: no category {', '.join(unknown)}; there are {', '.join(sorted(by_category))}"
-        )
-    chosen = [by_category[name] for name in (categories or sorted(by_category))]
+    chosen = [dict(by_category)[name] for name in (categories or sorted(by_category))]
     in_turn = [prompt for prompt in chain.from_iterable(zip_longest(*chosen)) if prompt is not None]
     return in_turn[:limit]
 
@@ -91,8 +76,6 @@ def fixed_length_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Reque
     text = "\n\n".join(prompt.text for prompt in shipped_prompts() if prompt.form == "continue")
     ids = tokenizer.encode(text)
     num_requests, length = _sizes(config.workload)
-    if not ids:
-        raise UserError(f"workload={config.workload.name}: the target's tokenizer makes no token of the shipped text")
     windows = (ids[i * length : (i + 1) * length] for i in range(num_requests))
     repeated = (window if len(window) == length else (ids * (length // len(ids) + 1))[:length] for window in windows)
     return _id_requests(repeated, config)
@@ -116,6 +99,5 @@ def _id_requests(prompts: Iterable[list[int]], config: RunConfig) -> list[Reques
 
 
 def _sizes(config: WorkloadConfig) -> tuple[int, int]:
-    if not config.num_requests or not config.prompt_tokens:
-        raise UserError(f"workload={config.name} needs workload.num_requests and workload.prompt_tokens of 1 or more")
+    assert config.num_requests and config.prompt_tokens, "set by the workload's YAML, and at least 1"
     return config.num_requests, config.prompt_tokens

@@ -87,8 +87,8 @@ def _relaxation(options: RelaxedThinkingConfig, context: RuleContext) -> tuple[R
     markers = context.markers
     if markers is None:
         raise UserError(
-            f"acceptance=relaxed_thinking needs {_either_pair()} as tokens, but this target's tokenizer has none; use "
-            "acceptance=strict"
+            "acceptance=relaxed_thinking: this target has no known thinking markers; set target.thinking_begin and "
+            "target.thinking_end"
         )
     form: RelaxedForm = (
         DeltaForm(options.delta) if options.form == RelaxedFormChoice.delta else RatioForm(options.ratio)
@@ -99,12 +99,6 @@ def _relaxation(options: RelaxedThinkingConfig, context: RuleContext) -> tuple[R
         else RoundPhase(context.num_slots, markers, context.prefill_chunk, context.device)
     )
     return form, phase
-
-
-def _either_pair() -> str:
-    from spec_lab.workloads.checker import THINKING_MARKERS
-
-    return " or ".join(f"{begin} and {end}" for begin, end in THINKING_MARKERS)
 
 
 ROW = RuleOption(

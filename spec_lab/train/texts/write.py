@@ -29,8 +29,9 @@ from spec_lab.record.progress import Beats
 from spec_lab.train.texts.header import WrittenBy, digest_of_text, digest_of_weights
 from spec_lab.train.texts.settings import FEWEST_PROMPT_TOKENS, TextsConfig
 from spec_lab.wiring.limits import engine_limits
-from spec_lab.wiring.models import TargetBuild, load_models, thinking_markers
+from spec_lab.wiring.models import TargetBuild, load_models
 from spec_lab.workloads.chat_template import stored_template
+from spec_lab.workloads.thinking import thinking_markers
 from spec_lab.workloads.tokenizer import TargetTokenizer
 
 
@@ -85,7 +86,12 @@ class Writer:
         """
         use_threads(chosen)
         tokenizer = TargetTokenizer(chosen.target_folder, config.thinking)
-        return cls(chosen, tokenizer, load_models(chosen, config.longest, thinking_markers(tokenizer)), config)
+        return cls(
+            chosen,
+            tokenizer,
+            load_models(chosen, config.longest, thinking_markers(tokenizer, chosen.config.target)),
+            config,
+        )
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
