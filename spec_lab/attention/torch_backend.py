@@ -118,7 +118,7 @@ class TorchAttention:
         device = metadata.seq_lens.device
         key_positions = torch.arange(metadata.max_seq_len, device=device)
         behind = torch.arange(metadata.num_queries - 1, -1, -1, device=device)
-        ends = (metadata.seq_lens.unsqueeze(1) - behind).unsqueeze(2)
+        ends = (metadata.lens_in(window).unsqueeze(1) - behind).unsqueeze(2)
         visible = key_positions < ends
         if window is not None:
             visible &= key_positions >= ends - window

@@ -94,7 +94,7 @@ class TritonAttention:
             queries,
             cache.kv,
             metadata.page_table,
-            metadata.seq_lens,
+            metadata.lens_in(window),
             self._page_size,
             metadata.max_seq_len,
             self._split_keys,

@@ -77,7 +77,8 @@ class AttentionBackend(MetadataMover, Protocol):
         window: int | None,
         scale: float,
     ) -> torch.Tensor:
-        """Attend with queries [rows, num_heads, head_dim], and return [rows, num_heads * head_dim]."""
+        """Attend with queries [rows, num_heads, head_dim] over the keys up to `metadata.lens_in(window)`; return
+        [rows, num_heads * head_dim]."""
         ...
 
 

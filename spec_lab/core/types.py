@@ -136,6 +136,7 @@ class AttentionMetadata:
             round.
         batches: the even batches of a ragged forward, in order (`core.ragged`); empty if all requests have the same
             number of rows. In a ragged forward `num_queries` is the largest of any batch.
+        window_lens: [batch] the lengths at whose ends windows end, if they are not `seq_lens` (graph.metadata=stale).
     """
 
     positions: torch.Tensor
@@ -150,6 +151,11 @@ class AttentionMetadata:
     recurrent: RecurrentRows | None = None
     known_len: int | None = None
     batches: tuple[AttentionMetadata, ...] = ()
+    window_lens: torch.Tensor | None = None
+
+    def lens_in(self, window: int | None) -> torch.Tensor:
+        """Return the lengths [batch] that a layer with this window reads in place of `seq_lens`."""
+        return self.seq_lens if window is None or self.window_lens is None else self.window_lens
 
 
 @dataclass(slots=True)
