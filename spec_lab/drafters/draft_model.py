@@ -102,8 +102,7 @@ class DraftModelCatchup:
 
     def _forward(self, token_ids: torch.Tensor, attention: AttentionMetadata, selection: RowSelection) -> torch.Tensor:
         """Run tokens [rows], and return the live rows' output after the final norm, [live rows, hidden_size]."""
-        output = self.model.forward(token_ids, self.cache, attention, selection, FeatureSpec())
-        return selection.live(output.hidden)
+        return self.model.forward(token_ids, self.cache, attention, selection, FeatureSpec()).hidden
 
 
 def _with_sampled(pack: PromptPack) -> torch.Tensor:
