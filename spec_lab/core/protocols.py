@@ -98,6 +98,7 @@ class DrafterRequirements:
         on_host: the drafter that runs on the host, alone or in addition; None if there is none.
         count_catchup: counts the rows that a catch-up step computes, from n of each request and the number of verified
             rows; None if the pruning counts them.
+        prunes_catchup: whether `prune.catchup` changes the catch-up step, if there is one.
     """
 
     features: FeatureSpec = field(default_factory=FeatureSpec)
@@ -108,11 +109,12 @@ class DrafterRequirements:
     has_loop: bool = True
     on_host: HostDrafter | None = None
     count_catchup: Callable[[Sequence[int], int], int] | None = None
+    prunes_catchup: bool = True
 
     @property
     def catches_up(self) -> bool:
         """Return whether there is a catch-up step that `prune.catchup` can prune."""
-        return bool(self.catchup_rows)
+        return bool(self.catchup_rows) and self.prunes_catchup
 
     def rows_of_passes(self, num_verified: int) -> tuple[int, ...]:
         """Return the rows for each request, without mask rows, in each pass after a round that verified `num_verified`
