@@ -17,12 +17,14 @@ import torch
 
 from spec_lab.core.draft_tree import TreeRows
 from spec_lab.core.recurrent_cache import RecurrentRows
+from spec_lab.core.text_stops import TextStops
 
 
 class FinishReason(StrEnum):
     """Why a request ended."""
 
     EOS = "eos"
+    STOP = "stop"
     LENGTH = "length"
 
 
@@ -37,6 +39,8 @@ class Request:
             `prompt_ids` holds the first.
         system: the system message of a conversation; None without one.
         num_draft_tokens: the most drafts in its rounds; 0 for plain decoding, None for K.
+        stop_token_ids: tokens that end it, besides the target's ends of sequence.
+        stops: texts that end it; None if there are none.
     """
 
     request_id: str
@@ -49,6 +53,13 @@ class Request:
     checker: str | None = None
     system: str | None = None
     num_draft_tokens: int | None = None
+    stop_token_ids: frozenset[int] = frozenset()
+    stops: TextStops | None = None
+
+    @property
+    def has_stops(self) -> bool:
+        """Return whether it has ends of its own, which only the host sees."""
+        return self.stops is not None or bool(self.stop_token_ids)
 
 
 @dataclass(slots=True)

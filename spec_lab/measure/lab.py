@@ -29,7 +29,7 @@ from spec_lab.wiring.kernels import require_native
 from spec_lab.wiring.limits import Limits, engine_limits
 from spec_lab.wiring.models import TargetBuild, load_models, thinking_markers
 from spec_lab.wiring.workloads import check_requests, longest_sequence, open_workload
-from spec_lab.workloads.conversations import before_end, longest_conversation, with_later_turns
+from spec_lab.workloads.conversations import longest_conversation, output_text, with_later_turns
 from spec_lab.workloads.tokenizer import Tokenizer
 
 MAIN = THIS_RUN
@@ -119,7 +119,9 @@ def _with_later_turns(
         with Progress(len(asked), "answer") as progress:
             progress.stage("answering the turns before the last")
             records = engine.generate(asked, on_finish=lambda _: progress.advance()).requests
-        return [tokenizer.decode(before_end(record.output_ids, models.target.eos_token_ids)) for record in records]
+        eos = models.target.eos_token_ids
+        answered = zip(asked, records, strict=True)
+        return [output_text(tokenizer, request, record.output_ids, eos) for request, record in answered]
 
     unusable = chosen.config.workload.unusable
     requests = with_later_turns(first_turns, tokenizer, answer, longest_sequence(chosen), unusable)

@@ -31,6 +31,8 @@ class Prompt:
         checker: the checker that reads the answer; None means the workload's.
         system: the system prompt of a chat; None if it has none of its own.
         num_draft_tokens: the largest number of drafts in its rounds, 0 for "off"; None means the run's.
+        max_new_tokens: the longest output, in tokens; None means the run's.
+        stop: texts that end its output, and `stop_token_ids` the tokens; None means the run's.
         place: `FILE:LINE`, empty if the prompt does not come from a file.
     """
 
@@ -43,6 +45,9 @@ class Prompt:
     checker: str | None = None
     system: str | None = None
     num_draft_tokens: int | None = None
+    max_new_tokens: int | None = None
+    stop: tuple[str, ...] | None = None
+    stop_token_ids: tuple[int, ...] | None = None
     place: str = field(default="", compare=False)
 
 
@@ -113,6 +118,9 @@ def _prompt(line: TextLine, file_name: str) -> Prompt:
         checker=checker,
         system=system,
         num_draft_tokens=_draft_tokens(row.get("num_draft_tokens"), line.place),
+        max_new_tokens=_limit(row.get("max_new_tokens"), line.place),
+        stop=_stop(row.get("stop"), line.place),
+        stop_token_ids=_stop_ids(row.get("stop_token_ids"), line.place),
         place=line.place,
     )
 
@@ -133,6 +141,25 @@ def _draft_tokens(value: Any, place: str) -> int | None:
     if value == "off":
         return 0
     raise UnusablePrompt(f'{place}: `num_draft_tokens` must be a number from 0 to {MAX_DRAFT_TOKENS} or "off" if given')
+
+
+def _limit(value: Any, place: str) -> int | None:
+    if value is None or (is_integer(value) and value >= 1):
+        return None if value is None else int(value)
+    raise UnusablePrompt(f"{place}: `max_new_tokens` must be a number of 1 or more if given")
+
+
+def _stop(value: Any, place: str) -> tuple[str, ...] | None:
+    texts = [value] if isinstance(value, str) else value
+    if texts is None or (isinstance(texts, list) and all(isinstance(text, str) and text for text in texts)):
+        return None if texts is None else tuple(texts)
+    raise UnusablePrompt(f"{place}: `stop` must be a text that is not empty, or a list of these, if given")
+
+
+def _stop_ids(value: Any, place: str) -> tuple[int, ...] | None:
+    if value is None or (isinstance(value, list) and all(map(is_integer, value))):
+        return None if value is None else tuple(map(int, value))
+    raise UnusablePrompt(f"{place}: `stop_token_ids` must be a list of token ids if given")
 
 
 def _question(line: TextLine, file_name: str, most_turns: int | None) -> Prompt:
