@@ -11,7 +11,7 @@ import torch
 
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.latent_protocols import LatentAttentionBackend
-from spec_lab.core.types import AttentionMetadata
+from spec_lab.core.types import AttentionKind, AttentionMetadata
 
 
 class MetadataMover(Protocol):
@@ -63,6 +63,10 @@ class AttentionBackend(MetadataMover, Protocol):
     ) -> AttentionMetadata:
         """Make the metadata of query rows at `positions` [batch, num_queries] in requests with `seq_lens` [batch]
         keys."""
+        ...
+
+    def derive(self, metadata: AttentionMetadata, kind: AttentionKind, dtype: torch.dtype) -> None:
+        """Add to `metadata` what `attend` would derive from it for queries of `dtype` in layers of this kind."""
         ...
 
     def write(self, cache: LayerCache, metadata: AttentionMetadata, keys: torch.Tensor, values: torch.Tensor) -> None:

@@ -122,6 +122,21 @@ class FeatureSpec:
     last_prompt_row: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionKind:
+    """What decides which metadata a layer's attention reads: a KV cache group of vLLM.
+
+    Attributes:
+        cache_row: the shape of what the layer's cache holds for one token.
+        window: the number of newest keys that a row sees; None for all.
+        group: query heads for each KV head.
+    """
+
+    cache_row: tuple[int, ...]
+    window: int | None
+    group: int
+
+
 @dataclass(slots=True)
 class AttentionMetadata:
     """Everything that attention needs to know about a forward with `num_queries` query rows for each request.
