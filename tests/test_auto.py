@@ -128,7 +128,7 @@ def test_layers_that_the_kernels_in_c_know() -> None:
         (["kernels=torch"], ("triton", "torch", "round")),
         (["graph=eager"], ("triton", "triton", "eager")),
         (["graph=full_loop", "attention=auto", "kernels=auto"], ("triton", "triton", "full_loop")),
-        (["drafter=dflash", "drafter.weights=random", "prune=catchup"], ("triton", "triton", "eager")),
+        (["drafter=dflash", "drafter.weights=random", "prune=catchup"], ("triton", "triton", "round")),
     ],
 )
 def test_a_gpu_has_what_is_fast_and_not_refused(overrides: list[str], expected: tuple[str, str, str]) -> None:

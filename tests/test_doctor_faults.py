@@ -222,7 +222,7 @@ def test_metadata_that_does_not_move(healthy: Subject, keep_readings: KeepReadin
     """Only later drafts suffer, which tells this fault from a stale cache."""
     keep_readings()
     head = copy_of("eagle3", tmp_path)
-    subject = examined(healthy, f"drafter.path={head}", "graph=full_loop", "graph.metadata=stale")
+    subject = examined(healthy, f"drafter.path={head}", "drafter.window=32", "graph=full_loop", "graph.metadata=stale")
     fault = first_fault(subject)
     assert fault.check == "loop against teacher forcing"
     assert fault.cause is not None and "draft 1 is correct" in fault.cause

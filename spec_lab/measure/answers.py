@@ -11,7 +11,7 @@ from spec_lab.core.types import FinishReason, Request
 from spec_lab.measure.lab import Lab
 from spec_lab.menu.option import CheckerOption
 from spec_lab.workloads.checker import Checked, check
-from spec_lab.workloads.conversations import before_end
+from spec_lab.workloads.conversations import output_text
 from spec_lab.workloads.thinking import thinking_pairs
 
 
@@ -34,8 +34,8 @@ def correct_of(checked: Mapping[str, Checked | None]) -> dict[str, bool | None]:
 
 
 def note_unread(records: Iterable[RequestRecord], checked: Mapping[str, Checked | None]) -> None:
-    """Warn if a checker found no answer in outputs that ended with an EOS token, since it may be the wrong checker."""
-    ended = [record.request_id for record in records if record.finish_reason == FinishReason.EOS]
+    """Warn if a checker found no answer in outputs that were not cut by a limit, since it may be the wrong checker."""
+    ended = [record.request_id for record in records if record.finish_reason is not FinishReason.LENGTH]
     found = [one for request_id in ended if (one := checked[request_id]) is not None]
     for name in dict.fromkeys(one.checker for one in found):
         reads = [one.read for one in found if one.checker == name]
@@ -53,7 +53,7 @@ def _check(lab: Lab, request: Request, record: RequestRecord) -> Checked:
     name = request.checker or lab.config.workload.checker
     checker = lab.chosen.registry.find(CheckerOption, name)
     eos = lab.models.target.eos_token_ids
-    text = lab.tokenizer.decode(before_end(record.output_ids, eos))
+    text = output_text(lab.tokenizer, request, record.output_ids, eos)
     markers = lab.models.markers
     pairs = thinking_pairs(lab.tokenizer, markers)
     is_open = markers is not None and markers.hide_answer(record.prompt_ids, eos)

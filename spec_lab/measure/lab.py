@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from spec_lab.core.errors import UserError
+from spec_lab.core.selection import AllPromptRows
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.teacher import TeacherForcing
@@ -28,7 +29,7 @@ from spec_lab.wiring.kernels import require_native
 from spec_lab.wiring.limits import Limits, engine_limits
 from spec_lab.wiring.models import TargetBuild, load_models
 from spec_lab.wiring.workloads import check_requests, longest_sequence, open_workload
-from spec_lab.workloads.conversations import before_end, longest_conversation, with_later_turns
+from spec_lab.workloads.conversations import longest_conversation, output_text, with_later_turns
 from spec_lab.workloads.thinking import thinking_markers
 from spec_lab.workloads.tokenizer import Tokenizer
 
@@ -121,7 +122,9 @@ def _with_later_turns(
         with Progress(len(asked), "answer") as progress:
             progress.stage("answering the turns before the last")
             records = engine.generate(asked, on_finish=lambda _: progress.advance()).requests
-        return [tokenizer.decode(before_end(record.output_ids, models.target.eos_token_ids)) for record in records]
+        eos = models.target.eos_token_ids
+        answered = zip(asked, records, strict=True)
+        return [output_text(tokenizer, request, record.output_ids, eos) for request, record in answered]
 
     unusable = chosen.config.workload.unusable
     requests = with_later_turns(first_turns, tokenizer, answer, longest_sequence(chosen), unusable)
@@ -183,9 +186,13 @@ def note_kernels(chosen: Chosen, models: TargetBuild) -> None:
 
 def _prunes(prune: PruneConfig, engine: Engine) -> bool:
     """Return whether anything is pruned. A drafter without a catch-up step makes `prune.catchup` a no-op, which is
-    logged."""
+    logged. So does a block drafter in a graph, and of `prune.prefill` a backend that cannot write KV first."""
     asks_catchup = prune.catchup != UNPRUNED.catchup
     catches_up = engine.parts.drafter.requirements.catches_up
     if asks_catchup and not catches_up:
-        print(f"prune.catchup={prune.catchup} has nothing to prune: this drafter has no catch-up step", file=sys.stderr)
-    return prune.prefill != UNPRUNED.prefill or (asks_catchup and catches_up)
+        why = "has no catch-up step, or its rows are counted on the host and the step is in a graph"
+        print(f"prune.catchup={prune.catchup} has nothing to prune: this drafter {why}", file=sys.stderr)
+    asks_prefill, drops_prompts = prune.prefill != UNPRUNED.prefill, not isinstance(engine.prune.prompt, AllPromptRows)
+    if asks_prefill and not drops_prompts:
+        print(f"prune.prefill={prune.prefill} changes nothing: this backend writes KV with attention", file=sys.stderr)
+    return drops_prompts or (asks_catchup and catches_up)

@@ -242,6 +242,8 @@ class WorkloadConfig:
     )
     checker: str = knob("answer", "how the answer is read from an output; a prompt of a file may name its own")
     ignore_eos: bool = knob(False, "continue after the end-of-sequence token, up to max_new_tokens")
+    stop: list[str] | None = knob(None, "texts that end an output; a line of a file may have its own `stop`")
+    stop_token_ids: list[int] | None = knob(None, "tokens that end an output; a line may have its own `stop_token_ids`")
 
 
 @dataclass

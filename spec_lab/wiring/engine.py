@@ -10,7 +10,9 @@ import dataclasses
 from spec_lab.acceptance.confidences import DraftConfidences, RowConfidences
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.core.errors import UserError
+from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.pruning_protocols import PrunePolicy
+from spec_lab.core.selection import AllPromptRows
 from spec_lab.engine.capture import GraphRecorder
 from spec_lab.engine.drafts import Chain, Tree, TreeParts
 from spec_lab.engine.engine import Engine
@@ -46,15 +48,27 @@ def build_prune_policy(chosen: Chosen) -> PrunePolicy:
     return PrunePolicy(prefill, catchup, chosen.catchup.drop)
 
 
+def possible(prune: PrunePolicy, chosen: Chosen, backend: AttentionBackend) -> PrunePolicy:
+    """Return what a backend can do of `prune`. One that writes KV with attention prunes no prompts, but it may drop
+    rows of the catch-up step after attention.
+
+    Raises:
+        UserError: `prune.catchup` drops rows before attention.
+    """
+    if backend.prewrite:
+        return prune
+    if prune.catchup.needs_prewrite:
+        raise UserError(
+            f"attention={chosen.config.attention.name} cannot write KV before attention, which prune.catchup="
+            f"{chosen.config.prune.catchup} needs; use prune=post_attention or attention=torch"
+        )
+    return dataclasses.replace(prune, prompt=AllPromptRows()) if prune.prompt.needs_prewrite else prune
+
+
 def build_engine(chosen: Chosen, built: TargetBuild, make_drafter: DrafterFactory, limits: Limits) -> Engine:
     """Make an engine with its own KV cache, slots and scheduler. The loaded target is shared."""
     config, sizes = chosen.config, chosen.sizes
-    prune = build_prune_policy(chosen)
-    if prune.needs_prewrite and not built.backend.prewrite:
-        raise UserError(
-            f"attention={config.attention.name} cannot write KV before attention, which prune.prefill=last_row and "
-            "prune.catchup=pre_attention need; use prune=none or attention=torch"
-        )
+    prune = possible(build_prune_policy(chosen), chosen, built.backend)
     seeds = SlotSeeds(limits.num_slots, config.seed, built.device)
     rule = build_rule(chosen, _rule_build(chosen, built, limits, seeds))
     num_verified = config.drafter.num_draft_tokens + 1

@@ -124,7 +124,7 @@ def _malformed(request: object) -> str | None:
     """Return what is wrong with the type or values of a request, which may be an extension's; None if nothing is."""
     if not isinstance(request, Request):
         return f"is {request!r}, no Request"
-    held: dict[str, Any] = dataclasses.asdict(request)
+    held: dict[str, Any] = {field.name: getattr(request, field.name) for field in dataclasses.fields(request)}
     for name in ("request_id", "category", "answer", "system", "checker"):
         is_name = name in ("request_id", "category")
         if not isinstance(held[name], str if is_name else str | None) or (is_name and not held[name].strip()):
@@ -172,6 +172,11 @@ def check_requests(requests: list[Request], target: ModelConfig, folder: Path) -
             raise UserError(
                 f"workload: the category of the prompt {request.request_id!r} is {ALL!r}, which is the name of all "
                 "categories in reports; give it another name"
+            )
+        if foreign := [token_id for token_id in request.stop_token_ids if not 0 <= token_id < target.vocab_size]:
+            raise UserError(
+                f"workload: prompt {request.request_id} stops at the token {foreign[0]}, but the target's vocabulary "
+                f"has {target.vocab_size}; correct stop_token_ids"
             )
         if request.prompt_ids and max(request.prompt_ids) >= target.vocab_size:
             raise UserError(

@@ -26,7 +26,8 @@ ROLES: Mapping[str, str] = {
     "developer": "system",
 }
 """The roles of a chat template, by the speakers' names in files."""
-SHARED_KEYS = ("id", "category", "answer", "checker", "system", "num_draft_tokens")
+TOLD = ("answer", "checker", "system", "num_draft_tokens", "max_new_tokens", "stop", "stop_token_ids")
+SHARED_KEYS = ("id", "category", *TOLD)
 """Keys that a line of any format may have."""
 FORMATS: Mapping[str, tuple[str, ...]] = {
     "messages": ("messages",),

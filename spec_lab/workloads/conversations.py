@@ -68,6 +68,14 @@ def before_end(output_ids: Sequence[int], eos_token_ids: frozenset[int]) -> list
     return list(takewhile(lambda token_id: token_id not in eos_token_ids, output_ids))
 
 
+def output_text(
+    tokenizer: Tokenizer, request: Request, output_ids: Sequence[int], eos_token_ids: frozenset[int]
+) -> str:
+    """Return the text of an output up to its first end of sequence or stop."""
+    text = tokenizer.decode(before_end(output_ids, eos_token_ids | request.stop_token_ids))
+    return text if request.stops is None else request.stops.cut(text)
+
+
 def _next_request(conversation: _Conversation, tokenizer: Tokenizer, max_seq_len: int) -> Request:
     first, number = conversation.asked[0], len(conversation.asked) + 1
     prompt_ids = tuple(tokenizer.encode_conversation(conversation.texts, first.system))

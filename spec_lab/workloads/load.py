@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain, islice, zip_longest
+from typing import Any
 
+from spec_lab.core.errors import UserError
+from spec_lab.core.text_stops import TextStops
 from spec_lab.core.types import Request
 from spec_lab.menu.config import RunConfig, WorkloadConfig
 from spec_lab.workloads.prompt_files import Prompt, read_jsonl, read_spec_bench, shipped_prompts
@@ -46,17 +49,34 @@ def _in_turn(prompts: list[Prompt], config: RunConfig, tokenizer: Tokenizer) -> 
             request_id=prompt.prompt_id,
             category=prompt.category,
             prompt_ids=tuple(prompt_ids),
-            max_new_tokens=config.max_new_tokens,
+            max_new_tokens=prompt.max_new_tokens or config.max_new_tokens,
             answer=prompt.answer,
             checker=prompt.checker,
             ignore_eos=config.workload.ignore_eos,
             turns=(prompt.text, *prompt.later_turns) if prompt.later_turns else (),
             system=system,
             num_draft_tokens=prompt.num_draft_tokens,
+            **_ends(config.workload, tokenizer, prompt.stop, prompt.stop_token_ids),
         )
 
     chosen = select_prompts(prompts, config.workload.categories, config.workload.limit)
     return keep_usable(chosen, request, config.workload.unusable)
+
+
+def _ends(
+    workload: WorkloadConfig,
+    tokenizer: Tokenizer,
+    stop: Sequence[str] | None = None,
+    stop_token_ids: Sequence[int] | None = None,
+) -> dict[str, Any]:
+    """Return what else ends a request: its own stops if it has any, else the run's."""
+    texts = workload.stop if stop is None else stop
+    token_ids = workload.stop_token_ids if stop_token_ids is None else stop_token_ids
+    for text in texts or ():
+        if not tokenizer.encode(text):  # a target without a tokenizer refuses any text
+            raise UserError(f"workload.stop: {text!r} has no token, so it would end every output at once; leave it out")
+    stops = TextStops(tuple(texts), tokenizer.decode) if texts else None
+    return {"stops": stops, "stop_token_ids": frozenset(token_ids or ())}
 
 
 def select_prompts(prompts: list[Prompt], categories: list[str] | None, limit: int | None) -> list[Prompt]:
@@ -78,7 +98,7 @@ def fixed_length_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Reque
     num_requests, length = _sizes(config.workload)
     windows = (ids[i * length : (i + 1) * length] for i in range(num_requests))
     repeated = (window if len(window) == length else (ids * (length // len(ids) + 1))[:length] for window in windows)
-    return _id_requests(repeated, config)
+    return _id_requests(repeated, config, tokenizer)
 
 
 def random_id_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
@@ -87,13 +107,14 @@ def random_id_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request]
     num_requests, length = _sizes(config.workload)
     generator = random.Random(config.seed)
     prompts = ([generator.randrange(tokenizer.vocab_size) for _ in range(length)] for _ in range(num_requests))
-    return _id_requests(prompts, config)
+    return _id_requests(prompts, config, tokenizer)
 
 
-def _id_requests(prompts: Iterable[list[int]], config: RunConfig) -> list[Request]:
-    name, limit = config.workload.name, config.workload.limit
+def _id_requests(prompts: Iterable[list[int]], config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
+    name, limit, ignores = config.workload.name, config.workload.limit, config.workload.ignore_eos
+    ends = _ends(config.workload, tokenizer)
     return [
-        Request(f"{name}-{number:04d}", name, tuple(ids), config.max_new_tokens, ignore_eos=config.workload.ignore_eos)
+        Request(f"{name}-{number:04d}", name, tuple(ids), config.max_new_tokens, ignore_eos=ignores, **ends)
         for number, ids in enumerate(islice(prompts, limit))
     ]
 

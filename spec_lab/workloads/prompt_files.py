@@ -29,6 +29,8 @@ class Prompt:
         checker: the checker that reads the answer; None means the workload's.
         system: the system prompt of a chat; None if it has none of its own.
         num_draft_tokens: the largest number of drafts in its rounds, 0 for "off"; None means the run's.
+        max_new_tokens: the longest output, in tokens; None means the run's.
+        stop: texts that end its output, and `stop_token_ids` the tokens; None means the run's.
         place: `FILE:LINE`, empty if the prompt does not come from a file.
     """
 
@@ -41,6 +43,9 @@ class Prompt:
     checker: str | None = None
     system: str | None = None
     num_draft_tokens: int | None = None
+    max_new_tokens: int | None = None
+    stop: tuple[str, ...] | None = None
+    stop_token_ids: tuple[int, ...] | None = None
     place: str = field(default="", compare=False)
 
 
@@ -83,7 +88,7 @@ def _prompt(line: TextLine, file_name: str) -> Prompt:
     row = json.loads(line.text)
     asked = turns_of(row, line.place)
     answer = row.get("answer") if asked.answer is None else asked.answer
-    wanted = row.get("num_draft_tokens")
+    wanted, stop, stop_ids = row.get("num_draft_tokens"), row.get("stop"), row.get("stop_token_ids")
     return Prompt(
         str(row.get("id", asked.prompt_id or f"{file_name}-{line.index:04d}")),
         str(row.get("category", asked.category or file_name)),
@@ -94,6 +99,9 @@ def _prompt(line: TextLine, file_name: str) -> Prompt:
         checker=row.get("checker", asked.checker),
         system=row.get("system", asked.system),
         num_draft_tokens=None if wanted is None else (0 if wanted == "off" else NUM_DRAFTS.index(wanted)),
+        max_new_tokens=row.get("max_new_tokens"),
+        stop=None if stop is None else ((stop,) if isinstance(stop, str) else tuple(stop)),
+        stop_token_ids=None if stop_ids is None else tuple(map(int, stop_ids)),
         place=line.place,
     )
 

@@ -55,7 +55,7 @@ def _chain(
     tensors: Mapping[str, torch.Tensor],
 ) -> DrafterFactory:
     """Make drafters of chains with weights that have already been read."""
-    model, make_pass = _pass(options, build, config, tensors)
+    model, make_pass = _pass(chosen, options, build, config, tensors)
     own_head = model.confidence if options.confidence else None
 
     def make(resources: DrafterResources) -> BlockDrafter:
@@ -70,7 +70,7 @@ def _chain(
 def load_tree(chosen: Chosen, options: BlockDrafterConfig, build: DrafterBuild) -> DrafterFactory:
     """Load a drafter of trees."""
     config, tensors = read_block(chosen, options, build)
-    _, make_pass = _pass(options, build, config, tensors)
+    _, make_pass = _pass(chosen, options, build, config, tensors)
     return tree_factory(chosen, build, make_pass, config.head.num_candidates or config.draft_vocab_size)
 
 
@@ -88,7 +88,11 @@ def tree_factory(chosen: Chosen, build: DrafterBuild, make_pass: PassMaker, num_
 
 
 def _pass(
-    options: BlockDrafterConfig, build: DrafterBuild, config: BlockConfig, tensors: Mapping[str, torch.Tensor]
+    chosen: Chosen,
+    options: BlockDrafterConfig,
+    build: DrafterBuild,
+    config: BlockConfig,
+    tensors: Mapping[str, torch.Tensor],
 ) -> tuple[BlockModel, PassMaker]:
     """Make the model, and a function that makes its pass for each engine."""
     model = build.beside_target(BlockModel, config, tensors)
@@ -105,6 +109,7 @@ def _pass(
             resources.prune,
             resources.span,
             build.kernels,
+            host_waits=not chosen.graph.captures,
         )
 
     return model, make

@@ -52,17 +52,6 @@ def steps_are_replayed(config: RunConfig) -> str | None:
     )
 
 
-def accepted_rows_are_counted(config: RunConfig) -> str | None:
-    """Pruning the catch-up step needs graph=eager: in other modes the host does not read the number of accepted
-    rows."""
-    if config.prune.catchup == "none" or config.graph.name == "eager":
-        return None
-    return (
-        f"prune.catchup={config.prune.catchup} gathers the accepted rows of drafter={config.drafter.name}, but with "
-        f"graph={config.graph.name} the host does not read their number; use prune.catchup=none or graph=eager"
-    )
-
-
 def block_has_room(config: RunConfig) -> str | None:
     """A block of random weights has room for the drafts. That of a checkpoint is checked when it is loaded."""
     options: Any = config.drafter
@@ -121,7 +110,7 @@ ROWS = tuple(
         name=name,
         schema=schema,
         load=load,
-        refusals=(weights_or_random, block_has_room, parts_are_read, steps_are_replayed, accepted_rows_are_counted),
+        refusals=(weights_or_random, block_has_room, parts_are_read, steps_are_replayed),
         folder=DrafterWeights(zoo_folders(name)).folder,
         aspects=aspects,
         load_tree=load_tree,

@@ -36,6 +36,7 @@ def load(chosen: Chosen, options: DraftModelDrafterConfig, build: DrafterBuild) 
     """Load a checkpoint that could be a target; UserError if its layers keep states, or its vocabulary has another size
     than the target's."""
     from spec_lab.drafters.draft_model import DraftModelDrafter
+    from spec_lab.wiring.caches import attention_kinds
     from spec_lab.wiring.drafting import make_picker
 
     model, make_cache = _load(chosen, options, build)
@@ -43,8 +44,9 @@ def load(chosen: Chosen, options: DraftModelDrafterConfig, build: DrafterBuild) 
     def make(resources: DrafterResources) -> Drafter[Any]:
         cache = make_cache(resources)
         picker = make_picker(chosen, options, build, resources)
+        kinds = attention_kinds(model.layer_plans)
         return DraftModelDrafter(
-            options.num_draft_tokens, model, cache, build.backend, resources.prune, picker, build.kernels
+            options.num_draft_tokens, model, cache, build.backend, resources.prune, picker, build.kernels, kinds
         )
 
     return make

@@ -124,7 +124,7 @@ def eagle3_factory(
 ) -> DrafterFactory:
     """Make drafters with a head that has already been read."""
     from spec_lab.drafters.recurrent import RecurrentDrafter
-    from spec_lab.wiring.caches import build_cache
+    from spec_lab.wiring.caches import attention_kinds, build_cache
     from spec_lab.wiring.drafting import make_picker
 
     head, features = _head(options, build, head_config, tensors)
@@ -133,7 +133,15 @@ def eagle3_factory(
         cache = build_cache(head_config.layer.layers, resources.limits, build).layers[0]
         picker = make_picker(chosen, options, build, resources)
         return RecurrentDrafter(
-            options.num_draft_tokens, head, features, cache, build.backend, resources.prune, picker, build.kernels
+            options.num_draft_tokens,
+            head,
+            features,
+            cache,
+            build.backend,
+            resources.prune,
+            picker,
+            build.kernels,
+            attention_kinds([replace(head_config.layer.only_layer, window=options.window)]),
         )
 
     return make

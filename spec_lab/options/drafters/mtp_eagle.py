@@ -69,7 +69,7 @@ def mtp_eagle_factory(
     """Make drafters with a module that has already been read."""
     from spec_lab.core.types import FeatureSpec
     from spec_lab.drafters.recurrent import RecurrentDrafter
-    from spec_lab.wiring.caches import build_cache
+    from spec_lab.wiring.caches import attention_kinds, build_cache
     from spec_lab.wiring.drafting import make_picker
 
     (module,) = build_mtp_modules(mtp, tensors, build)
@@ -79,7 +79,15 @@ def mtp_eagle_factory(
         picker = make_picker(chosen, options, build, resources)
         features = FeatureSpec(final_hidden=mtp.target_hidden)
         return RecurrentDrafter(
-            options.num_draft_tokens, module, features, cache, build.backend, resources.prune, picker, build.kernels
+            options.num_draft_tokens,
+            module,
+            features,
+            cache,
+            build.backend,
+            resources.prune,
+            picker,
+            build.kernels,
+            attention_kinds(mtp.layer.layers),
         )
 
     return make

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from spec_lab.menu.choices import Choice
 from spec_lab.menu.chosen import Chosen
+from spec_lab.menu.config import knob
 from spec_lab.menu.option import DrafterOption
 from spec_lab.menu.readings import Aspect
 from spec_lab.options.drafters.mtp import MtpDrafterConfig, MtpWeights, build_mtp_modules, read_mtp_modules
@@ -22,11 +24,19 @@ if TYPE_CHECKING:
     from spec_lab.wiring.models import DrafterBuild
 
 
+class ModuleRows(Choice):
+    """The rows over which a module of vanilla MTP runs after a round."""
+
+    text = "text", "K + 1 and the drafts before it: its cache holds every pair of the text"
+    window = "window", "K, as TensorRT-LLM: its cache has holes and pairs of drafts"
+
+
 @dataclass
 class MtpVanillaDrafterConfig(MtpDrafterConfig):
     """drafter=mtp_vanilla: an MTP module for each draft, over a window of the last tokens."""
 
     name: str = "mtp_vanilla"
+    rows: ModuleRows = knob(ModuleRows.text, "the rows of each module after a round")
 
 
 VANILLA_WEIGHTS = MtpWeights(zoo_folders("mtp_vanilla"))
@@ -63,7 +73,8 @@ def mtp_vanilla_factory(
         )
         picker = make_picker(chosen, options, build, resources)
         features = FeatureSpec(final_hidden=mtp.target_hidden)
-        return MtpVanillaDrafter(modules, caches, window, features, build.backend, resources.prune, picker)
+        only_window = options.rows == ModuleRows.window
+        return MtpVanillaDrafter(modules, caches, window, features, build.backend, resources.prune, picker, only_window)
 
     return make
 
