@@ -22,7 +22,6 @@ from spec_lab.record.trace import read_trace_file
 from spec_lab.record.verify_rows import load_verify_rows
 from spec_lab.report.__main__ import main as report
 from spec_lab.show.__main__ import main as show
-from spec_lab.sweep.ledger import Ledger
 from spec_lab.train.reading import read_record
 from spec_lab.workloads.limits import time_limit
 from spec_lab.workloads.prompt_files import read_jsonl
@@ -49,7 +48,6 @@ READERS: dict[str, Callable[[Path], object]] = {
     "model.safetensors": tensors_of,
     "prompts.jsonl": _prompts,
     "sweep.yaml": read_yaml,
-    "proposals.json": lambda path: Ledger(path.parent, {}),
     "training.json": read_record,
 }
 
