@@ -60,7 +60,7 @@ def test_make_alone_lists_every_target() -> None:
 def test_blanks_comments_and_docstrings_are_no_code_lines(tmp_path: Path) -> None:
     """As `make lines` counts."""
     texts = {
-        "a.py": '"""A docstring\nof two lines."""\n\n# a comment\nimport os\n\ndef f():\n    """One."""\n    return os\n',
+        "a.py": '"""Docstring\nof two lines."""\n\n# comment\nimport os\n\ndef f():\n    """One."""\n    return os\n',
         "a.c": "/* a comment\n   in two lines */\nint x; // and one\n\n// alone\nint y;\n",
         "a.yaml": "# python -m spec_lab\n# what it is\nname: a\n\nlist:\n  - b # here\n",
         "a.html": "<!-- a comment -->\n{# another\n#}\n<p>{{ a }}</p>\n",
