@@ -1,7 +1,7 @@
 """`python -m spec_lab`: Hydra composes one run or a multirun, and each job is run and recorded in its folder.
 
-Exit codes: 0 finished, 1 failed, 2 refused, 130 interrupted. A multirun goes on past a job that is refused or fails, and
-ends with the code of its worst job. Composing and refusing import no torch.
+Exit codes: 0 finished, 1 failed, 2 refused, 130 interrupted. A multirun goes on past a job that is refused or fails,
+and ends with the code of its worst job. Composing and refusing import no torch.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NoReturn
 
@@ -66,7 +67,7 @@ def _scratch(rank: int) -> Iterator[list[str]]:
     if rank == 0:
         yield []
         return
-    with TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+    with TemporaryDirectory() as folder, Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
         yield [f"hydra.run.dir={folder}", "logger=jsonl"]
 
 

@@ -213,10 +213,10 @@ def knobs(registered: Registry) -> set[str]:
 
 
 def _keys(schema: type, prefix: str) -> Iterator[str]:
-    for name, hint in get_type_hints(schema).items():
+    for name, kind in get_type_hints(schema).items():
         yield prefix + name
-        if dataclasses.is_dataclass(hint):
-            yield from _keys(hint, f"{prefix}{name}.")  # type: ignore[arg-type]
+        if dataclasses.is_dataclass(kind):
+            yield from _keys(kind, f"{prefix}{name}.")  # type: ignore[arg-type]
 
 
 def _has(schema: type, key: str) -> bool:

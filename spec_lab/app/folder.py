@@ -81,7 +81,7 @@ def _numbered(base: Path) -> Iterator[Path]:
 
 
 def _typed(override: str) -> str | None:
-    """Return what a name says of an override: the last part of its key and the value; None for options named already."""
+    """Return what a name says of an override, such as `batch_size4`; None for one that it leaves out."""
     key, _, value = override.lstrip("+~").partition("=")
     if key in (*NAMED_GROUPS, *NOT_READ, *NOT_SHOWN):
         return None
@@ -103,7 +103,7 @@ def digest(*values: Any) -> str:
 
 @cache
 def sources(extensions: tuple[str, ...] = ()) -> str:
-    """Return a digest of the files of spec_lab, its kernels and the extensions, as they were when it was first asked."""
+    """Return a digest of the source files of spec_lab, its kernels and the extensions, as the process began with."""
     package, kernels = Path(__file__).parents[1], find_spec(KERNELS)
     places = [package, package.parent / "conf"]
     places += [Path(kernels.origin).parent] if kernels is not None and kernels.origin is not None else []

@@ -28,6 +28,7 @@ from spec_lab.record.recorder import LOADING, NOT_ENDED, utc_now, write_status
 from spec_lab.record.scalars import scalars
 from spec_lab.record.schema import Status, Summary
 from spec_lab.record.sinks import SUMMARY_FILE
+from spec_lab.report.run_table import format_run
 
 
 def job(cfg: DictConfig) -> float | None:
@@ -44,6 +45,7 @@ def job(cfg: DictConfig) -> float | None:
         if in_sweep:
             join_sweep(composed.config.logger, folder.parent.name)
         summary = run(composed, folder, folder.parent if in_sweep and not composed.config.fresh else None)
+        print(f"{format_run(summary)}\n{display(folder)}")
         return scalars(summary).get(composed.config.objective)
     except Exception as error:
         if not (folder / SUMMARY_FILE).exists():  # it could not be composed
@@ -56,7 +58,7 @@ def job(cfg: DictConfig) -> float | None:
 
 
 def run(composed: Composed, folder: Path, sweep: Path | None = None) -> Summary:
-    """Check a run, run it in `folder`, and print its tables and its folder. Return its record.
+    """Check a run, run it in `folder`, and return its record.
 
     Args:
         sweep: a folder of runs. If one of them finished and read the same, its record is returned instead.
@@ -75,15 +77,13 @@ def run(composed: Composed, folder: Path, sweep: Path | None = None) -> Summary:
     try:
         admit(composed.config)
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # silences the profiler; torch reads it when it loads
-        from spec_lab.measure import runner
+        from spec_lab.measure.runner import record_run
 
-        summary = runner.run(chosen, composed.choices, folder)
+        return record_run(chosen, composed.choices, folder)
     except BaseException as error:
         if json.loads((folder / SUMMARY_FILE).read_text())["reason"] in NOT_ENDED:
             amend_status(folder, *_ending(error))
         raise
-    print(display(folder))
-    return summary
 
 
 def _info(values: dict[str, Any], choices: dict[str, str]) -> RunInfo:
