@@ -26,14 +26,12 @@ from spec_lab.__main__ import main as run
 from spec_lab.program.options import Menu, read_groups, read_keys, run_menu
 from spec_lab.report.__main__ import main as report
 from spec_lab.rescore.__main__ import main as rescore
-from spec_lab.sweep.__main__ import main as sweep
 from spec_lab.train.__main__ import main as train
 from spec_lab.train.head_pipeline import HeadPipeline
 from spec_lab.train.menu import train_menu
 from tests.damage import TYPED, damaged
 from tests.fake_runner import FakeRunner
 from tests.test_study import DELTA, STRICT, FakeRun
-from tests.test_sweep_refusals import GOOD
 from tests.tiny_runs import make_runnable_pair, write_prompts
 
 Main = Callable[[Sequence[str]], int]
@@ -126,7 +124,6 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     rows = [{"id": f"p{index}", "category": "c", "prompt": "AB"} for index in range(2)]
     write_prompts(base / "prompts.jsonl", rows)
     write_prompts(base / "bench.jsonl", [{"question_id": index, "category": "c", "turns": ["A"]} for index in range(2)])
-    (base / "sweep.yaml").write_text(json.dumps(GOOD))
     workload = ["workload=jsonl", f"workload.path={base / 'prompts.jsonl'}", f"output_dir={base}"]
     assert run([*of_models(base), *workload, *CHEAP]) == 0
     next(base.glob("run-*")).rename(base / "kept")
@@ -195,11 +192,6 @@ def with_knobs(main: Main, menu: Callable[[], Menu], lab: Path, base: Path, data
     judge(ended(main, knobs(menu(), data), base))
 
 
-def knobs_of_a_sweep(lab: Path, base: Path, data: st.DataObject) -> None:
-    """As typed behind the file, for the first run that the sweep proposes."""
-    judge(ended(sweep, [str(lab / "sweep.yaml"), *knobs(run_menu(), data), "--dry-run", "--count", "1"], base))
-
-
 def knobs_of_rules(lab: Path, base: Path, data: st.DataObject) -> None:
     rules = [key for key in run_menu().keys if key.startswith("acceptance.")]
     rule = data.draw(st.sampled_from(["acceptance=strict", "acceptance=relaxed_thinking", "acceptance=rejection"]))
@@ -225,13 +217,12 @@ TYPED_AT: Mapping[str, Callable[[Path, Path, st.DataObject], None]] = {
     "knobs of a run": partial(with_knobs, run, run_menu),
     "knobs of the doctor": partial(with_knobs, doctor.main, run_menu),
     "knobs of a training": partial(with_knobs, train, train_menu),
-    "knobs of a sweep": knobs_of_a_sweep,
     "knobs of rules": knobs_of_rules,
     "flags of the report": flags_of_the_report,
     **{
         f"any text for {name}": partial(any_text, main)
         for name, main in {
-            "a run": run, "the doctor": doctor.main, "a training": train, "a sweep": sweep, "rules": rescore,
+            "a run": run, "the doctor": doctor.main, "a training": train, "rules": rescore,
             "the report": report,
         }.items()
     },
@@ -250,26 +241,18 @@ def own_option(main: Main, folder: str, lab: Path, base: Path, data: st.DataObje
         judge(ended(main, ["--config-dir", str(lab / folder), "drafter=mine"], base))
 
 
-def option_of_an_extension(main: Main, before: Sequence[str], lab: Path, base: Path, data: st.DataObject) -> None:
+def option_of_an_extension(main: Main, lab: Path, base: Path, data: st.DataObject) -> None:
     with damaged(lab / "path" / "fuzzed_lab" / "conf" / "drafter" / "mine.yaml", data):
         read_groups.cache_clear()
         read_keys.cache_clear()
-        arguments = [str(lab / text) if text.endswith(".yaml") else text for text in before]
-        judge(ended(main, [*arguments, "extensions=[fuzzed_lab]", "drafter=mine"], base))
-
-
-def sweep_file(lab: Path, base: Path, data: st.DataObject) -> None:
-    with damaged(lab / "sweep.yaml", data):
-        judge(ended(sweep, [str(lab / "sweep.yaml"), "--dry-run", "--count", "1"], base))
+        judge(ended(main, ["extensions=[fuzzed_lab]", "drafter=mine"], base))
 
 
 YAML = {
     "option of a run": partial(own_option, run, "extra"),
     "option of a training": partial(own_option, train, "train_extra"),
-    "extension of a run": partial(option_of_an_extension, run, ()),
-    "extension in the doctor": partial(option_of_an_extension, doctor.main, ()),
-    "extension of a sweep": partial(option_of_an_extension, sweep, ("sweep.yaml", "--dry-run", "--count", "1")),
-    "sweep file": sweep_file,
+    "extension of a run": partial(option_of_an_extension, run),
+    "extension in the doctor": partial(option_of_an_extension, doctor.main),
 }
 
 

@@ -20,52 +20,24 @@ from spec_lab.record.runs import load_runs
 from spec_lab.report.__main__ import main as report
 from tests.killed import Command, Moment, end_of
 
-pytestmark = pytest.mark.usefixtures("search_code")
-
 KILLS = int(os.environ.get("SPEC_LAB_KILLS", "3"))
 MOST_CHANGES = 30
 """Between two kills: about two runs' worth."""
 NOT_COMPARED = ["folder", "started_at", "seconds"]
-SWEEP_COMMAND = ["${env}", "${interpreter}", "-m", "spec_lab", "${args_no_hyphens}"]
-GRID = {
-    "method": "grid",
-    "parameters": {"drafter.num_draft_tokens": {"values": [1, 2, 3]}},
-    "command": SWEEP_COMMAND,
-}
-BAYES = {
-    "method": "bayes",
-    "run_cap": 3,
-    "metric": {"name": "summary.acceptance_length", "goal": "maximize"},
-    "parameters": {"drafter.num_draft_tokens": {"min": 1, "max": 7}, "seed": {"min": 0, "max": 1000}},
-    "command": SWEEP_COMMAND,
-}
-COMMANDS = {
-    "multirun": Command("spec_lab.__main__", ("-m", "drafter.num_draft_tokens=1,2,3")),
-    "grid": Command("spec_lab.sweep.__main__", ("grid.yaml",)),
-    "bayes": Command("spec_lab.sweep.__main__", ("bayes.yaml", "--seed", "3")),
-}
+MULTIRUN = Command("spec_lab.__main__", ("-m", "drafter.num_draft_tokens=1,2,3"))
 REPORT = Command("spec_lab.report.__main__", ("outputs", "--figures", "figures", "--csv", "runs.csv"))
 REPORT_CHANGES = 12
 NUM_RUNS = 3
 PNG_BEGIN, PNG_END = b"\x89PNG\r\n", b"IEND\xaeB`\x82"
 
 
-def make_workplace(folder: Path) -> Path:
-    (folder / "grid.yaml").write_text(yaml.safe_dump(GRID))
-    (folder / "bayes.yaml").write_text(yaml.safe_dump(BAYES))
-    return folder
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_killed_command_goes_on_and_loses_nothing(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_killed_command_goes_on_and_loses_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As many whole sweeps as the kills last for, each beside one that nobody disturbed."""
-    command = COMMANDS[name]
+    command = MULTIRUN
     folder = make_workplace_in(tmp_path, 0)
     assert end_of(command.start(folder, None)) == 0, (folder / "output.txt").read_text()
     undisturbed = finished(folder)
-    moments, kills, attempt = random.Random(f"{name} 7"), 0, 0
+    moments, kills, attempt = random.Random("multirun 7"), 0, 0
     while kills < KILLS:
         attempt += 1
         folder = make_workplace_in(tmp_path, attempt)
@@ -89,7 +61,7 @@ def test_killed_command_goes_on_and_loses_nothing(
 def test_killed_report_leaves_whole_pictures_and_tables_alone(tmp_path: Path) -> None:
     """Whatever the moment, each file is the one before or the new one; the next report mends what is missing."""
     folder = make_workplace_in(tmp_path, 0)
-    assert end_of(COMMANDS["multirun"].start(folder, None)) == 0, (folder / "output.txt").read_text()
+    assert end_of(MULTIRUN.start(folder, None)) == 0, (folder / "output.txt").read_text()
     moments, kills, made = random.Random("report 7"), 0, set[str]()
     while kills < KILLS or len(made) < 3:
         code = end_of(REPORT.start(folder, random_moment(moments, REPORT_CHANGES)))
@@ -113,7 +85,7 @@ def random_moment(generator: random.Random, most_changes: int = MOST_CHANGES) ->
 def make_workplace_in(parent: Path, number: int) -> Path:
     folder = parent / str(number)
     folder.mkdir()
-    return make_workplace(folder)
+    return folder
 
 
 def run_watched(command: Command, folder: Path, death: Moment | None) -> int:

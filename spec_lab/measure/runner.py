@@ -35,20 +35,12 @@ from spec_lab.record.schema import Summary
 from spec_lab.record.sinks import Sink
 from spec_lab.record.summary import build_summary
 from spec_lab.record.verify_rows import save_verify_rows
-from spec_lab.report.run_table import format_run
 from spec_lab.wiring.limits import engine_limits
 from spec_lab.workloads.chat_template import NO_TEMPLATE, template_digest
 from spec_lab.workloads.checker import Checked
 from spec_lab.workloads.text_ends import text_ends
 
 WARMUP_TOKENS = 32
-
-
-def run(chosen: Chosen, choices: dict[str, str], folder: Path) -> Summary:
-    """Do the same as `record_run`, and print the table and the verdict."""
-    summary = record_run(chosen, choices, folder)
-    print(format_run(summary))
-    return summary
 
 
 def record_run(chosen: Chosen, choices: dict[str, str], folder: Path) -> Summary:

@@ -287,9 +287,6 @@ class RunConfig:
     name: str = knob("run", "first part of the name of the run's folder")
     seed: int = knob(0, "seed of everything random")
     device: str = knob("auto", "auto (CUDA where there is one), cpu, cuda, cuda:1")
-    shared_device: bool = knob(
-        False, "jobs of a launcher may share a device, which makes times meaningless: docs/use.md"
-    )
     dtype: Dtype = knob(Dtype.auto, "type of weights and activations")
     kernels: KernelsChoice = knob(
         KernelsChoice.auto,
@@ -318,7 +315,6 @@ class RunConfig:
     )
     auto: list[str] = knob([], "the knobs among attention, graph and kernels that the lab chose; written by the lab")
     extensions: list[str] = knob([], "modules outside this package that add options: docs/extend.md")
-    output_dir: str = knob("outputs", "folder in which the run makes its own folder")
-    fresh: bool = knob(False, "repeat an ended sweep in a new folder; without it the same command only shows the sweep")
-    leave_out: list[str] = knob([], "cells of a multirun's grid that are left out, each as 'KEY=VALUE KEY=VALUE'")
-    dry_run: bool = knob(False, "print the composed parts and the refusals, and run nothing; also --dry-run")
+    output_dir: str = knob("outputs", "folder in which runs and sweeps make their folders")
+    fresh: bool = knob(False, "run all jobs of a multirun again, in a new folder")
+    objective: str = knob("summary.speedup", "the number that a job returns to a sweeper that searches")
