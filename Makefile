@@ -9,7 +9,7 @@ BASE ?= main
 # Compiled modules are kept, also where the environment forbids it: compiling them takes a third of collecting the tests.
 PYTEST = PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: help install smoke lint docs test slow costs bits gpu
+.PHONY: help install smoke lint docs test slow costs arm bits gpu
 
 help: ## the targets
 	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' Makefile | expand --tabs=16
@@ -40,6 +40,9 @@ slow: ## wheels, training, whole sweeps, full examinations by the doctor
 
 costs: ## runs both tiers, and sorts the cases anew by what they cost (tests/costs.json)
 	$(PYTEST) -m "not product" --write-costs
+
+arm: ## kernels=native for Arm under qemu, and its machine code (Debian: gcc-aarch64-linux-gnu, qemu-user)
+	$(PYTEST) -m "slow or not slow" tests/test_native_machine.py
 
 bits: ## tokens, logits, caches and kernels as they were at BASE, minutes
 	@folder=$$(mktemp -d) && trap 'rm -r "$$folder"' EXIT && git archive "$(BASE)" | tar -x -C "$$folder" && \

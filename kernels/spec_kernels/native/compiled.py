@@ -28,11 +28,6 @@ def has_tiles() -> bool:
     return bool(library().native_has_tiles())
 
 
-def register_file() -> str:
-    """Return the vector registers for which the code was compiled: avx512, avx2, neon, or other."""
-    return str(library().native_register_file().decode())
-
-
 def use_threads(num_threads: int) -> int:
     """Let `num_threads` threads share the outputs of large products and the heads of attention. Return their actual
     number, which is at most 256, and lower if the system refuses some. No bit of a result depends on it."""
