@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from spec_kernels.native.build import register_file
 from spec_lab.acceptance.phase import thinking_mask
 from spec_lab.checkpoints.gguf import quantizations
 from spec_lab.checkpoints.gguf_file import is_gguf
@@ -17,7 +18,6 @@ from spec_lab.core.errors import is_interruption
 from spec_lab.core.results import GenerationResult, GraphCounts, RequestRecord
 from spec_lab.measure.answers import check_answers, correct_of, note_unread
 from spec_lab.measure.audit import audit
-from spec_kernels.native.build import register_file
 from spec_lab.measure.lab import MAIN, Lab, load_lab, plain_engine
 from spec_lab.measure.memory import MemoryWatch
 from spec_lab.measure.profiling import RoundProfile, profile_rounds
