@@ -15,7 +15,7 @@ from spec_kernels.native.packing import LANES
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.measure.lab import default_num_threads
 from spec_lab.menu import auto, devices
-from spec_lab.menu.auto import describe_auto, problem_of_native, why_kernels
+from spec_lab.menu.auto import describe_auto, problem_of_native, slower_in_c, why_kernels
 from spec_lab.menu.chosen import choose
 from spec_lab.menu.refusals.run import refusals
 from spec_lab.operators.promises import VECTOR, native_takes
@@ -72,6 +72,16 @@ def test_a_cpu_without_a_compiler_has_the_reference_of_everything(monkeypatch: p
     )
     monkeypatch.setattr("spec_lab.menu.auto.problem_of_native", lambda: None)
     assert describe_auto(compose_run(["device=cpu"])[0]).endswith("kernels=native")
+
+
+def test_registers_for_which_the_library_is_faster_with_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "register_file", lambda: "other")
+    for batch_size, kernels in ((8, "native"), (9, "torch")):
+        config, _ = compose_run(["device=cpu", "drafter.num_draft_tokens=3", f"batch_size={batch_size}"])
+        assert str(config.kernels) == kernels
+    assert str(slower_in_c(choose(config))).endswith("(other) torch is faster for 36 rows a round")
+    monkeypatch.setattr(build, "register_file", lambda: "avx2")
+    assert slower_in_c(choose(config)) is None
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from spec_kernels.native.build import register_file
 from spec_lab.acceptance.phase import thinking_mask
 from spec_lab.checkpoints.gguf import quantizations
 from spec_lab.checkpoints.gguf_file import is_gguf
@@ -22,7 +23,7 @@ from spec_lab.measure.memory import MemoryWatch
 from spec_lab.measure.profiling import RoundProfile, profile_rounds
 from spec_lab.measure.trajectory import fitting, record_verify_rows
 from spec_lab.measure.world import World, world_of
-from spec_lab.menu.choices import WeightDtype, Weights
+from spec_lab.menu.choices import KernelsChoice, WeightDtype, Weights
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.option import MetricOption
 from spec_lab.record.measured import Divergence, Measured, RunInfo
@@ -77,6 +78,7 @@ def _measure(lab: Lab, info: RunInfo, recorder: Recorder, memory: MemoryWatch, m
     num_requests = config.repeats * len(lab.engines) * len(lab.requests)
     with Progress(num_requests, "request") as progress, _kept_if_interrupted(lab, recorder) as finished:
         _warm_up(lab, progress)
+        gc.freeze()  # so that collecting before each pass looks only at what passes leave
         for repeat in range(config.repeats):
             for name in order_of_turn(list(lab.engines), repeat):
                 kept = finished if (repeat, name) == (0, MAIN) else []
@@ -93,6 +95,7 @@ def _measure(lab: Lab, info: RunInfo, recorder: Recorder, memory: MemoryWatch, m
                 finished.clear()
                 note_unread(records, checked[MAIN])
                 _record_requests(lab, recorder, records, checked[MAIN], thinking[MAIN], divergences or [])
+        gc.unfreeze()
         profile = _profile(lab, recorder.folder, progress)
         _keep_verify_rows(lab, passes[MAIN][0].requests, recorder.folder, progress)
     measured = {name: Measured(results, correct_of(checked[name]), thinking[name]) for name, results in passes.items()}
@@ -289,6 +292,7 @@ def _provenance(lab: Lab) -> Provenance:
         stored_types=quantizations(path) if is_gguf(path) and not is_random else None,
         template=NO_TEMPLATE if is_random else template_digest(path),
         thinking_markers=lab.models.markers is not None,
+        register_file=register_file() if lab.config.kernels == KernelsChoice.native else None,
     )
 
 

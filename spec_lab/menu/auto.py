@@ -2,8 +2,8 @@
 
 On a CUDA device it tries the fast option of each knob, as if the user had typed it. If that adds a refusal, or needs
 Triton where there is none, the option that runs anywhere is kept. On a CPU only `kernels` has a fast option. It is
-taken if it adds no refusal, supports all of the target's layers, and can be compiled on this machine. All later code
-sees the chosen options, and `RunConfig.auto` records which of them were chosen here.
+taken if it adds no refusal, supports all of the target's layers, can be compiled on this machine, and is faster for the
+run's rounds. All later code sees the chosen options, and `RunConfig.auto` records which of them were chosen here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from spec_lab.menu.devices import runs_on_cuda
 from spec_lab.menu.option import GraphOption
 from spec_lab.menu.refusals.run import problems
 from spec_lab.menu.refusals.weights import model_of
-from spec_lab.operators.promises import native_takes
+from spec_lab.operators.promises import NATIVE_ROWS, native_takes
 from spec_lab.record.mixed import RUNS_ANYWHERE
 
 AUTO = "auto"
@@ -134,7 +134,8 @@ def _faster_on_cpu(chosen: Chosen, knob: AutoKnob) -> Chosen:
     if knob.fast_on_cpu is None:
         return chosen
     faster = chosen.again(knob.take(chosen.config, knob.fast_on_cpu))
-    return faster if _takes_native(faster, chosen) and problem_of_native() is None else chosen
+    takes = _takes_native(faster, chosen) and problem_of_native() is None and slower_in_c(faster) is None
+    return faster if takes else chosen
 
 
 def _takes_native(native: Chosen, chosen: Chosen) -> bool:
@@ -167,6 +168,17 @@ def problem_of_native() -> str | None:
     return build.problem()
 
 
+def slower_in_c(chosen: Chosen) -> str | None:
+    """Return why torch is faster than C, which can be compiled here, for the rounds of a run; None if C is faster."""
+    from spec_kernels.native import build
+
+    registers = build.register_file()
+    num_rows = chosen.config.batch_size * (chosen.config.drafter.num_draft_tokens + 1)
+    if num_rows <= NATIVE_ROWS[registers]:
+        return None
+    return f"with this processor's registers ({registers}) torch is faster for {num_rows} rows a round"
+
+
 def why_kernels(chosen: Chosen) -> str:
     """Return a line that says which kernels were chosen for a CPU and their threads; for torch also why not native.
 
@@ -178,7 +190,7 @@ def why_kernels(chosen: Chosen) -> str:
         alone = "one thread; num_threads=N uses N, each on its own core"
         return f"kernels=native on {named or alone}"
     native = chosen.again(_take_kernels(config, KernelsChoice.native))
-    against = _against_native(native, chosen) or problem_of_native()
+    against = _against_native(native, chosen) or problem_of_native() or slower_in_c(native)
     return f"kernels=torch on {named or 'all threads'}, not kernels=native: {against}"
 
 
