@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from spec_lab.app.compose import compose
 from spec_lab.core.types import Request
 from spec_lab.corpus.categories import CHECKABLE_CATEGORIES, Split, generate
 from spec_lab.corpus.example import ASSISTANT, THINK_END, Example
 from spec_lab.menu.chosen import choose
-from spec_lab.program.compose import compose_run
 from spec_lab.wiring.workloads import load_requests
 from spec_lab.workloads.checker import is_correct
 from spec_lab.workloads.generated import answer_of, generated_examples
@@ -35,7 +35,7 @@ class Letters:
 
 
 def requests_of(*overrides: str) -> list[Request]:
-    config, _ = compose_run(["workload=generated", *overrides])
+    config = compose(["workload=generated", *overrides]).config
     tokenizer: Any = Letters()
     return load_requests(choose(config), tokenizer)
 
@@ -121,7 +121,7 @@ def test_other_workloads_do_not_import_the_corpus() -> None:
 
 
 def test_a_knob_lost_on_the_way_is_named() -> None:
-    config, _ = compose_run(["workload=generated"])
+    config = compose(["workload=generated"]).config
     tokenizer: Any = Letters()
     with pytest.raises(ValueError, match=r"needs workload\.per_category"):
         load_requests(choose(replace(config, workload=replace(config.workload, per_category=None))), tokenizer)

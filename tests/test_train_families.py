@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spec_lab.program.compose import compose_run
+from spec_lab.app.compose import compose
 from spec_lab.train.loop import learning_rate
 from spec_lab.train.module_config import OptimisationConfig
 from tests.test_shipped_targets import decode
@@ -33,7 +33,7 @@ def test_a_pair_is_trained_and_runs(target: str, tmp_path: Path) -> None:
     assert json.loads(folder.evaluation(head).read_text())["pooled"]["prompts"] == 9
     run = [f"target=hf target.path={folder.target} workload=pocket max_new_tokens=8 workload.limit=3 device=cpu"]
     drafted, plain = (
-        decode(compose_run(" ".join([*run, drafter]).split())[0])
+        decode(compose(" ".join([*run, drafter]).split()).config)
         for drafter in (f"drafter={drafts_as} drafter.path={head}", "drafter=none")
     )
     assert len(plain) == 3 and drafted == plain
