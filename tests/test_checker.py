@@ -15,7 +15,6 @@ from spec_lab.app.compose import compose
 from spec_lab.core.errors import UserError
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import FinishReason, Request
-from spec_lab.corpus.example import Example, render_example, render_prompt
 from spec_lab.measure.answers import check_answers, note_unread
 from spec_lab.menu.chosen import choose
 from spec_lab.menu.config import RunConfig
@@ -23,6 +22,7 @@ from spec_lab.menu.refusals.run import refusals
 from spec_lab.options.workloads import CHECKERS
 from spec_lab.wiring.workloads import load_requests, open_workload
 from spec_lab.workloads.checker import Checked, check, is_correct, reply_of
+from spec_lab.workloads.pocket_form import render_prompt
 from spec_lab.workloads.prompt_files import read_jsonl
 from spec_lab.workloads.tokenizer import IdsAlone
 from tests.fake_runs import make_request
@@ -136,18 +136,10 @@ def test_any_text_is_read(checker: str, text: str, expected: str) -> None:
     assert found.read is not None or not found.correct
 
 
-def test_rendered_chat_begins_with_its_prompt_and_checks() -> None:
-    example = Example("arithmetic", "chat", "6 times 7?", "that is 42.", "Answer: 42")
-    rendered, prompt = render_example(example), render_prompt("chat", "6 times 7?")
-    assert prompt == "<|user|>\n6 times 7?<|end|>\n<|assistant|>\n"
-    assert rendered == prompt + "<think>\nthat is 42.\n</think>\nAnswer: 42<|end|>"
-    assert is_correct("42", rendered.removeprefix(prompt))
-
-
-def test_rendered_continuation_is_raw_text() -> None:
-    assert render_example(Example("code", "continue", "def f():\n", "", "    return 1\n")) == (
-        "<|endoftext|>def f():\n    return 1\n"
-    )
+def test_prompts_are_rendered_in_the_targets_form_and_outputs_are_checked() -> None:
+    assert render_prompt("chat", "6 times 7?") == "<|user|>\n6 times 7?<|end|>\n<|assistant|>\n"
+    assert render_prompt("continue", "def f():\n") == "<|endoftext|>def f():\n"
+    assert is_correct("42", "<think>\nthat is 42.\n</think>\nAnswer: 42<|end|>")
 
 
 class Parts:

@@ -255,7 +255,7 @@ def test_the_size_of_an_experiment_sets_its_grid() -> None:
     small, choices = run_.config, run_.choices
     full = compose(["experiment=relaxed_thinking", "size=full"]).config
     assert choices["size"] == "small"
-    assert (small.workload.per_category, full.workload.per_category) == (12, 200)
+    assert (small.workload.limit, full.workload.limit) == (84, None)
     assert full.references == []
     drafters = [compose(["experiment=drafters", f"size={size}"]).config for size in ("small", "full")]
     assert [config.workload.limit for config in drafters] == [9, 180]

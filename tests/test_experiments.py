@@ -271,7 +271,7 @@ def test_a_number_that_a_record_has_not_is_a_dash(study: Any) -> None:
 
 def test_a_study_decodes_at_its_smallest(empty_folder: Path) -> None:
     """Each feature, and the drafters (`test_drafter_table.py`), have tests of their own."""
-    points = ["points=top10_delta0.6", "drafter.num_draft_tokens=1", "workload.per_category=1"]
+    points = ["points=top10_delta0.6", "drafter.num_draft_tokens=1", "workload.limit=7"]
     assert main(["experiment=relaxed_thinking", *SMALLEST, *points]) == 0
     assert {run.summary["status"] for run in find_runs([Path("outputs")])} == {"finished"}
     assert report(["outputs"]) == 0

@@ -11,7 +11,8 @@ from pathlib import Path
 from spec_lab.app.compose import compose
 from spec_lab.app.finished import digest_of, finished
 from spec_lab.app.folder import free, sweep_name
-from spec_lab.app.run import print_error, run
+from spec_lab.app.run import run
+from spec_lab.core.ending import print_error
 from spec_lab.core.errors import UserError, one_line
 from spec_lab.menu.chosen import choose
 from spec_lab.menu.refusals.run import admit

@@ -15,8 +15,8 @@ from spec_lab.checkpoints.gguf_tokenizer import chat_template, special_tokens
 from spec_lab.checkpoints.json_input import ConfigFields, read_json
 from spec_lab.core.errors import UserError, describe_error, one_line
 from spec_lab.core.regular import open_regular, regular_text
-from spec_lab.corpus.example import Form
 from spec_lab.workloads.limits import OutOfBounds, time_limit, within_limits
+from spec_lab.workloads.pocket_form import Form
 from spec_lab.workloads.unusable import NO_SYSTEM, UnusablePrompt
 
 if TYPE_CHECKING:

@@ -1,9 +1,8 @@
-"""An example on which a pocket target is trained or evaluated, and its form as text for the tokenizer."""
+"""The form of texts of the shipped pocket targets: their special tokens, chat template, and rendered prompts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 END_OF_TEXT = "<|endoftext|>"
@@ -23,24 +22,7 @@ CHAT_TEMPLATE = (
 )
 """The chat template in the shipped targets' files. `render_conversation` also removes earlier thinking."""
 
-ANSWER_MARKER = "Answer:"
-
 Form = Literal["chat", "continue"]
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """A prompt and the text that should follow it.
-
-    A `chat` example has one user turn, and one assistant turn with thinking before the answer. A `continue` example is
-    raw text that is cut in two: `answer` is the text after `prompt`, and `thinking` is empty.
-    """
-
-    category: str
-    form: Form
-    prompt: str
-    thinking: str
-    answer: str
 
 
 def render_prompt(form: Form, prompt: str) -> str:
@@ -58,11 +40,3 @@ def render_conversation(texts: Sequence[str]) -> str:
         for index, text in enumerate(texts)
     ]
     return "".join(f"{turn}{END_OF_TURN}\n" for turn in turns) + f"{ASSISTANT}\n"
-
-
-def render_example(example: Example) -> str:
-    """Return the prompt and the text that the model is trained to write after it."""
-    prompt = render_prompt(example.form, example.prompt)
-    if example.form == "continue":
-        return f"{prompt}{example.answer}"
-    return f"{prompt}{THINK_START}\n{example.thinking}\n{THINK_END}\n{example.answer}{END_OF_TURN}"
