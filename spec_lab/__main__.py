@@ -15,8 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NoReturn
 
-from spec_lab.app.ending import ended, leave
-from spec_lab.core.errors import UserError
+from spec_lab.core.ending import ended, leave
 from spec_lab.core.ranks import ranks
 
 SECONDS_FOR_THE_FIRST = 5.0
@@ -34,31 +33,20 @@ def command() -> NoReturn:
 
 
 def _run(arguments: list[str]) -> int:
-    import hydra
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
-    from spec_lab.app.compose import VERSION_BASE, conf_folder, explained, prepared, with_override
+    from spec_lab.app.compose import call_hydra, conf_folder, extensions_in, knobs, prepared, with_override
     from spec_lab.app.run import job
+    from spec_lab.menu import registry
 
-    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra raises errors, and does not end the process itself
-    rank, argv = ranks().rank, sys.argv
+    rank = ranks().rank
     with _scratch(rank) as own:
         for override in own:
             arguments = with_override(arguments, override)
         try:
-            sys.argv = [argv[0], *prepared(arguments)]
-            hydra.main(version_base=VERSION_BASE, config_path=str(conf_folder()), config_name="config")(job)()
-            return 0
-        except (HydraException, OmegaConfBaseException) as error:
-            raise UserError(explained(error)) from error
-        except SystemExit as error:  # of Hydra, and of a multirun
-            return error.code if isinstance(error.code, int) else 1
+            known = knobs(registry.load(extensions_in(arguments)))
+            return call_hydra(job, prepared(arguments), conf_folder(), known)
         except Exception:
             time.sleep(SECONDS_FOR_THE_FIRST if rank else 0)
             raise
-        finally:
-            sys.argv = argv
 
 
 @contextmanager

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import spec_lab
+from spec_lab.app.notebook import Result
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.core.errors import UserError
 from spec_lab.core.types import Request
-from spec_lab.library import Result
 from spec_lab.record.reading import read_summary
 from spec_lab.record.runs import Run
 from spec_lab.report.__main__ import main as report

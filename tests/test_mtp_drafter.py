@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from spec_lab.app.compose import compose
 from spec_lab.checkpoints import mtp_layouts
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.core.types import NormSide, Request
 from spec_lab.drafters.recurrent import RecurrentDrafter
-from spec_lab.program.compose import compose_run
 from tests.covering import each_value
 from tests.engine_state import poison
 from tests.fake_target import PaddedGraph
@@ -193,7 +193,7 @@ def test_a_target_without_modules_needs_a_path(target: tuple[Path, Reference]) -
 @pytest.mark.parametrize("knob", ["target_hidden", "recycled_hidden"])
 def test_refuses_another_side(knob: str) -> None:
     with refused(f"drafter.{knob}=middle", "auto, pre_norm, post_norm"):
-        compose_run(["drafter=mtp_eagle", f"drafter.{knob}=middle"])
+        compose(["drafter=mtp_eagle", f"drafter.{knob}=middle"])
 
 
 def test_a_family_may_recycle_on_the_other_side(

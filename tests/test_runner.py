@@ -14,7 +14,6 @@ import pytest
 
 from spec_lab.core.origins import TokenOrigin
 from spec_lab.measure.lab import load_lab, note_references
-from spec_lab.measure.runner import run
 from spec_lab.measure.world import ALONE
 from spec_lab.menu.choices import ReferenceChoice
 from spec_lab.menu.chosen import choose

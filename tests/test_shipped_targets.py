@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from spec_lab.app.compose import compose
 from spec_lab.core.errors import UserError
 from spec_lab.menu.chosen import choose
 from spec_lab.menu.config import RunConfig
 from spec_lab.menu.refusals.run import admit
 from spec_lab.options.shipped import SHIPPED, ZOO, DrafterWeights
-from spec_lab.program.compose import compose_run
 from spec_lab.wiring.drafting import load_drafter
 from spec_lab.wiring.engine import build_engine
 from spec_lab.wiring.limits import engine_limits
@@ -54,7 +54,7 @@ CELLS = [
 
 def compose(target: str, overrides: str) -> tuple[RunConfig, dict[str, str]]:
     shipped = [] if overrides.startswith("drafter=") else [f"drafter={SHIPPED[target][0]}"]
-    return compose_run([f"target={target}", *shipped, *CHEAP, *overrides.split()])
+    return compose([f"target={target}", *shipped, *CHEAP, *overrides.split()])
 
 
 def decode(config: RunConfig) -> dict[str, list[int]]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-import traceback
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from spec_lab.app.compose import Composed, chosen_options, to_composed
 from spec_lab.app.finished import READ_FILE, digest_of, finished
+from spec_lab.core.ending import print_error
 from spec_lab.core.errors import UserError, describe_error
 from spec_lab.core.ranks import ranks
 from spec_lab.menu import registry
@@ -96,14 +95,6 @@ def _ending(error: BaseException) -> tuple[Status, str]:
     if isinstance(error, UserError):
         return "refused", str(error)
     return "interrupted" if isinstance(error, KeyboardInterrupt) else "failed", describe_error(error)
-
-
-def print_error(error: BaseException) -> None:
-    """Print a refusal in a line on stderr, and any other error with its traceback."""
-    if isinstance(error, UserError):
-        print("refused:", error, file=sys.stderr)
-    else:
-        traceback.print_exception(error)
 
 
 def display(folder: Path) -> str:

@@ -18,6 +18,7 @@ from spec_lab.core.errors import is_interruption
 from spec_lab.core.results import GenerationResult, GraphCounts, RequestRecord
 from spec_lab.measure.answers import check_answers, correct_of, note_unread
 from spec_lab.measure.audit import audit
+from spec_lab.measure.company import Company
 from spec_lab.measure.lab import MAIN, Lab, load_lab, plain_engine
 from spec_lab.measure.memory import MemoryWatch
 from spec_lab.measure.profiling import RoundProfile, profile_rounds
@@ -76,6 +77,7 @@ def _measure(lab: Lab, info: RunInfo, recorder: Recorder, memory: MemoryWatch, m
     thinking: dict[str, dict[str, int] | None] = {}
     divergences: list[Divergence] | None = None
     num_requests = config.repeats * len(lab.engines) * len(lab.requests)
+    company = Company(lab.models.device) if lab.world.size == 1 else None  # ranks share a CPU
     with Progress(num_requests, "request") as progress, _kept_if_interrupted(lab, recorder) as finished:
         _warm_up(lab, progress)
         gc.freeze()  # so that collecting before each pass looks only at what passes leave
@@ -112,6 +114,7 @@ def _measure(lab: Lab, info: RunInfo, recorder: Recorder, memory: MemoryWatch, m
         acceptance_lossless=traits.lossless,
         row_invariant=lab.models.row_invariant,
         memory=memory.read(lab.models.device),
+        shared_device=company is not None and company.seen(),
         metrics=metrics,
     )
 

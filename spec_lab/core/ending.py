@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -26,6 +27,14 @@ def ended(run: Callable[[], int | None]) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+
+
+def print_error(error: BaseException) -> None:
+    """Print a refusal in a line on stderr, and any other error with its traceback."""
+    if isinstance(error, UserError):
+        print("refused:", error, file=sys.stderr)
+    else:
+        traceback.print_exception(error)
 
 
 def leave(main: Callable[[], int]) -> NoReturn:
