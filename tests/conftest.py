@@ -15,7 +15,6 @@ from types import ModuleType
 import pytest
 from hypothesis import settings
 
-from tests import composed
 from tests.costs import CostRecorder, choose_named, mark_slow
 from tests.fake_runner import FakeRunner
 
@@ -42,7 +41,6 @@ if find_spec("triton") is not None:
     from tests import interpreter
 
     interpreter.install()
-composed.install()
 # A shell ignores Ctrl-C for what it starts in the background, and processes inherit that: the tests of Ctrl-C need it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -104,12 +102,6 @@ def one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="session")
-def search_code() -> None:
-    """W&B's search code, which takes two seconds to import: only where a test of it runs."""
-    pytest.importorskip("sweeps", reason="needs the extra `sweep`")
 
 
 @pytest.fixture

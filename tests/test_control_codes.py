@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 import spec_lab
+from spec_lab.app.notebook import Result
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.core.errors import UserError
 from spec_lab.core.types import Request
-from spec_lab.library import Result
-from spec_lab.menu.config import WorkloadConfig
 from spec_lab.record.reading import read_summary
 from spec_lab.record.runs import Run
 from spec_lab.report.__main__ import main as report
@@ -22,7 +21,6 @@ from spec_lab.report.tail import format_ended
 from spec_lab.show import request_html
 from spec_lab.show.__main__ import main as show
 from spec_lab.wiring.workloads import check_requests
-from spec_lab.workloads.prompt_files import read_jsonl, read_spec_bench
 from tests.fake_runs import record_run
 from tests.test_study import SWEEP
 
@@ -119,20 +117,8 @@ def test_a_cell_of_a_document_stays_in_its_column(tmp_path: Path, capsys: pytest
     assert len(set(bars)) == 1
 
 
-@pytest.mark.parametrize("poison", [text for text in POISONS.values() if not text.isprintable()])
-@pytest.mark.parametrize("key", ["id", "category", "question_id"])
-def test_a_prompt_whose_name_would_be_obeyed_is_refused(poison: str, key: str, tmp_path: Path) -> None:
-    path = tmp_path / "mine.jsonl"
-    question = {"question_id": 1, "category": "c", "turns": ["a"]}
-    line, read = (question, read_spec_bench) if key == "question_id" else ({"prompt": "a"}, read_jsonl)
-    path.write_text(json.dumps({**line, key: f"a{poison}"}))
-    with pytest.raises(UserError, match=r"mine\.jsonl:1: .*printable") as error:
-        read(WorkloadConfig(name="x", path=str(path)))
-    assert str(error.value).isprintable()
-
-
 @pytest.mark.parametrize("names", [("a\x1b[2J", "c"), ("a", "c\x07")])
-def test_so_is_one_of_an_extension(names: tuple[str, str]) -> None:
+def test_a_request_whose_name_would_be_obeyed_is_refused(names: tuple[str, str]) -> None:
     folder = Path(spec_lab.__file__).parent / "zoo" / "pocket"
     with pytest.raises(UserError, match="printable"):
         check_requests([Request(*names, (1,), 4)], read_model_config(folder), folder)

@@ -8,7 +8,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -28,6 +28,7 @@ from spec_lab.doctor.subject import MAX_NEW_TOKENS, load_subject, shortened, str
 from spec_lab.doctor.teacher_forced import Drafted
 from spec_lab.menu.chosen import choose
 from spec_lab.options.shipped import ZOO
+from spec_lab.program.compose import compose_run
 from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts
 
 TEXTS = [{"prompt": "abcdefgh"[index:] + "xyz" * index} for index in range(4)]
@@ -48,15 +49,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (["drafter=eagel3"], "did you mean eagle3"),
         (["batchsize=3"], "there is no key batchsize"),
-        (["-m", "drafter=eagle3,ngram"], "-m: spec_lab.doctor examines one run"),
-        (["--verbose"], "has only the flags --help"),
-        (["--fix"], "has only the flags --help"),
         (["drafter=eagle3,ngram"], "several values"),
-        (["experiment=drafters"], "experiment=drafters is a sweep"),
-        (["hydra.mode=MULTIRUN"], "hydra.mode=MULTIRUN is a sweep"),
-        (["drafter=none"], "drafter=none makes no drafts"),
-        (["graph=round", "graph.rounds_per_replay=4"], "graph.rounds_per_replay=4: the doctor examines"),
-        (["dry_run=true"], "dry_run=true"),
         (["target=hf"], "target.path"),
         (["drafter.path=/nowhere"], "drafter.path=/nowhere is not a folder"),
     ],
@@ -254,3 +247,28 @@ def test_helpers() -> None:
     assert spread(rounds, 20) == rounds
     assert [loop_round.kv_len for loop_round in spread(rounds, 4)] == [0, 2, 5, 7]
     assert shortened(Request("r", "c", (1,), 4096)).max_new_tokens == MAX_NEW_TOKENS
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "drafter.stop=confidence",
+        "drafter.by_request=acceptance",
+        "drafter.k_schedule=[[1,2,3],[3,4,1]]",
+        "verify.budget=3",
+        "graph.rounds_per_replay=4",
+    ],
+)
+def test_a_run_is_examined_with_all_its_drafts_and_a_look_after_each_round(override: str) -> None:
+    config = compose_run(["drafter=eagle3", "graph=round", override])[0]
+    chosen = choose(strict_greedy(config))
+    assert chosen.offers.num_draft_tokens == 3 and not chosen.offers.may_be_fewer
+    graph: Any = chosen.config.graph
+    assert graph.rounds_per_replay == 1
+
+
+def test_a_drafter_that_finds_its_drafts_has_no_fault_for_finding_few(pair: tuple[Path, Path], prompts: Path) -> None:
+    config = make_run_config(pair, prompts, "hybrid", max_new_tokens=12, options={"path": str(pair[1])})
+    findings = examine(load_subject(choose(config)))
+    assert [finding.verdict for finding in findings[1:4]] == [Verdict.OK] * 3
+    assert {finding.verdict for finding in findings[4:]} == {Verdict.DOES_NOT_APPLY}

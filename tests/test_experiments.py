@@ -13,12 +13,12 @@ import yaml
 from hydra import compose, initialize_config_dir
 
 from spec_lab.__main__ import main
+from spec_lab.app.compose import conf_folder
 from spec_lab.core.errors import UserError
 from spec_lab.menu import registry
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.refusals.run import refusals
 from spec_lab.program.compose import register_schemas, to_run_config
-from spec_lab.program.options import conf_folder
 from spec_lab.program.points import with_points
 from spec_lab.record.paired import over_reference
 from spec_lab.record.runs import Run, find_runs

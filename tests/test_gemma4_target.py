@@ -338,7 +338,9 @@ def count_rows(lane: Lane) -> list[int]:
 @torch.inference_mode()
 def test_all_rows_are_kept_where_a_selection_drops_none(checkpoints: Any) -> None:
     lane = make_gemma_lane(checkpoints("e4b")[0])
-    assert len(lane.run(random_tokens(1, 5), [0], FeatureSpec(), AllRows(torch.tensor([4]))).hidden) == 5
+    features = FeatureSpec(final_hidden=NormSide.PRE_NORM)
+    output = lane.run(random_tokens(1, 5), [0], features, AllRows(torch.tensor([4])))
+    assert output.features is not None and len(output.features) == 5 and len(output.hidden) == 1
 
 
 def test_a_norm_rounds_once() -> None:

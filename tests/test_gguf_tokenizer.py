@@ -158,12 +158,6 @@ def test_a_file_without_a_template_takes_the_bare_text(tmp_path: Path) -> None:
     assert tokenizer.encode_prompt("chat", "the once") == tokenizer.encode("the once")
 
 
-def test_a_broken_template_is_refused_by_the_files_name(tmp_path: Path) -> None:
-    tokenizer = make(tmp_path / "a.gguf", tokenizer__chat_template="{% for %}")
-    with pytest.raises(UserError, match=r"a\.gguf: the chat template cannot be rendered"):
-        tokenizer.encode_prompt("chat", "the")
-
-
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

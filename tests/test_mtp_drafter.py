@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from spec_lab.app.compose import compose
 from spec_lab.checkpoints import mtp_layouts
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.core.types import NormSide, Request
 from spec_lab.drafters.recurrent import RecurrentDrafter
-from spec_lab.program.compose import compose_run
 from tests.covering import each_value
 from tests.engine_state import poison
 from tests.fake_target import PaddedGraph
@@ -95,6 +95,27 @@ def test_either_side_of_either_norm(
     assert rule.compared > 40
 
 
+@pytest.mark.parametrize(
+    ("side", "prune", "normed"), [(PRE, "prefill", [0, 1]), (POST, "prefill", [5, 2]), (PRE, "none", [5, 2])]
+)
+def test_the_final_norm_runs_over_the_rows_that_are_read(
+    target: tuple[Path, Reference], tmp_path: Path, side: NormSide, prune: str, normed: list[int]
+) -> None:
+    """A prompt of 7 tokens in chunks of 5 and 2. The module reads the features of all rows; logits, of the last one."""
+    make_tiny_mtp(tmp_path, "ours", read_model_config(target[0]))
+    request = Request("seven", "x", (5, 6, 7, 8, 9, 10, 11), 4, ignore_eos=True)
+    options = {"path": str(tmp_path), "target_hidden": str(side)}
+    config = make_config((target[0], target[0]), "mtp_eagle", 3, prune, cache={"prefill_chunk": 5}, options=options)
+    engine = make_engine(config, [request])
+    outputs = []
+    forward = engine.parts.target.forward
+    engine.parts.target.forward = lambda *inputs: outputs.append(forward(*inputs)) or outputs[-1]
+    (record,) = engine.generate([request]).requests
+    assert [output.hidden.shape[0] for output in outputs[:2]] == normed
+    assert [output.features.shape[0] for output in outputs[:2]] == [5, 2]
+    assert record.output_ids == target[1].greedy(request)
+
+
 @pytest.mark.parametrize("sides", [(PRE, POST), (POST, PRE)])
 def test_the_wrong_side_would_be_noticed(
     target: tuple[Path, Reference], tmp_path: Path, sides: tuple[NormSide, NormSide]
@@ -172,7 +193,7 @@ def test_a_target_without_modules_needs_a_path(target: tuple[Path, Reference]) -
 @pytest.mark.parametrize("knob", ["target_hidden", "recycled_hidden"])
 def test_refuses_another_side(knob: str) -> None:
     with refused(f"drafter.{knob}=middle", "auto, pre_norm, post_norm"):
-        compose_run(["drafter=mtp_eagle", f"drafter.{knob}=middle"])
+        compose(["drafter=mtp_eagle", f"drafter.{knob}=middle"])
 
 
 def test_a_family_may_recycle_on_the_other_side(

@@ -15,11 +15,11 @@ import pytest
 import spec_lab
 import spec_lab.doctor.__main__ as doctor
 from spec_lab.__main__ import main
+from spec_lab.app.compose import Composed
 from spec_lab.cli import follower
 from spec_lab.cli.follower import Adapt, on_this_rank
 from spec_lab.core.errors import UserError
 from spec_lab.core.ranks import Ranks, ranks, refuse_unless_they_meet
-from spec_lab.library import Composed
 from spec_lab.menu.config import RunConfig
 from spec_lab.menu.refusals.run import refusals
 from spec_lab.options.loggers import WandbConfig

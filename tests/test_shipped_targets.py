@@ -8,17 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from spec_lab.app.compose import compose
 from spec_lab.core.errors import UserError
 from spec_lab.menu.chosen import choose
 from spec_lab.menu.config import RunConfig
 from spec_lab.menu.refusals.run import admit
 from spec_lab.options.shipped import SHIPPED, ZOO, DrafterWeights
-from spec_lab.program.compose import compose_run
 from spec_lab.wiring.drafting import load_drafter
 from spec_lab.wiring.engine import build_engine
 from spec_lab.wiring.limits import engine_limits
-from spec_lab.wiring.models import load_models, thinking_markers
+from spec_lab.wiring.models import load_models
 from spec_lab.wiring.workloads import load_requests
+from spec_lab.workloads.thinking import thinking_markers
 from spec_lab.workloads.tokenizer import TargetTokenizer
 
 TRAINED_AS = {"mtp_eagle": "nextn", "frozen_kv": "assistant"}
@@ -53,7 +54,7 @@ CELLS = [
 
 def compose(target: str, overrides: str) -> tuple[RunConfig, dict[str, str]]:
     shipped = [] if overrides.startswith("drafter=") else [f"drafter={SHIPPED[target][0]}"]
-    return compose_run([f"target={target}", *shipped, *CHEAP, *overrides.split()])
+    return compose([f"target={target}", *shipped, *CHEAP, *overrides.split()])
 
 
 def decode(config: RunConfig) -> dict[str, list[int]]:
@@ -61,7 +62,7 @@ def decode(config: RunConfig) -> dict[str, list[int]]:
     tokenizer = TargetTokenizer(chosen.target_folder)
     requests = load_requests(chosen, tokenizer)
     limits = engine_limits(chosen, requests, config.drafter.num_draft_tokens)
-    models = load_models(chosen, limits.max_seq_len, thinking_markers(tokenizer))
+    models = load_models(chosen, limits.max_seq_len, thinking_markers(tokenizer, chosen.config.target))
     engine = build_engine(chosen, models, load_drafter(chosen, models.of_drafters), limits)
     return {record.request_id: record.output_ids for record in engine.generate(requests).requests}
 

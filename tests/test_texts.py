@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import shutil
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -318,14 +317,6 @@ def test_a_template_without_a_users_turn_is_refused_before_anything_is_written(
     keys = {"tokenizer.chat_template": template}
     assert write(write_gguf(tmp_path / "a.gguf", model, pre="smollm", keys=keys), tmp_path / "out") == 2
     assert "no chat template with a user's turn" in capsys.readouterr().err and not (tmp_path / "out").exists()
-
-
-def test_tasks_of_a_package_that_is_not_here_are_refused_with_its_name(
-    target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    assert write(target, tmp_path / "out", "prompts=[reasoning_gym:gsm_symbolic:3]") == 2
-    assert "pip install" in capsys.readouterr().err
 
 
 def test_a_text_longer_than_a_row_is_cut_and_counted() -> None:

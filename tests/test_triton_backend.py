@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from spec_kernels.attention_reference import paged_attention_reference
+from spec_lab.attention.stale import StaleMover
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.attention.triton_backend import TritonAttention
 from spec_lab.core.kv_cache import LayerCache
@@ -77,6 +79,30 @@ def test_after_steps_in_place_it_equals_a_fresh_build_and_the_reference(page_siz
         assert_near(out[inside], expected[inside])
     assert addresses == {name: getattr(metadata, name).data_ptr() for name in addresses}
     assert metadata.read_slots is None and not metadata.masks
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_stale_windows_are_those_of_step_1_and_all_else_is_fresh(page_size: int) -> None:
+    """With a window of 5 every step sees the five keys up to that of step 1; without one, all up to its own. The steps
+    go over page borders, with a padded row among them."""
+    table = make_table(page_size)
+    cache = make_cache(table)
+    lens = padded(LENS[:4])
+    for backend in (TritonAttention(page_size, MAX_POSITIONS), TorchAttention(page_size, MAX_POSITIONS)):
+        metadata = last_rows(backend, table, lens, 1, MAX_SEQ_LEN)
+        mover = StaleMover(backend)
+        for step in range(1, 5):
+            mover.advance(metadata)
+            fresh, first = (last_rows(backend, table, lens.clamp(min=1) + moved, 1, MAX_SEQ_LEN) for moved in (step, 1))
+            for name in ("positions", "slot_mapping", "seq_lens"):
+                assert torch.equal(getattr(metadata, name), getattr(fresh, name)), name
+            queries = randn(len(lens), 4, 16, seed=step)
+            for window, expected in ((None, fresh), (5, first)):
+                out = backend.attend(queries, cache, metadata, window, 0.3)
+                seen = paged_attention_reference(
+                    queries, cache.kv, expected.page_table, expected.seq_lens, page_size, MAX_SEQ_LEN, 0.3, window
+                )
+                assert_near(out, seen)
 
 
 @pytest.mark.parametrize("num_queries", [1, 4, 20])

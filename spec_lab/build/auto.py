@@ -18,7 +18,7 @@ from spec_lab.config.checks import problems
 from spec_lab.config.choices import KernelsChoice, RelaxedPhase
 from spec_lab.config.option import get
 from spec_lab.config.run import CacheConfig, Run
-from spec_lab.operators.promises import native_takes
+from spec_lab.operators.promises import NATIVE_ROWS, native_takes
 
 CPU_PREFILL_TOKENS, CUDA_PREFILL_TOKENS = 2048, 8192
 """More rows per forward gain little on either device: docs/log/prompt_passes.md. vLLM's server uses 8192 on an H100."""
@@ -54,7 +54,18 @@ def why_not_native(run: Run) -> str | None:
         return "not all of the target's layers are plain attention and MLPs of whole vectors"
     from spec_kernels.native import build
 
-    return build.problem()
+    return build.problem() or slower_in_c(run)
+
+
+def slower_in_c(run: Run) -> str | None:
+    """Return why torch is faster than C, which can be compiled here, for the rounds of a run; None if C is faster."""
+    from spec_kernels.native import build
+
+    registers = build.register_file()
+    num_rows = run.batch_size * (run.drafter.num_draft_tokens + 1)
+    if num_rows <= NATIVE_ROWS[registers]:
+        return None
+    return f"with this processor's registers ({registers}) torch is faster for {num_rows} rows a round"
 
 
 def _is_auto(run: Run, knob: str) -> bool:

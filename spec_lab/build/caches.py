@@ -13,6 +13,7 @@ from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.config.choices import Rollback
 from spec_lab.core.kv_cache import CacheRow, PagedKVCache
+from spec_lab.core.types import AttentionKind
 from spec_lab.models.delta_caches import DeltaCache
 
 
@@ -23,6 +24,14 @@ def cache_row(plan: LayerPlan) -> CacheRow | None:
     if plan.latent is not None:
         return CacheRow((plan.latent.row_width,), plan.kv_owner)
     return CacheRow((2, plan.num_kv_heads, plan.head_dim), plan.kv_owner)
+
+
+def attention_kinds(plans: Sequence[LayerPlan]) -> tuple[AttentionKind, ...]:
+    """Return the different kinds of attention of layers with these plans."""
+    rows = [(plan, row) for plan in plans if (row := cache_row(plan)) is not None]
+    return tuple(
+        dict.fromkeys(AttentionKind(row.shape, plan.window, plan.num_heads // plan.num_kv_heads) for plan, row in rows)
+    )
 
 
 def build_cache(plans: Sequence[LayerPlan], limits: Limits, models: Models) -> PagedKVCache:

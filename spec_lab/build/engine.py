@@ -20,8 +20,10 @@ from spec_lab.config.choices import ByRequest
 from spec_lab.config.option import get
 from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
+from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.protocols import Drafter
 from spec_lab.core.pruning_protocols import PrunePolicy
+from spec_lab.core.selection import AllPromptRows
 from spec_lab.engine.capture import GraphRecorder
 from spec_lab.engine.drafts import Chain, Tree, TreeParts
 from spec_lab.engine.engine import Engine
@@ -48,17 +50,29 @@ def build_prune_policy(run: Run) -> PrunePolicy:
     return PrunePolicy(get("prune.prefill", run.prune.prefill)().build(), catchup().build(), catchup.drop)
 
 
+def possible(prune: PrunePolicy, run: Run, backend: AttentionBackend) -> PrunePolicy:
+    """Return what a backend can do of `prune`. One that writes KV with attention prunes no prompts, but it may drop
+    rows of the catch-up step after attention.
+
+    Raises:
+        UserError: `prune.catchup` drops rows before attention.
+    """
+    if backend.prewrite:
+        return prune
+    if prune.catchup.needs_prewrite:
+        raise UserError(
+            f"attention={run.attention.name} cannot write KV before attention, which prune.catchup="
+            f"{run.prune.catchup} needs; use prune=post_attention or attention=torch"
+        )
+    return dataclasses.replace(prune, prompt=AllPromptRows()) if prune.prompt.needs_prewrite else prune
+
+
 def build_engine(run: Run, models: Models, limits: Limits, make_drafter: DrafterMaker | None = None) -> Engine:
     """Make an engine with its own KV cache, slots and scheduler. The loaded target is shared.
 
     `make_drafter` makes another drafter than the run's, such as one that reads its checkpoint otherwise.
     """
-    sizes, kept = run.sizes, build_prune_policy(run)
-    if kept.needs_prewrite and not models.backend.prewrite:
-        raise UserError(
-            f"attention={run.attention.name} cannot write KV before attention, which prune.prefill=last_row and "
-            "prune.catchup=pre_attention need; use prune=none or attention=torch"
-        )
+    sizes, kept = run.sizes, possible(build_prune_policy(run), run, models.backend)
     seeds = SlotSeeds(limits.num_slots, run.seed, models.device)
     num_verified = run.drafter.num_draft_tokens + 1
     limits = dataclasses.replace(limits, num_rows=num_verified, rollback=run.recurrent.rollback)

@@ -27,8 +27,6 @@ from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.partition import WHOLE, Partition
 from spec_lab.models.products import PLAIN
 from spec_lab.models.target_loader import WeightSource, load_target
-from spec_lab.workloads.checker import THINKING_MARKERS
-from spec_lab.workloads.tokenizer import Tokenizer
 
 Part = TypeVar("Part")
 KEPT_IN: Mapping[WeightDtype, torch.dtype | None] = {
@@ -149,15 +147,6 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
         raise UserError("dtype=float16 is for a GPU, but this run is on the CPU; use dtype=float32 or device=cuda")
     dtype: torch.dtype = getattr(torch, name)
     return dtype
-
-
-def thinking_markers(tokenizer: Tokenizer) -> ThinkingMarkers | None:
-    """Return the ids of the first pair of thinking markers that the tokenizer knows, or None."""
-    for pair in THINKING_MARKERS:
-        begin, end = map(tokenizer.special_id, pair)
-        if begin is not None and end is not None:
-            return ThinkingMarkers(begin, end)
-    return None
 
 
 def load_models(

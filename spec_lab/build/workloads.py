@@ -55,7 +55,7 @@ def _tokenizer(run: Run, folder: Path, vocab_size: int) -> Tokenizer:
     text, or if weights are random."""
     needs_none = run.target.weights == Weights.random or not run.workload.reads_text
     has_one = has_tokenizer(folder) if is_gguf(folder) else (folder / "tokenizer.json").is_file()
-    return IdsAlone(vocab_size) if needs_none and not has_one else TargetTokenizer(folder)
+    return IdsAlone(vocab_size) if needs_none and not has_one else TargetTokenizer(folder, run.workload.thinking)
 
 
 def load_requests(run: Run, tokenizer: Tokenizer) -> list[Request]:
@@ -84,6 +84,11 @@ def check_requests(run: Run, requests: Sequence[Request], target: ModelConfig) -
             raise UserError(
                 f"workload: token {max(request.prompt_ids)} of prompt {request.request_id} is outside the target's "
                 f"vocabulary of {target.vocab_size}; take tokenizer and weights from one checkpoint"
+            )
+        if foreign := [token_id for token_id in request.stop_token_ids if not 0 <= token_id < target.vocab_size]:
+            raise UserError(
+                f"workload: prompt {request.request_id} stops at the token {foreign[0]}, but the target's vocabulary "
+                f"has {target.vocab_size}; correct stop_token_ids"
             )
         k, most = request.num_draft_tokens, run.drafter.num_draft_tokens
         if k is not None and run.drafter.drafts and (k > most or run.drafter.by_request == ByRequest.same):

@@ -59,6 +59,10 @@ class TargetConfig(Part):
         WeightDtype.auto,
         "type in which the linear layers' weights are stored; fp8 leaves embedding, head and drafter in dtype",
     )
+    thinking_begin: str | None = knob(
+        None, "token that begins thinking, as text or id; null is the chat template's, or a known one (docs/use.md)"
+    )
+    thinking_end: str | None = knob(None, "token that ends thinking; like thinking_begin")
     tensor_parallel: int = knob(1, "number of torchrun processes that the layers are split over", least=1)
 
     @property
@@ -339,11 +343,16 @@ class WorkloadConfig(Part):
     limit: int | None = knob(None, "number of prompts, taken from the categories in turn; null is all of them", least=1)
     categories: list[str] | None = knob(None, "categories to take prompts from; null is all of them")
     system: str | None = knob(None, "system prompt of chats whose line has none; null means none")
+    thinking: bool | None = knob(
+        None, "whether the model is to think: the switch of its chat template; null leaves it to the template"
+    )
     unusable: Unusable = knob(
         Unusable.refuse, "what happens if a line of the file is broken, or a prompt is too long for the target"
     )
     checker: str = knob("answer", "how the answer is read from an output; a prompt of a file may name its own")
     ignore_eos: bool = knob(False, "continue after the end-of-sequence token, up to max_new_tokens")
+    stop: list[str] | None = knob(None, "texts that end an output; a line of a file may have its own `stop`")
+    stop_token_ids: list[int] | None = knob(None, "tokens that end an output; a line may have its own `stop_token_ids`")
 
     def load(self, run: Run, tokenizer: Tokenizer) -> list[Request]:
         """Return the requests."""
@@ -367,6 +376,9 @@ class LoggerConfig(Part):
     """The keys that every logger has."""
 
     name: str = MISSING
+
+    def join_sweep(self, sweep: str) -> None:
+        """Note that the run is a job of a sweep, whose folder has this name."""
 
     def sinks(self) -> list[Sink]:
         """Return further places for records, in addition to the files."""
@@ -424,8 +436,9 @@ class Run:
         None, "number of CPU threads; null is the target's default, and 1 for kernels=native", least=1
     )
     extensions: list[str] = knob([], "modules outside this package that add options: docs/extend.md")
-    output_dir: str = knob("outputs", "folder in which the run makes its own folder")
-    fresh: bool = knob(False, "repeat the finished jobs of a sweep")
+    output_dir: str = knob("outputs", "folder in which runs and sweeps make their folders")
+    fresh: bool = knob(False, "run all jobs of a multirun again, in a new folder")
+    objective: str = knob("summary.speedup", "the number that a job returns to a sweeper that searches")
 
     @property
     def sizes(self) -> TreeSizes | None:

@@ -91,11 +91,6 @@ class PrunePolicy:
     drop: Drop | None = None
 
     @property
-    def needs_prewrite(self) -> bool:
-        """Return whether one of the two needs `AttentionBackend.prewrite`."""
-        return self.prompt.needs_prewrite or self.catchup.needs_prewrite
-
-    @property
     def drops_rows(self) -> bool:
         """Return whether only the live rows of the catch-up step go on, in every batch."""
         return self.drop in (Drop.BEFORE_ATTENTION, Drop.BEHIND_ATTENTION)

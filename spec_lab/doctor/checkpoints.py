@@ -107,10 +107,7 @@ def _vocabulary(folder: Path) -> dict[str, int]:
     if is_gguf(folder):
         return vocabulary_of(folder)
     path = folder / "tokenizer.json"
-    try:
-        vocabulary: dict[str, int] = Tokenizer.from_file(str(path)).get_vocab()
-    except Exception as error:  # the library raises bare Exception for every defect of the file
-        raise UserError(f"{path} cannot be read as a tokenizer: {error}") from error
+    vocabulary: dict[str, int] = Tokenizer.from_file(str(path)).get_vocab()
     return vocabulary
 
 

@@ -27,8 +27,10 @@ def examine(subject: Subject) -> list[Finding]:
     """
     loop = run_loop(subject)
     findings = [check_states(subject), *check_bounds(subject), check_output(subject, loop.records)]
-    if not hasattr(subject.config.drafter, "folder"):
-        reason = f"drafter={subject.config.drafter.name} has no weights"
+    finder = subject.config.offers.finder
+    if not hasattr(subject.config.drafter, "folder") or finder is not None:
+        why = "has no weights" if finder is None else "looks drafts up, as many as it finds"
+        reason = f"drafter={subject.config.drafter.name} {why}"
         skipped = ("tokenizer", "vocabulary map (d2t)", "dtype of the weights", *FORCED_CHECKS)
         return findings + [does_not_apply(check, reason) for check in skipped]
     findings += [check_tokenizer(subject), check_vocabulary(subject), check_dtype(subject)]

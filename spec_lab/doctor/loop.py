@@ -25,7 +25,7 @@ NO_ROUND = "no round to judge; use more prompts or longer outputs"
 FEW_ROUNDS = "too few for a verdict; use more prompts or longer outputs"
 NUM_RANDOM_REQUESTS, NUM_RANDOM_TOKENS = 3, 24
 # The loop's drafts equal those of teacher forcing except for rounding, which changes hardly any in float32. In bfloat16
-# on a CPU, 5 % of the pocket pair's rounds had other drafts, and 62 % with stale metadata.
+# on a CPU, 5 % of the pocket pair's rounds had other drafts.
 MIN_SAME_FLOAT32 = 0.98
 MIN_SAME_16_BIT = 0.85
 # For first drafts. The shipped eagle3 head agrees in 0.46 to 0.94 by category (its card). With the halves of its input

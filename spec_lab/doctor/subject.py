@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,17 +14,18 @@ from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.build.auto import with_auto_chosen
 from spec_lab.build.engine import DrafterMaker, build_engine, build_teacher
 from spec_lab.build.limits import Limits, engine_limits
-from spec_lab.build.models import Models, load_models, thinking_markers
+from spec_lab.build.models import Models, load_models
 from spec_lab.build.references import eager_config, plain_config
 from spec_lab.build.workloads import open_workload
-from spec_lab.config.choices import DraftSampling
+from spec_lab.config.choices import ByRequest, DraftSampling, DraftStop
 from spec_lab.config.option import get
-from spec_lab.config.run import Run, SamplingConfig, TreeConfig
+from spec_lab.config.run import Run, SamplingConfig, TreeConfig, VerifyConfig
 from spec_lab.core.errors import UserError
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.teacher import TeacherForcing
+from spec_lab.workloads.thinking import thinking_markers
 
 # This gives enough rounds to tell a relevant difference from chance, in a short time.
 MAX_REQUESTS = 9
@@ -93,24 +95,16 @@ def load_subject(typed: Run) -> Subject:
     """Load target and drafter, and decode the target's own text.
 
     Raises:
-        UserError: there is no drafter, its tree has no spine, a setting is one that the doctor cannot examine, or a
-            checkpoint, its logits, a prompt set or a size is invalid.
+        UserError: the tree has no spine, or a checkpoint, its logits, a prompt set or a size is invalid.
     """
-    if not typed.drafter.drafts:
-        raise UserError("drafter=none makes no drafts to examine; choose drafter=eagle3")
-    sizes = typed.sizes
-    if sizes is not None and sizes.spine == 0:
+    if typed.sizes is not None and typed.sizes.spine == 0:
         raise UserError("tree.paths without [0]: the doctor examines the path of the likeliest drafts; add [0]")
-    if typed.offers.may_be_fewer or getattr(typed.graph, "rounds_per_replay", 1) > 1:
-        raise UserError(
-            "the doctor examines all K drafts of every round; leave out what offers fewer, and graph.rounds_per_replay"
-        )
     config = with_auto_chosen(strict_greedy(typed))
     torch.manual_seed(config.seed)
     tokenizer, workload = open_workload(config)
     requests = [shortened(request) for request in workload[:MAX_REQUESTS]]
     limits = engine_limits(config, requests, config.drafter.num_draft_tokens)
-    models = load_models(config, limits.max_seq_len, thinking_markers(tokenizer))
+    models = load_models(config, limits.max_seq_len, thinking_markers(tokenizer, config.target))
     # The text is decoded with graph=eager, so that faults of a graph mode do not affect the text that judges it.
     plain = build_engine(eager_config(plain_config(config)), models, limits).generate(requests).requests
     reference = models.with_backend(TorchAttention(config.cache.page_size, models.target.num_positions))
@@ -122,11 +116,27 @@ def load_subject(typed: Run) -> Subject:
 
 
 def strict_greedy(run: Run) -> Run:
-    """Return the same run with greedy drafts and strict greedy acceptance."""
-    drafter: Any = run.drafter
-    if hasattr(drafter, "draft_sampling"):
-        drafter = dataclasses.replace(drafter, draft_sampling=DraftSampling.greedy)
-    return run.with_parts(drafter=drafter, acceptance=get("acceptance", "strict")(), sampling=SamplingConfig())
+    """Return the same run with greedy drafts, all K of them in every round, strict greedy acceptance, and a look by the
+    host after each round."""
+    every_draft = {
+        "draft_sampling": DraftSampling.greedy,
+        "stop": DraftStop.none,
+        "k_schedule": None,
+        "by_request": ByRequest.same,
+    }
+    return run.with_parts(
+        drafter=_changed(run.drafter, every_draft),
+        graph=_changed(run.graph, {"rounds_per_replay": 1, "skip_ended": False}),
+        acceptance=get("acceptance", "strict")(),
+        sampling=SamplingConfig(),
+        verify=VerifyConfig(),
+    )
+
+
+def _changed(options: Any, values: Mapping[str, Any]) -> Any:
+    """Return the options with `values` in those of the keys that they have."""
+    names = {field.name for field in dataclasses.fields(options)}
+    return dataclasses.replace(options, **{name: value for name, value in values.items() if name in names})
 
 
 def shortened(request: Request) -> Request:

@@ -22,7 +22,7 @@ from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.core.ragged import build_metadata
 from spec_lab.core.selection import AllRows
 from spec_lab.core.tree_protocols import TreeAttentionBackend
-from spec_lab.core.types import AttentionMetadata, DraftStep, FeatureSpec, Request, VerifiedRound
+from spec_lab.core.types import AttentionKind, AttentionMetadata, DraftStep, FeatureSpec, Request, VerifiedRound
 from spec_lab.drafters.branching import BranchDrafter
 from spec_lab.drafters.catchup import CaughtUp, catchup_planner
 from spec_lab.drafters.growth import Branches, TreeShape
@@ -102,8 +102,7 @@ class DraftModelCatchup:
 
     def _forward(self, token_ids: torch.Tensor, attention: AttentionMetadata, selection: RowSelection) -> torch.Tensor:
         """Run tokens [rows], and return the live rows' output after the final norm, [live rows, hidden_size]."""
-        output = self.model.forward(token_ids, self.cache, attention, selection, FeatureSpec())
-        return selection.live(output.hidden)
+        return self.model.forward(token_ids, self.cache, attention, selection, FeatureSpec()).hidden
 
 
 def _with_sampled(pack: PromptPack) -> torch.Tensor:
@@ -144,8 +143,11 @@ class DraftModelDrafter(DraftModelCatchup):
         prune: PrunePolicy,
         picker: DraftPicker,
         kernels: KernelSet = TORCH_FORMS,
+        kinds: tuple[AttentionKind, ...] = (),
     ) -> None:
+        """`kinds`: those of the model's attention."""
         super().__init__(num_draft_tokens, model, cache, backend, prune, kernels)
+        self.requirements = replace(self.requirements, step_kinds=kinds)
         self.picker = picker
 
     def ingest(self, pack: PromptPack) -> DraftModelState | None:

@@ -12,53 +12,40 @@ length and speed are printed after all requests are answered.
 
 from __future__ import annotations
 
-from spec_lab.program.interrupts import end_at_signals
-
-if __name__ == "__main__":
-    end_at_signals()
-
 import sys
 from collections.abc import Sequence
 
-from spec_lab.core.errors import UserError
-from spec_lab.program.ending import EXIT_CODES, guarded
+from spec_lab.core.ending import ended, leave
 
 MODEL = "spec_lab"
-INSTALL = "pip install -c constraints.txt -e '.[eval]'"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Hand `arguments` (default: those of the process) on to the harness and return the exit code."""
     typed = list(sys.argv[1:] if arguments is None else arguments)
-    return guarded(lambda: _run(typed))
+    return ended(lambda: _run(typed))
 
 
 def _run(typed: list[str]) -> int:
     if not typed or "--help" in typed or "-h" in typed:
         print(__doc__)
-        return EXIT_CODES["finished"]
-    if any(text == "--model" or text.startswith("--model=") for text in typed):
-        raise UserError(f"--model is {MODEL} here; leave it out, and name target and drafter in --model_args")
-    try:
-        import lm_eval._cli as harness
-    except ModuleNotFoundError as error:
-        if error.name != "lm_eval":
-            raise
-        raise UserError(f"the harness is not installed; {INSTALL}") from error
+        return 0
+    import lm_eval._cli as harness
+
     import spec_lab.lm_eval.model  # noqa: F401  registers the model
 
     argv = sys.argv
     device = [] if "--device" in typed else ["--device", "auto"]  # the harness takes cuda:0, even without a GPU
-    sys.argv = ["lm-eval", "run", "--model", MODEL, *device, *typed]
+    sys.argv = ["lm-eval", "run", *typed, *device, "--model", MODEL]
     try:
         cli = harness.HarnessCLI()
         cli.execute(cli.parse_args())
     except SystemExit as error:  # argparse has said why
-        return error.code if isinstance(error.code, int) else EXIT_CODES["refused"]
+        return error.code if isinstance(error.code, int) else 2
     finally:
         sys.argv = argv
-    return EXIT_CODES["finished"]
+    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    leave(main)

@@ -14,19 +14,21 @@ from spec_lab.build.auto import why_not_native, with_auto_chosen
 from spec_lab.build.engine import build_engine, build_teacher
 from spec_lab.build.kernels import require_native
 from spec_lab.build.limits import Limits, engine_limits
-from spec_lab.build.models import LastModels, Models, thinking_markers
+from spec_lab.build.models import LastModels, Models
 from spec_lab.build.references import UNPRUNED, eager_config, plain_config, unpruned_config
 from spec_lab.build.workloads import check_requests, longest_sequence, open_workload
 from spec_lab.config.choices import ByRequest, KernelsChoice, Rollback
 from spec_lab.config.run import PruneConfig, Run
 from spec_lab.core.errors import UserError
+from spec_lab.core.selection import AllPromptRows
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.teacher import TeacherForcing
 from spec_lab.measure.world import ALONE, World
 from spec_lab.record.progress import Progress
 from spec_lab.record.schema import THIS_RUN
-from spec_lab.workloads.conversations import before_end, longest_conversation, with_later_turns
+from spec_lab.workloads.conversations import longest_conversation, output_text, with_later_turns
+from spec_lab.workloads.thinking import thinking_markers
 from spec_lab.workloads.tokenizer import Tokenizer
 
 MAIN = THIS_RUN
@@ -59,7 +61,7 @@ def load_lab(typed: Run, world: World = ALONE, last: LastModels | None = None) -
     tokenizer, first_turns = open_workload(config)
     limits = engine_limits(config, first_turns, config.drafter.num_draft_tokens)
     longest = min(longest_conversation(first_turns, tokenizer), longest_sequence(config))
-    max_seq_len, markers = max(limits.max_seq_len, longest), thinking_markers(tokenizer)
+    max_seq_len, markers = max(limits.max_seq_len, longest), thinking_markers(tokenizer, config.target)
     models = (last or LastModels()).load(config, max_seq_len, markers, world.partition)
     requests = _with_later_turns(config, models, tokenizer, first_turns)
     limits = engine_limits(config, requests, config.drafter.num_draft_tokens)
@@ -111,7 +113,9 @@ def _with_later_turns(config: Run, models: Models, tokenizer: Tokenizer, first_t
         with Progress(len(asked), "answer") as progress:
             progress.stage("answering the turns before the last")
             records = engine.generate(asked, on_finish=lambda _: progress.advance()).requests
-        return [tokenizer.decode(before_end(record.output_ids, models.target.eos_token_ids)) for record in records]
+        eos = models.target.eos_token_ids
+        answered = zip(asked, records, strict=True)
+        return [output_text(tokenizer, request, record.output_ids, eos) for request, record in answered]
 
     unusable = config.workload.unusable
     requests = with_later_turns(first_turns, tokenizer, answer, longest_sequence(config), unusable)
@@ -172,9 +176,13 @@ def note_kernels(typed: Run, config: Run, models: Models) -> None:
 
 def _prunes(prune: PruneConfig, engine: Engine) -> bool:
     """Return whether anything is pruned. A drafter without a catch-up step makes `prune.catchup` a no-op, which is
-    logged."""
+    logged. So does a block drafter in a graph, and of `prune.prefill` a backend that cannot write KV first."""
     asks_catchup = prune.catchup != UNPRUNED.catchup
     catches_up = engine.parts.drafter.requirements.catches_up
     if asks_catchup and not catches_up:
-        print(f"prune.catchup={prune.catchup} has nothing to prune: this drafter has no catch-up step", file=sys.stderr)
-    return prune.prefill != UNPRUNED.prefill or (asks_catchup and catches_up)
+        why = "has no catch-up step, or its rows are counted on the host and the step is in a graph"
+        print(f"prune.catchup={prune.catchup} has nothing to prune: this drafter {why}", file=sys.stderr)
+    asks_prefill, drops_prompts = prune.prefill != UNPRUNED.prefill, not isinstance(engine.prune.prompt, AllPromptRows)
+    if asks_prefill and not drops_prompts:
+        print(f"prune.prefill={prune.prefill} changes nothing: this backend writes KV with attention", file=sys.stderr)
+    return drops_prompts or (asks_catchup and catches_up)

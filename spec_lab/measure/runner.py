@@ -10,17 +10,20 @@ from pathlib import Path
 
 import torch
 
+from spec_kernels.native.build import register_file
 from spec_lab.acceptance.phase import thinking_mask
 from spec_lab.build.limits import engine_limits
 from spec_lab.checkpoints.gguf import quantizations
 from spec_lab.checkpoints.gguf_file import is_gguf
-from spec_lab.config.choices import WeightDtype, Weights
+from spec_lab.config.choices import KernelsChoice, WeightDtype, Weights
+from spec_lab.config.extensions import load_options
 from spec_lab.config.option import options
 from spec_lab.config.run import Run
 from spec_lab.core.errors import is_interruption
 from spec_lab.core.results import GenerationResult, GraphCounts, RequestRecord
 from spec_lab.measure.answers import check_answers, correct_of, note_unread
 from spec_lab.measure.audit import audit
+from spec_lab.measure.company import Company
 from spec_lab.measure.lab import MAIN, Lab, load_lab, plain_engine
 from spec_lab.measure.memory import MemoryWatch
 from spec_lab.measure.profiling import RoundProfile, profile_rounds
@@ -30,24 +33,16 @@ from spec_lab.record.measured import Divergence, Measured, RunInfo
 from spec_lab.record.metrics import OwnMetrics
 from spec_lab.record.paired import order_of_turn
 from spec_lab.record.progress import Progress, said_to_go_on
-from spec_lab.record.provenance import Provenance, collect_provenance
+from spec_lab.record.provenance import Provenance, collect_provenance, origins
 from spec_lab.record.recorder import Recorder, request_row, utc_now
 from spec_lab.record.schema import Summary
 from spec_lab.record.summary import build_summary
 from spec_lab.record.verify_rows import save_verify_rows
-from spec_lab.report.run_table import format_run
 from spec_lab.workloads.chat_template import NO_TEMPLATE, template_digest
 from spec_lab.workloads.checker import Checked
 from spec_lab.workloads.text_ends import text_ends
 
 WARMUP_TOKENS = 32
-
-
-def run(config: Run, choices: dict[str, str], folder: Path) -> Summary:
-    """Do the same as `record_run`, and print the table and the verdict."""
-    summary = record_run(config, choices, folder)
-    print(format_run(summary))
-    return summary
 
 
 def record_run(config: Run, choices: dict[str, str], folder: Path) -> Summary:
@@ -82,8 +77,10 @@ def _measure(lab: Lab, info: RunInfo, recorder: Recorder, memory: MemoryWatch, m
     thinking: dict[str, dict[str, int] | None] = {}
     divergences: list[Divergence] | None = None
     num_requests = config.repeats * len(lab.engines) * len(lab.requests)
+    company = Company(lab.models.device) if lab.world.size == 1 else None  # ranks share a CPU
     with Progress(num_requests, "request") as progress, _kept_if_interrupted(lab, recorder) as finished:
         _warm_up(lab, progress)
+        gc.freeze()  # so that collecting before each pass looks only at what passes leave
         for repeat in range(config.repeats):
             for name in order_of_turn(list(lab.engines), repeat):
                 kept = finished if (repeat, name) == (0, MAIN) else []
@@ -100,6 +97,7 @@ def _measure(lab: Lab, info: RunInfo, recorder: Recorder, memory: MemoryWatch, m
                 finished.clear()
                 note_unread(records, checked[MAIN])
                 _record_requests(lab, recorder, records, checked[MAIN], thinking[MAIN], divergences or [])
+        gc.unfreeze()
         profile = _profile(lab, recorder.folder, progress)
         _keep_verify_rows(lab, passes[MAIN][0].requests, recorder.folder, progress)
     measured = {name: Measured(results, correct_of(checked[name]), thinking[name]) for name, results in passes.items()}
@@ -116,6 +114,7 @@ def _measure(lab: Lab, info: RunInfo, recorder: Recorder, memory: MemoryWatch, m
         acceptance_lossless=traits.lossless,
         row_invariant=lab.models.row_invariant,
         memory=memory.read(lab.models.device),
+        shared_device=company is not None and company.seen(),
         metrics=metrics,
     )
 
@@ -283,17 +282,18 @@ def _keep_verify_rows(lab: Lab, records: list[RequestRecord], folder: Path, prog
 
 def _provenance(lab: Lab) -> Provenance:
     dtype = str(lab.models.dtype).removeprefix("torch.")
-    origins = origins(lab.config.extensions)
+    extensions = origins(load_options(lab.config.extensions))
     narrow = lab.config.target.weight_dtype
     is_random, path = lab.config.target.weights == Weights.random, lab.config.target.folder
     return collect_provenance(
         str(lab.models.device),
         dtype,
         torch.get_num_threads(),
-        origins,
+        extensions,
         lab.world.size,
         weight_dtype=dtype if narrow == WeightDtype.auto else str(narrow),
         stored_types=quantizations(path) if is_gguf(path) and not is_random else None,
         template=NO_TEMPLATE if is_random else template_digest(path),
         thinking_markers=lab.models.markers is not None,
+        register_file=register_file() if lab.config.kernels == KernelsChoice.native else None,
     )

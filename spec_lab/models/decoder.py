@@ -136,7 +136,7 @@ class DecoderTarget(Decoder):
         with self._launching(token_ids.shape[0]):
             stream = rows_at(self.embedding, token_ids)
             stream, taps = self._stack(stream, cache, attention, selection, features.layer_inputs)
-            hidden = self._norm(stream)
+            hidden = self._norm(selection.live(stream))
         return TargetOutput(hidden, read_features(features, taps, stream, hidden, token_ids.shape[0]))
 
 
@@ -146,6 +146,7 @@ def read_features(
     """Concatenate the features that a drafter reads: tapped layer inputs, and maybe the last hidden state before or
     after its norm. Return None if it reads none."""
     if features.final_hidden is not None:
-        assert features.last_prompt_row or hidden.shape[0] == num_rows, "select every row"
-        taps = [*taps, hidden if features.final_hidden is NormSide.POST_NORM else stream]
+        last = hidden if features.final_hidden is NormSide.POST_NORM else stream
+        assert features.last_prompt_row or last.shape[0] == num_rows, "select every row"
+        taps = [*taps, last]
     return torch.cat(taps, dim=-1) if taps else None

@@ -26,6 +26,10 @@ class Wandb(LoggerConfig):
     mode: LoggerMode = knob(LoggerMode.auto, "where W&B's records go")
     group: str | None = knob(None, "W&B group; null is the sweep's name")
 
+    def join_sweep(self, sweep: str) -> None:
+        if self.group is None:
+            self.group = sweep
+
     def sinks(self) -> list[Sink]:
         from spec_lab.record.wandb_sink import WandbSink
         from spec_lab.report.saved_plots import run_plots_of

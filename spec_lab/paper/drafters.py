@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from spec_lab.app.compose import compose
 from spec_lab.checkpoints.checkpoint import without_mtp
 from spec_lab.checkpoints.checkpoint_files import StoredTensor, checkpoint_files, tensors_of
 from spec_lab.core.errors import UserError
@@ -15,7 +16,6 @@ from spec_lab.menu.chosen import Chosen, choose
 from spec_lab.paper.provenance import NONE
 from spec_lab.paper.runs import PaperRun
 from spec_lab.paper.table import PaperTable, TableColumn, TableRow, Value, table_of
-from spec_lab.program.compose import compose_run
 
 CARD = "README.md"
 NOT_SAID = "its card does not say"
@@ -50,8 +50,7 @@ def drafter_table(runs: Sequence[PaperRun]) -> PaperTable:
 
 
 def _values(run: PaperRun) -> dict[str, Value]:
-    config, _ = compose_run(run.cell.overrides)
-    chosen = choose(config)
+    chosen = choose(compose(run.cell.overrides).config)
     if chosen.drafter.folder is None:
         return {"parameters": 0, "bytes": 0, "vocabulary": None, **dict.fromkeys(("texts", "steps", "cost"), NONE)}
     tensors = own_tensors(chosen)

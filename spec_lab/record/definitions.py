@@ -174,6 +174,7 @@ DEFINITIONS: dict[str, str] = {
     ),
     "seconds": "Wall time: in a repeat the timed pass, at the top the whole run.",
     "num_threads": "Threads that computed on the CPU.",
+    "register_file": "Vector registers for which kernels=native was compiled: avx512, avx2, neon or other.",
     "weight_dtype": (
         "What the weights of the products of the target's layers are kept in: `dtype`, or fp8, e4m3 with a float32 "
         "scale for each block of 128 x 128; a CPU keeps those in `dtype`, rounded to what e4m3 has. bfloat16 holds "
@@ -185,6 +186,7 @@ DEFINITIONS: dict[str, str] = {
     ),
     "template": "Twelve digits of the chat template that wrote the prompts (SHA-256); none where there is no template.",
     "thinking_markers": "Whether the target's tokenizer has the tokens that thinking stands between.",
+    "shared_device": "Whether another process was on the run's device, which makes its times meaningless.",
     "memory": (
         "Bytes of the process in memory (RSS) when nothing of the run was loaded, and at most; on a GPU also what "
         "torch had allocated there at most."

@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
+from types import ModuleType
 
 from spec_lab.record.schema import ExtensionOrigin
 
@@ -49,6 +50,7 @@ class Provenance:
     stored_types: list[str] | None = None
     template: str | None = None
     thinking_markers: bool | None = None
+    register_file: str | None = None
 
 
 def collect_provenance(
@@ -61,6 +63,7 @@ def collect_provenance(
     stored_types: list[str] | None = None,
     template: str | None = None,
     thinking_markers: bool | None = None,
+    register_file: str | None = None,
 ) -> Provenance:
     """Collect the provenance from this process and machine, without network.
 
@@ -72,6 +75,7 @@ def collect_provenance(
         stored_types: the types in a GGUF file; None for other files.
         template: digest of the chat template, twelve digits; `none` if there is none.
         thinking_markers: whether the tokenizer has tokens that begin and end thinking.
+        register_file: the vector registers for which kernels=native was compiled; None for other kernels.
     """
     return Provenance(
         versions=package_versions(),
@@ -87,6 +91,7 @@ def collect_provenance(
         stored_types=stored_types,
         template=template,
         thinking_markers=thinking_markers,
+        register_file=register_file,
     )
 
 
@@ -105,6 +110,17 @@ def package_versions() -> dict[str, str | None]:
         except metadata.PackageNotFoundError:
             versions[package] = None
     return versions
+
+
+def origins(extensions: Iterable[ModuleType]) -> dict[str, ExtensionOrigin]:
+    """Return version and git revision of each extension, by the name of its module."""
+    found: dict[str, ExtensionOrigin] = {}
+    for module in extensions:
+        file = Path(module.__file__ or "").resolve()
+        distributions = metadata.packages_distributions().get(module.__name__.partition(".")[0], [])
+        version = metadata.version(distributions[0]) if distributions else getattr(module, "__version__", None)
+        found[module.__name__] = {"version": version, "revision": git_revision(file.parent, file.name)}
+    return found
 
 
 def git_revision(folder: Path | None = None, tracked: str = "__init__.py") -> str | None:

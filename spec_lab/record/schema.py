@@ -322,6 +322,7 @@ class Origin(TypedDict):
     stored_types: NotRequired[list[str] | None]
     template: NotRequired[str | None]
     thinking_markers: NotRequired[bool | None]
+    register_file: NotRequired[str | None]
 
 
 class Comparison(TypedDict):
@@ -360,5 +361,6 @@ class Summary(Origin, Results):
     acceptance_lossless: bool | None
     row_invariant: NotRequired[bool | None]
     memory: NotRequired[Memory | None]
+    shared_device: NotRequired[bool]
     divergence: DivergenceCounts | None
     definitions: dict[str, str]

@@ -17,14 +17,14 @@ import torch
 from spec_lab.acceptance.emit import leading
 from spec_lab.acceptance.phase import ThinkingMarkers
 from spec_lab.acceptance.standing import DraftStanding
+from spec_lab.build.rules import RuleContext, build_deterministic_rule
+from spec_lab.config.run import AcceptanceConfig
 from spec_lab.core.errors import UserError
 from spec_lab.core.types import Request
-from spec_lab.menu.config import AcceptanceConfig
 from spec_lab.menu.refusals.run import MAX_RECORDED_TOPK
 from spec_lab.record.reading import read_request_rows
 from spec_lab.record.sinks import REQUESTS_FILE, VERIFY_ROWS_FILE
 from spec_lab.record.verify_rows import VerifyRows, load_verify_rows
-from spec_lab.wiring.rules import RuleContext, build_deterministic_rule
 
 Indices = np.ndarray[Any, Any]
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from spec_lab.checkpoints.block_config import SlotReading, Slots
 from spec_lab.checkpoints.block_heads import HeadKind
-from spec_lab.menu.choices import Choice
-from spec_lab.menu.config import knob
+from spec_lab.config.choices import Choice
+from spec_lab.config.option import knob
 from spec_lab.options.drafters.block_keys import (
     Dflash2DrafterConfig,
     DominoDrafterConfig,

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.config.checks import out_of_bounds
+from spec_lab.config.choices import Dtype, LoggerMode
 from spec_lab.core.errors import UserError
-from spec_lab.menu.bounds import out_of_bounds
-from spec_lab.menu.choices import Dtype, LoggerMode
 from spec_lab.menu.refusals.run import refuse_output_dir
 from spec_lab.record.wandb_settings import entity_problem, key_problem, project_problem, settings_problem
 from spec_lab.train.config import TrainConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spec_lab.menu.config import knob
+from spec_lab.config.option import knob
 
 
 @dataclass

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from omegaconf import MISSING
 
-from spec_lab.menu.choices import Dtype, LoggerMode
-from spec_lab.menu.config import knob
+from spec_lab.config.choices import Dtype, LoggerMode
+from spec_lab.config.option import knob
 from spec_lab.train.drafter_config import PackedTrainingConfig
 from spec_lab.train.module_config import MAX_LENGTH
 from spec_lab.train.target_config import TargetChoice

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from omegaconf import MISSING
 
-from spec_lab.menu.choices import Choice
-from spec_lab.menu.config import knob
+from spec_lab.config.choices import Choice
+from spec_lab.config.option import knob
 from spec_lab.train.module_config import (
     DraftLayerConfig,
     OptimisationConfig,

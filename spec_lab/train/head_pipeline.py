@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from spec_lab.build.models import resolve_dtype
 from spec_lab.core.errors import UserError
 from spec_lab.train.checks import refuse, target_sizes
 from spec_lab.train.config import TrainConfig
@@ -26,7 +27,6 @@ from spec_lab.train.options import drafter_option, target_option
 from spec_lab.train.output import output_folder
 from spec_lab.train.stages import RunFolder, run_stage, write_json, write_text
 from spec_lab.train.tracking import tracked
-from spec_lab.wiring.models import resolve_dtype
 
 log = logging.getLogger(__name__)
 

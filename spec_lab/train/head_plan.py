@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
+from spec_lab.build.memory import memory_of
 from spec_lab.train.frozen_target import FrozenTarget
 from spec_lab.train.head_recipe import HeadRecipe
 from spec_lab.train.packed_training import PackedTask
 from spec_lab.train.texts.folder import Texts
 from spec_lab.train.texts.plan import StagePlan, format_plan, refuse_what_does_not_fit
 from spec_lab.train.texts.show import show_texts
-from spec_lab.wiring.memory import memory_of
 from spec_lab.workloads.tokenizer import TargetTokenizer
 
 log = logging.getLogger(__name__)

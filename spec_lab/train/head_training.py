@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from spec_lab.config.choices import Dtype
 from spec_lab.core.types import Request
-from spec_lab.menu.choices import Dtype
 from spec_lab.train.config import EvaluationConfig, TrainConfig
 from spec_lab.train.drafter_config import PackedTrainingConfig
 from spec_lab.train.frozen_target import FrozenTarget

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from spec_lab.menu.choices import Choice
-from spec_lab.menu.config import knob
+from spec_lab.config.choices import Choice
+from spec_lab.config.option import knob
 
 MAX_LENGTH = 2048
 """The most tokens after a prompt in an evaluation."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.core.layer_protocols import RopeWrite
-from spec_lab.core.types import AttentionMetadata
+from spec_lab.core.types import AttentionKind, AttentionMetadata
 
 
 @dataclass(slots=True)
@@ -97,6 +97,9 @@ class PackedAttention:
         raise AssertionError("packed rows have no pages")
 
     def advance(self, metadata: AttentionMetadata) -> None:  # pragma: no cover
+        raise AssertionError("packed rows have no draft loop")
+
+    def derive(self, metadata: AttentionMetadata, kind: AttentionKind, dtype: torch.dtype) -> None:  # pragma: no cover
         raise AssertionError("packed rows have no draft loop")
 
     def write(self, cache: PackedKV, metadata: AttentionMetadata, keys: Tensor, values: Tensor) -> None:

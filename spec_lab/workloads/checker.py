@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from spec_lab.workloads.checkers import normalise, read_line
-from spec_lab.workloads.pocket_form import END_OF_TURN, THINK_END, THINK_START
-
-THINKING_MARKERS = ((THINK_START, THINK_END), ("<|channel>", "<channel|>"))
-"""Pairs of a begin and an end marker: one of the pocket target, Qwen and DeepSeek, and one of Gemma 4."""
-
-TURN_ENDS = (END_OF_TURN, "<turn|>")
-"""Tokens that end a turn: the pocket target's, and Gemma 4's."""
+from spec_lab.workloads.thinking import KNOWN_PAIRS, Pair, reply_of
 
 
 class Checker(Protocol):
@@ -44,16 +39,19 @@ class Checked:
     correct: bool
 
 
-def check(checker: Checker, expected: str, text: str, thinking_open: bool = False) -> Checked:
+def check(
+    checker: Checker, expected: str, text: str, thinking_open: bool = False, pairs: Sequence[Pair] = KNOWN_PAIRS
+) -> Checked:
     """Check `text`, which the model wrote after the prompt.
 
     Args:
         thinking_open: whether the prompt ends inside thinking, as some chat templates write it.
+        pairs: the begin and the end markers of thinking.
 
     Raises:
         TypeError: a checker of an extension returns a value that is not an answer and cannot be recorded.
     """
-    reply = reply_of(text, thinking_open)
+    reply = reply_of(text, thinking_open, pairs)
     read = None if reply is None else checker.read(reply)
     if not isinstance(read, str | None):
         raise TypeError(f"read gives a {type(read).__name__}, neither a text nor None")
@@ -61,19 +59,6 @@ def check(checker: Checker, expected: str, text: str, thinking_open: bool = Fals
     if not isinstance(correct, bool):
         raise TypeError(f"same gives a {type(correct).__name__}, neither True nor False")
     return Checked(checker.name, read, correct)
-
-
-def reply_of(text: str, thinking_open: bool = False) -> str | None:
-    """Return the text after the last thinking, or from its start if there is none, up to the end of the turn.
-
-    It is None if the text ends inside thinking, since it then has no answer yet.
-    """
-    replies = [text.rpartition(end)[2] for _, end in THINKING_MARKERS if end in text]
-    reply = min(replies, key=len) if replies else text
-    for end in TURN_ENDS:
-        reply = reply.partition(end)[0]
-    is_open = any(begin in reply for begin, _ in THINKING_MARKERS) or (thinking_open and not replies)
-    return None if is_open else reply
 
 
 def is_correct(expected: str, text: str) -> bool:

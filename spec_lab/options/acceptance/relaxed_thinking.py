@@ -60,8 +60,8 @@ class RelaxedThinking(AcceptanceConfig):
         markers = facts.markers
         if markers is None:
             raise UserError(
-                "acceptance=relaxed_thinking: this target's template and tokenizer have no thinking markers; use "
-                "acceptance=strict"
+                "acceptance=relaxed_thinking: this target has no known thinking markers; set target.thinking_begin and "
+                "target.thinking_end"
             )
         form: RelaxedForm = DeltaForm(self.delta) if self.form == RelaxedFormChoice.delta else RatioForm(self.ratio)
         if self.phase == RelaxedPhase.token:

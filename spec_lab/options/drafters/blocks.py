@@ -142,7 +142,15 @@ class Dflash(WeightsConfig):
         features = FeatureSpec(layer_inputs=tuple(tap.layer_input for tap in config.taps))
         cache = lab.cache(config.body.layers)
         block_pass = ContextPass(
-            self.num_draft_tokens, model, features, cache, lab.backend, lab.kept, lab.span, lab.kernels
+            self.num_draft_tokens,
+            model,
+            features,
+            cache,
+            lab.backend,
+            lab.kept,
+            lab.span,
+            lab.kernels,
+            host_waits=not lab.run.graph.captures,
         )
         if lab.run.sizes is not None:
             shape = lab.tree(config.head.num_candidates or config.draft_vocab_size)

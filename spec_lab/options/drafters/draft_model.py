@@ -21,6 +21,7 @@ class DraftModel(WeightsConfig):
     drafts_trees = True
 
     def build(self, lab: Lab) -> Drafter[Any]:
+        from spec_lab.build.caches import attention_kinds
         from spec_lab.drafters.draft_model import DraftModelDrafter, DraftModelTreeDrafter
 
         model = lab.once(self.key(lab.run), lambda: self.read(lab))
@@ -33,8 +34,9 @@ class DraftModel(WeightsConfig):
             )
         cache = lab.cache(config.layers)
         if lab.run.sizes is None:
+            kinds, picker = attention_kinds(model.layer_plans), lab.picker(self)
             return DraftModelDrafter(
-                self.num_draft_tokens, model, cache, lab.backend, lab.kept, lab.picker(self), lab.kernels
+                self.num_draft_tokens, model, cache, lab.backend, lab.kept, picker, lab.kernels, kinds
             )
         shape = lab.tree()
         return DraftModelTreeDrafter(shape, lab.siblings(shape), model, cache, lab.tree_backend, lab.kept)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +55,7 @@ class Eagle3(WeightsConfig):
 
     def drafter(self, lab: Lab, head: Eagle3Head) -> Drafter[Any]:
         """Make the drafter of one engine: of chains, or of the branches of the run's tree."""
+        from spec_lab.build.caches import attention_kinds
         from spec_lab.checkpoints.eagle3_config import default_tap_layer_inputs
         from spec_lab.core.types import FeatureSpec
         from spec_lab.drafters.recurrent import RecurrentDrafter, RecurrentTreeDrafter
@@ -61,8 +63,10 @@ class Eagle3(WeightsConfig):
         taps = head.config.tap_layer_inputs or default_tap_layer_inputs(lab.target.config.num_layers)
         features, cache = FeatureSpec(layer_inputs=taps), lab.cache(head.config.layer.layers).layers[0]
         if lab.run.sizes is None:
+            kinds = attention_kinds([replace(head.config.layer.only_layer, window=self.window)])
+            picker = lab.picker(self)
             return RecurrentDrafter(
-                self.num_draft_tokens, head, features, cache, lab.backend, lab.kept, lab.picker(self), lab.kernels
+                self.num_draft_tokens, head, features, cache, lab.backend, lab.kept, picker, lab.kernels, kinds
             )
         shape = lab.tree(head.config.draft_vocab_size)
         return RecurrentTreeDrafter(shape, lab.siblings(shape), head, features, cache, lab.tree_backend, lab.kept)

@@ -34,6 +34,13 @@ class NormChoice(Choice):
     post_norm = "post_norm"
 
 
+class ModuleRows(Choice):
+    """The rows over which a module of vanilla MTP runs after a round."""
+
+    text = "text", "K + 1 and the drafts before it: its cache holds every pair of the text"
+    window = "window", "K, as TensorRT-LLM: its cache has holes and pairs of drafts"
+
+
 @dataclass
 class MtpConfigBase(WeightsConfig):
     """The keys of both drafters. Their modules may also lie in the target's checkpoint."""
@@ -119,14 +126,16 @@ class MtpEagle(MtpConfigBase):
         return 1
 
     def drafter(self, lab: Lab, mtp: MtpConfig, modules: list[MtpModule]) -> Drafter[Any]:
+        from spec_lab.build.caches import attention_kinds
         from spec_lab.core.types import FeatureSpec
         from spec_lab.drafters.recurrent import RecurrentDrafter, RecurrentTreeDrafter
 
         (module,), features = modules, FeatureSpec(final_hidden=mtp.target_hidden)
         cache = lab.cache(mtp.layer.layers).layers[0]
         if lab.run.sizes is None:
+            kinds, picker = attention_kinds(mtp.layer.layers), lab.picker(self)
             return RecurrentDrafter(
-                self.num_draft_tokens, module, features, cache, lab.backend, lab.kept, lab.picker(self), lab.kernels
+                self.num_draft_tokens, module, features, cache, lab.backend, lab.kept, picker, lab.kernels, kinds
             )
         shape = lab.tree()
         return RecurrentTreeDrafter(shape, lab.siblings(shape), module, features, cache, lab.tree_backend, lab.kept)
@@ -135,6 +144,8 @@ class MtpEagle(MtpConfigBase):
 @option("drafter", "mtp_vanilla")
 class MtpVanilla(MtpConfigBase):
     """An MTP module for each draft, over a window of the last tokens (TensorRT-LLM's MTP vanilla)."""
+
+    rows: ModuleRows = knob(ModuleRows.text, "the rows of each module after a round")
 
     @property
     def num_modules(self) -> int:
@@ -149,7 +160,8 @@ class MtpVanilla(MtpConfigBase):
         caches = lab.cache(mtp.layer.layers * num_modules).layers
         window = MtpWindow(num_slots, num_modules, mtp.layer.hidden_size, lab.dtype, lab.device, lab.kernels)
         features = FeatureSpec(final_hidden=mtp.target_hidden)
-        return MtpVanillaDrafter(modules, caches, window, features, lab.backend, lab.kept, lab.picker(self))
+        only_window, picker = self.rows == ModuleRows.window, lab.picker(self)
+        return MtpVanillaDrafter(modules, caches, window, features, lab.backend, lab.kept, picker, only_window)
 
 
 def _norm_side(value: NormChoice, default: NormSide) -> NormSide:

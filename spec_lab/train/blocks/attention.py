@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from spec_lab.core.layer_protocols import RopeWrite
-from spec_lab.core.types import AttentionMetadata
+from spec_lab.core.types import AttentionKind, AttentionMetadata
 from spec_lab.train.blocks.anchors import AnchoredRows
 from spec_lab.train.packed_attention import by_heads
 
@@ -53,6 +53,9 @@ class AnchoredAttention:
         return AttentionMetadata(positions.flatten(), none, none, none, positions.shape[1], max_seq_len)
 
     def advance(self, metadata: AttentionMetadata) -> None:  # pragma: no cover
+        raise AssertionError("blocks have no draft loop")
+
+    def derive(self, metadata: AttentionMetadata, kind: AttentionKind, dtype: torch.dtype) -> None:  # pragma: no cover
         raise AssertionError("blocks have no draft loop")
 
     def write(self, cache: AnchoredKV, metadata: AttentionMetadata, keys: Tensor, values: Tensor) -> None:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
+from spec_lab.build.caches import cache_row
+from spec_lab.build.models import resolve_device, resolve_dtype
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.core.errors import UserError
 from spec_lab.menu.chosen import Chosen
 from spec_lab.train.texts.settings import TextsConfig
-from spec_lab.wiring.caches import cache_row
-from spec_lab.wiring.models import resolve_device, resolve_dtype
 
 JSON_BYTES_OF_A_TOKEN = 4
 """Bytes that a token of a prompt takes as text in the file of prompts."""

@@ -14,9 +14,8 @@ from typing import Any
 from spec_lab.core.errors import UserError
 from spec_lab.train.texts.settings import TextsConfig
 from spec_lab.workloads.chat_formats import ROLES
-from spec_lab.workloads.json_lines import TextLine, json_object, text_lines
+from spec_lab.workloads.json_lines import TextLine, text_lines
 from spec_lab.workloads.reasoning_gym import made_questions
-from spec_lab.workloads.unusable import UnusablePrompt
 
 GENERATED = "reasoning_gym:"
 """The prefix of entries of `prompts` that the package reasoning_gym (Apache-2.0) generates; others are files."""
@@ -95,8 +94,8 @@ def read_prompts(sources: Iterable[str], seed: int, allow_tests: bool) -> tuple[
             continue
         for line in text_lines(Path(source)):
             try:
-                row = json_object(line)
-            except UnusablePrompt:
+                row = json.loads(line.text)
+            except ValueError:
                 counts["broken"] += 1
                 continue
             if "turns" in row and not allow_tests:
@@ -156,10 +155,10 @@ def generated_prompts(source: str, seed: int) -> list[Conversation]:
     """Return the questions of `reasoning_gym:TASK:COUNT`.
 
     Raises:
-        UserError: see `task_and_count` and `made_questions`.
+        UserError: see `task_and_count`.
     """
     task, count = task_and_count(source)
-    questions = made_questions("prompts", task, count, seed)
+    questions = made_questions(task, count, seed)
     return [Conversation(f"{task}-{place:06d}", task, (question,)) for place, (question, _) in enumerate(questions)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from spec_lab.menu.config import knob
+from spec_lab.config.option import knob
 from spec_lab.menu.refusals.run import LEAST_TEMPERATURE, LEAST_TOP_P
 
 MOST_TEXTS = 10**8

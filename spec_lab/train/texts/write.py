@@ -13,24 +13,25 @@ from pathlib import Path
 
 import torch
 
+from spec_lab.app.compose import compose
+from spec_lab.build.limits import engine_limits
+from spec_lab.build.models import TargetBuild, load_models
 from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.config.checks import admit
+from spec_lab.config.choices import Weights
+from spec_lab.config.run import SamplingConfig
 from spec_lab.core.errors import UserError
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
-from spec_lab.library import compose
 from spec_lab.measure.lab import plain_engine, use_threads
-from spec_lab.menu.choices import Weights
 from spec_lab.menu.chosen import Chosen
-from spec_lab.menu.config import SamplingConfig
 from spec_lab.menu.devices import runs_on_cuda
-from spec_lab.menu.refusals.run import admit
 from spec_lab.record.progress import Beats
 from spec_lab.train.texts.header import WrittenBy, digest_of_text, digest_of_weights
 from spec_lab.train.texts.settings import FEWEST_PROMPT_TOKENS, TextsConfig
-from spec_lab.wiring.limits import engine_limits
-from spec_lab.wiring.models import TargetBuild, load_models, thinking_markers
 from spec_lab.workloads.chat_template import stored_template
+from spec_lab.workloads.thinking import thinking_markers
 from spec_lab.workloads.tokenizer import TargetTokenizer
 
 
@@ -85,7 +86,12 @@ class Writer:
         """
         use_threads(chosen)
         tokenizer = TargetTokenizer(chosen.target_folder, config.thinking)
-        return cls(chosen, tokenizer, load_models(chosen, config.longest, thinking_markers(tokenizer)), config)
+        return cls(
+            chosen,
+            tokenizer,
+            load_models(chosen, config.longest, thinking_markers(tokenizer, chosen.config.target)),
+            config,
+        )
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
