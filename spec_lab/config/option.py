@@ -72,9 +72,9 @@ def option(group: str, name: str) -> Callable[[Class], Class]:
             raise UserError(
                 f"{group}={name} is {there[name].__qualname__} already; give {cls.__qualname__} another name"
             )
+        cls.name = name  # type: ignore[attr-defined]
         if group not in VALUES:
             cls.__annotations__ = {"name": "str", **inspect.get_annotations(cls)}
-            cls.name = name  # type: ignore[attr-defined]
             cls = dataclass(cls)  # type: ignore[assignment]
             _schemas[f"{group}/{name}"] = cls
         there[name] = cls

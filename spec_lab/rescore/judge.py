@@ -17,11 +17,10 @@ import torch
 from spec_lab.acceptance.emit import leading
 from spec_lab.acceptance.phase import ThinkingMarkers
 from spec_lab.acceptance.standing import DraftStanding
-from spec_lab.build.rules import RuleContext, build_deterministic_rule
+from spec_lab.build.lab import RuleFacts
 from spec_lab.config.run import AcceptanceConfig
 from spec_lab.core.errors import UserError
 from spec_lab.core.types import Request
-from spec_lab.menu.refusals.run import MAX_RECORDED_TOPK
 from spec_lab.record.reading import read_request_rows
 from spec_lab.record.sinks import REQUESTS_FILE, VERIFY_ROWS_FILE
 from spec_lab.record.verify_rows import VerifyRows, load_verify_rows
@@ -65,14 +64,14 @@ def rescore_rows(
     """Judge rows as `rescore` does. Each request has a slot. Step i judges round i of every request that has one."""
     _check_topk(rows, options)
     origin = rows.origin
-    context = RuleContext(
+    context = RuleFacts(
         num_slots=len(origin.request_ids),
         markers=None if origin.markers is None else ThinkingMarkers(*origin.markers),
         eos_token_ids=frozenset(origin.eos_token_ids),
         prefill_chunk=origin.prefill_chunk,
         device=torch.device("cpu"),
     )
-    rule = build_deterministic_rule(options, context, extensions)
+    rule = options.judge(context)
     for slot, request_id in enumerate(origin.request_ids):
         rule.admit(slot, Request(request_id, "", tuple(prompts[request_id]), max_new_tokens=1))
     first = torch.from_numpy(rows.first_ids).long()
@@ -94,7 +93,7 @@ def rescore_rows(
 def _check_topk(rows: VerifyRows, options: AcceptanceConfig) -> None:
     recorded, topk = rows.top_ids.shape[-1], getattr(options, "topk", 1)
     if topk > recorded:
-        more = f"run again with record.topk={topk}" if topk <= MAX_RECORDED_TOPK else f"use {recorded} or fewer"
+        more = f"run again with record.topk={topk}" if topk <= 128 else f"use {recorded} or fewer"
         raise UserError(f"acceptance.topk={topk} reads more than the {recorded} recorded tokens of a row; {more}")
 
 

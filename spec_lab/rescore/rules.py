@@ -12,7 +12,6 @@ from spec_lab.app.compose import compose
 from spec_lab.config.checks import admit
 from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
-from spec_lab.menu import registry
 
 GROUP = "acceptance"
 EXTENSIONS = "extensions"
@@ -68,7 +67,6 @@ def _expanded(argument: str) -> list[str]:
 
 def _read(overrides: Sequence[str], of_the_run: Sequence[str]) -> NamedRule:
     config = compose([*of_the_run, *overrides]).config
-    registry.load(config.extensions).judge_of(config.acceptance.name)
     admit(config)
     name = " ".join(each.removeprefix(f"{GROUP}=").removeprefix(f"{GROUP}.") for each in overrides)
     return NamedRule(name, config)
