@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 import spec_lab
 from spec_lab.core.errors import UserError
-from spec_lab.menu.refusals.run import refusals
+from spec_lab.config.checks import problems
 
 
 class Composable(Protocol):
@@ -46,5 +46,5 @@ def refused(cells: Iterable[Composable]) -> int:
             code = 2
             continue
         print(f"-- {cell.name}", composed, sep="\n")
-        code = 2 if refusals(composed.config) else code
+        code = 2 if list(problems(composed.config) else code
     return code

@@ -11,19 +11,16 @@ import torch
 
 from spec_lab.checkpoints.block_checkpoint import load_block
 from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.config.choices import DraftSampling, DraftStop, KernelsChoice
+from spec_lab.config.run import GraphConfig, SamplingConfig
 from spec_lab.core.errors import UserError
 from spec_lab.core.types import AcceptanceInputs, Request, Sequence
 from spec_lab.drafters.picking import GreedyPicker
-from spec_lab.menu.choices import DraftSampling, DraftStop, KernelsChoice
-from spec_lab.menu.config import GraphConfig, SamplingConfig
-from spec_lab.options.drafters.block_keys import Head
+from spec_lab.options.acceptance.rejection import Rejection
+from spec_lab.options.acceptance.synthetic import Synthetic
 from spec_lab.options.drafters.block_loading import refuse_other_parts
-from spec_lab.options.graphs.eager import EagerGraphConfig
-from spec_lab.options.graphs.full_loop import FullLoopGraphConfig
-from spec_lab.options.graphs.round import RoundGraphConfig
-from spec_lab.options.graphs.split_seed import SplitSeedGraphConfig
-from spec_lab.options.rules.rejection import RejectionConfig
-from spec_lab.options.rules.synthetic import SyntheticConfig
+from spec_lab.options.drafters.blocks import Head
+from spec_lab.options.graphs import EagerGraph, FullLoop, RoundGraph, SplitSeed
 from tests.engine_state import poison
 from tests.fake_target import PaddedGraph
 from tests.lab import Reference, make_config, make_engine, random_requests
@@ -116,7 +113,7 @@ def test_a_drafters_spans_in_a_prompt_pass_count_for_no_round(target: tuple[Path
     options = BLOCKS["dflash"].options
     cache = {"page_size": 4, "prefill_chunk": 5}
     config = make_config((target[0], tmp_path), "dflash", 3, batch_size=2, cache=cache, options=options)
-    engine = make_engine(replace(config, graph=RoundGraphConfig()), requests)
+    engine = make_engine(replace(config, graph=RoundGraph()), requests)
     engine.prepare()
     rounds = engine.generate(requests).rounds
     assert {len(record.request_ids) for record in rounds} == {1, 2}
@@ -175,7 +172,7 @@ def test_slots_that_do_not_wait_are_drafted_at_once(
     write_block(tmp_path, block, read_model_config(target[0]))
     requests = random_requests(4, 9, lengths=(1, 12), seed=2)
     config = make_config((target[0], tmp_path), "dflash", batch_size=3, cache={"page_size": 4}, options=block.options)
-    imposed = SyntheticConfig(mean_length=None, rates=[0.8, 0.5, 0.3])
+    imposed = Synthetic(mean_length=None, rates=[0.8, 0.5, 0.3])
     texts = []
     for picker in (GreedyPicker(), SlotBySlot()):
         engine = make_engine(replace(config, acceptance=imposed), requests)
@@ -188,10 +185,10 @@ def test_slots_that_do_not_wait_are_drafted_at_once(
 @pytest.mark.parametrize(
     ("name", "graph"),
     [
-        ("gru", FullLoopGraphConfig()),
-        ("window", SplitSeedGraphConfig()),
-        ("lattice_conv", RoundGraphConfig(prompts=True)),
-        ("speculators_dspark", RoundGraphConfig(rounds_per_replay=3)),
+        ("gru", FullLoop()),
+        ("window", SplitSeed()),
+        ("lattice_conv", RoundGraph(prompts=True)),
+        ("speculators_dspark", RoundGraph(rounds_per_replay=3)),
     ],
 )
 def test_captured_rounds_are_eager_ones(
@@ -201,10 +198,10 @@ def test_captured_rounds_are_eager_ones(
     write_block(tmp_path, BLOCKS[name], read_model_config(target[0]))
     requests = random_requests(4, 9, lengths=(1, 12), seed=2)
     results = []
-    for mode in (EagerGraphConfig(), graph):
+    for mode in (EagerGraph(), graph):
         changes = {"batch_size": 3, "cache": {"page_size": 4}, "options": BLOCKS[name].options, "graph": mode}
         config = make_config((target[0], tmp_path), "dflash", **changes)
-        imposed = SyntheticConfig(mean_length=None, rates=[0.8, 0.5, 0.3])
+        imposed = Synthetic(mean_length=None, rates=[0.8, 0.5, 0.3])
         engine = make_engine(replace(config, acceptance=imposed), requests)
         results.append([(r.output_ids, r.accepted_per_round) for r in engine.generate(requests).requests])
     assert results[0] == results[1]
@@ -244,7 +241,7 @@ def test_drafts_are_recorded_with_the_law_behind_the_head(
         options |= {"confidence": True, "stop": DraftStop.confidence, "stop_threshold": 0.2}
     requests = random_requests(2, 16, lengths=(1, 12), seed=2)
     config = make_config((target[0], tmp_path), "dflash", batch_size=2, options=options)
-    config = replace(config, acceptance=RejectionConfig(), sampling=SamplingConfig(temperature=0.8))
+    config = replace(config, acceptance=Rejection(), sampling=SamplingConfig(temperature=0.8))
     engine = make_engine(config, requests)
     rule = LawCheck(
         engine, lambda num_drafts: min(num_drafts, 1), slow=SlowBlock(tensors, block, target[1]), threshold=0.2

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from spec_lab.menu.config import WorkloadConfig
 from spec_lab.workloads.prompt_files import Prompt, read_jsonl
 from spec_lab.workloads.reasoning_gym import made_prompts
 from tests import stand_in_gym
+from tests.lab import part
 
 CHAT = [
     {"role": "system", "content": "Be brief."},
@@ -25,7 +25,7 @@ SHARE_GPT = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}
 def read(folder: Path, row: dict[str, Any], **settings: Any) -> Prompt:
     file = folder / "mine.jsonl"
     file.write_text(json.dumps(row))
-    [prompt] = read_jsonl(WorkloadConfig(name="jsonl", path=str(file), **settings))
+    [prompt] = read_jsonl(part("workload", "jsonl", path=str(file), **settings))
     return prompt
 
 

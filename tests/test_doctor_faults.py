@@ -15,21 +15,20 @@ from safetensors.torch import load_file, save_file
 
 from spec_lab.acceptance.strict import StrictAcceptance
 from spec_lab.app.compose import compose
+from spec_lab.build.models import DrafterBuild
+from spec_lab.config.run import Run
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.types import AcceptanceInputs, AttentionMetadata, FeatureSpec, TargetOutput, Verification
 from spec_lab.doctor.__main__ import main
+from spec_lab.doctor.aspects import Aspect
 from spec_lab.doctor.examine import examine
 from spec_lab.doctor.findings import Finding, Verdict, faults
 from spec_lab.doctor.loop import check_bounds
 from spec_lab.doctor.readings import aspects_of
 from spec_lab.doctor.report import summarize
 from spec_lab.doctor.subject import Subject, load_subject, strict_greedy
-from spec_lab.menu.chosen import Chosen, choose
-from spec_lab.menu.readings import Aspect
-from spec_lab.options.shipped import ZOO
-from spec_lab.wiring.drafting import DrafterFactory, load_drafter
-from spec_lab.wiring.models import DrafterBuild
+from spec_lab.options.drafters.weights import ZOO
 
 QUICK = ("max_new_tokens=16", "device=cpu", "batch_size=9", "kernels=torch")
 """With kernels=native the write that some faults break is inside a layer."""
@@ -50,7 +49,7 @@ def keep_readings(monkeypatch: pytest.MonkeyPatch) -> KeepReadings:
     """The readings take most of an examination's time, and most of them are not what tells a fault."""
 
     def keep(*names: str) -> None:
-        def kept(chosen: Chosen, build: DrafterBuild) -> list[Aspect]:
+        def kept(chosen: Run, build: DrafterBuild) -> list[Aspect]:
             return [aspect for aspect in aspects_of(chosen, build) if aspect.name in names]
 
         monkeypatch.setattr("spec_lab.doctor.examine.aspects_of", kept)
@@ -61,12 +60,12 @@ def keep_readings(monkeypatch: pytest.MonkeyPatch) -> KeepReadings:
 @pytest.fixture(scope="module")
 def healthy() -> Subject:
     """The shipped pair, as the doctor loads it."""
-    return load_subject(choose(compose(QUICK).config))
+    return load_subject(compose(QUICK).config)
 
 
 def examined(healthy: Subject, *overrides: str) -> Subject:
     """Another drafter of the same target, whose texts are written already; a few rounds tell most faults."""
-    chosen = choose(strict_greedy(compose([*QUICK, *overrides]).config))
+    chosen = strict_greedy(compose([*QUICK, *overrides]).config)
     make_drafter = load_drafter(chosen, healthy.models.of_drafters)
     return replace(healthy, chosen=chosen, make_drafter=make_drafter, max_rounds=FEW_ROUNDS)
 

@@ -13,7 +13,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from spec_lab.build.limits import engine_limits
+from spec_lab.build.models import load_models
 from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.config.run import Run
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import FinishReason
 from spec_lab.doctor.evidence import Evidence
@@ -22,11 +25,6 @@ from spec_lab.doctor.readings import ALL_ASPECTS, aspects_of, check_readings
 from spec_lab.doctor.rounds import LoopRound
 from spec_lab.doctor.subject import Subject
 from spec_lab.doctor.teacher_forced import TeacherForcedDrafts
-from spec_lab.menu.chosen import choose
-from spec_lab.menu.config import RunConfig
-from spec_lab.wiring.drafting import DrafterFactory, load_drafter
-from spec_lab.wiring.limits import engine_limits
-from spec_lab.wiring.models import load_models
 from tests.lab import make_config, random_requests
 from tests.tiny_assistant import make_tiny_assistant
 from tests.tiny_blocks import TinyBlock, write_block
@@ -56,10 +54,10 @@ def make_head(drafter: str, folder: Path, target: Path) -> None:
         make_tiny_mtp(folder, "ours", config, NUM_DRAFT_TOKENS)
 
 
-def subject_of(config: RunConfig) -> Subject:
+def subject_of(config: Run) -> Subject:
     """A subject of the doctor whose texts are the prompts alone."""
     requests = random_requests(NUM_TEXTS, ROUNDS_A_TEXT * (NUM_DRAFT_TOKENS + 1) + 1, lengths=(4, 20))
-    chosen = choose(config)
+    chosen = config
     limits = engine_limits(chosen, requests, NUM_DRAFT_TOKENS)
     models = load_models(chosen, limits.max_seq_len)
     make_drafter = load_drafter(chosen, models.of_drafters)
@@ -111,11 +109,11 @@ def _with_outputs(subject: Subject, outputs: list[list[int]]) -> Subject:
     return replace(subject, plain=[record(request.prompt_ids, output) for request, output in pairs])
 
 
-def findings_of(right: RunConfig, wrong: RunConfig) -> list[Finding]:
+def findings_of(right: Run, wrong: Run) -> list[Finding]:
     """What the readings say of `wrong`, over texts that the drafter of `right` drafted."""
     writer = subject_of(right)
     subject, rounds = with_drafted_texts(writer, _reference_drafter(writer))
-    subject = replace(subject, chosen=choose(wrong))
+    subject = replace(subject, chosen=wrong)
     forced = TeacherForcedDrafts(subject, rounds)
     as_configured = forced.draft(_reference_drafter(subject))
     engine = subject.engine(subject.chosen, load_drafter(subject.chosen, subject.models.of_drafters))

@@ -11,12 +11,12 @@ import torch
 
 from spec_kernels.tree_reference import move_path_reference
 from spec_lab.app.compose import compose
+from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
 from spec_lab.doctor.examine import examine
 from spec_lab.doctor.findings import Finding, Verdict, faults
 from spec_lab.doctor.subject import Subject, load_subject
 from spec_lab.engine.drafts import TreeParts, spine
-from spec_lab.menu.chosen import Chosen, choose
 from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
 from tests.test_doctor_faults import QUICK, change_tensors, copy_of, examined, skipped, with_broken_writes
 
@@ -26,7 +26,7 @@ TREE = ("drafter=eagle3", "tree=dynamic", "tree.num_rows=8")
 @pytest.fixture(scope="module")
 def healthy() -> Subject:
     """The shipped pair, as the doctor loads it for a tree; other trees of its sizes may stand in its place."""
-    return load_subject(choose(compose([*QUICK, *TREE]).config))
+    return load_subject(compose([*QUICK, *TREE]).config)
 
 
 @pytest.fixture(autouse=True)
@@ -107,8 +107,8 @@ def test_the_spine_is_the_first_child_of_each() -> None:
     assert spine([0, 1, 2, 3, 4, 5], tokens, 2) == [-1, -1]
 
 
-def tree_run(*overrides: str) -> Chosen:
-    return choose(compose([*QUICK, "drafter=frozen_kv", *overrides]).config)
+def tree_run(*overrides: str) -> Run:
+    return compose([*QUICK, "drafter=frozen_kv", *overrides]).config
 
 
 def test_a_tree_of_another_path_than_the_likeliest_is_refused() -> None:

@@ -14,7 +14,7 @@ from spec_lab.checkpoints.expert_sizes import ExpertSizes, RouterScores
 from spec_lab.checkpoints.families.table import read_decoder, read_model_config
 from spec_lab.checkpoints.gemma4_assistant_config import AssistantTarget, read_assistant_config
 from spec_lab.checkpoints.plan import RopeConfig
-from spec_lab.options.drafters.aspects import other_sources
+from spec_lab.doctor.aspects import other_sources
 from spec_lab.options.targets import SHAPES
 from tests.tiny_checkpoints import refused
 

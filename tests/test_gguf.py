@@ -21,7 +21,6 @@ from spec_lab.core.errors import UserError
 from spec_lab.doctor.checkpoints import check_tokenizer
 from spec_lab.doctor.findings import Verdict
 from spec_lab.doctor.subject import load_subject
-from spec_lab.menu.chosen import choose
 from spec_lab.models.partition import WHOLE
 from spec_lab.options.shipped import missing_folder
 from tests.lab import Reference, generate, make_config, random_requests
@@ -284,7 +283,7 @@ def test_a_file_is_a_target_of_a_trained_head_and_the_doctor_reads_its_vocabular
     path = write_gguf(tmp_path / "model.gguf", model, pre="smollm")
     make_tiny_eagle3(tmp_path / "head", read_model_config(path))
     prompts = write_prompts(tmp_path / "prompts.jsonl", [{"prompt": "the once  7"}, {"prompt": "12"}])
-    subject = load_subject(choose(make_run_config((path, tmp_path / "head"), prompts, max_new_tokens=4)))
+    subject = load_subject(make_run_config((path, tmp_path / "head"), prompts, max_new_tokens=4))
     assert [len(record.output_ids) > 0 for record in subject.plain] == [True, True]
     finding = check_tokenizer(subject)
     assert finding.verdict is Verdict.OK and finding.measured.startswith("300 tokens for an embedding of 300 rows")

@@ -15,6 +15,9 @@ import torch
 from safetensors.torch import load_file
 
 from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.build.caches import build_cache
+from spec_lab.build.kernels import TORCH
+from spec_lab.build.models import load_models
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.delta_net_checkpoint import rows_of_heads
 from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
@@ -22,19 +25,15 @@ from spec_lab.checkpoints.families.table import read_decoder, read_model_config
 from spec_lab.checkpoints.gemma4_assistant_config import TargetLayerKV
 from spec_lab.checkpoints.hybrid_checkpoint import counts_from_one
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
+from spec_lab.config.choices import Rollback, Weights
+from spec_lab.config.run import RecurrentConfig
 from spec_lab.measure.lab import note_rollback
-from spec_lab.menu.choices import Rollback, Weights
-from spec_lab.menu.chosen import choose
-from spec_lab.menu.config import RecurrentConfig, TargetConfig
 from spec_lab.models.target_loader import WeightSource, load_target, read_hybrid
 from spec_lab.models.tensor_parallel import TensorParallel
 from spec_lab.options.targets import SHAPES
-from spec_lab.options.trees.static import StaticTreeConfig
-from spec_lab.wiring.caches import build_cache
-from spec_lab.wiring.kernels import TORCH
-from spec_lab.wiring.models import load_models
+from spec_lab.options.trees import StaticTreeConfig
 from tests.kept_states import KEPT, tensors_of
-from tests.lab import make_config, make_engine, random_requests
+from tests.lab import make_config, make_engine, part, random_requests
 from tests.tiny_checkpoints import refused, rewrite_tensors
 from tests.tiny_hybrid import KINDS, SIZES, VOCAB, make_tiny_hybrid
 
@@ -167,7 +166,7 @@ def test_a_state_is_in_the_way_of_trees_draft_models_and_ranks(tmp_path: Path) -
         make_engine(config, requests)
     tree = replace(make_config((tmp_path, tmp_path), "none"), tree=StaticTreeConfig(paths=[[0], [1]]))
     with refused("tree=static", "branches cannot share", "tree=none"):
-        load_models(choose(tree), 40)
+        load_models(tree, 40)
     plan = read_model_config(tmp_path).layers[0]
     with refused("target.tensor_parallel=2", "keep a state", "target.tensor_parallel=1"):
         TensorParallel(0, 2, None).share(plan)  # type: ignore[arg-type]
@@ -178,7 +177,7 @@ def test_random_weights_of_a_hybrid_generate(tmp_path: Path) -> None:
     make_tiny_hybrid(tmp_path, "qwen3_next")
     requests = random_requests(2, 6, vocab_size=VOCAB)
     config = make_config((tmp_path, tmp_path), "ngram", 2, batch_size=2)
-    target = TargetConfig(name="hf", path=str(tmp_path), weights=Weights.random)
+    target = part("target", "hf", path=str(tmp_path), weights=Weights.random)
     outputs = make_engine(replace(config, target=target), requests).generate(requests).requests
     assert all(record.output_ids for record in outputs)
 

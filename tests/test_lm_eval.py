@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from spec_lab.config.run import SamplingConfig
 from spec_lab.core.errors import UserError
 from spec_lab.lm_eval.__main__ import main
 from spec_lab.lm_eval.reading import cut_at, overrides_of, require_sampling
-from spec_lab.menu.config import SamplingConfig
 
 TASK = """\
 task: lists_here

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from spec_lab.app.compose import compose
+from spec_lab.config.choices import Unusable
+from spec_lab.config.run import WorkloadConfig
 from spec_lab.core.errors import UserError
-from spec_lab.menu.choices import Unusable
-from spec_lab.menu.config import WorkloadConfig
 from spec_lab.workloads.load import jsonl_requests, spec_bench_requests
 from spec_lab.workloads.prompt_files import PROMPTS_FOLDER, Prompt, read_jsonl, read_spec_bench, shipped_prompts
 

@@ -15,16 +15,14 @@ from typing import Any
 import pytest
 import torch
 
+from spec_lab.config.run import VerifyConfig
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.drafters.oracle import OracleDrafter
 from spec_lab.engine.engine import Engine
 from spec_lab.menu import registry
-from spec_lab.menu.chosen import with_depth_as_k
-from spec_lab.menu.config import VerifyConfig
 from spec_lab.menu.option import DrafterOption
-from spec_lab.options.trees.dynamic import DynamicTreeConfig
-from spec_lab.options.trees.static import StaticTreeConfig
+from spec_lab.options.trees import DynamicTreeConfig, StaticTreeConfig
 from tests.engine_state import find_tensors, is_cache, poison
 from tests.fake_target import PaddedGraph
 from tests.graph_lab import MODES

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.build.caches import cache_row
 from spec_lab.checkpoints import mtp_layouts
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families.table import read_decoder
@@ -25,7 +26,6 @@ from spec_lab.engine.pages import PageTable
 from spec_lab.models.linear import make_linear
 from spec_lab.models.mtp import MtpModule
 from spec_lab.models.rope import rotary_table
-from spec_lab.wiring.caches import cache_row
 from tests.tiny_checkpoints import TINY_SIZES, refused, rewrite_config, rewrite_tensors
 from tests.tiny_mtp import FAMILIES, TinyMtp, make_tiny_mtp
 

@@ -9,7 +9,6 @@ import pytest
 from spec_lab.core.kv_cache import cache_slots
 from spec_lab.core.results import GenerationResult
 from spec_lab.measure.lab import MAIN, load_lab
-from spec_lab.menu.chosen import choose
 from spec_lab.program.compose import compose_run
 
 K = 3
@@ -17,7 +16,7 @@ CHEAP = ["device=cpu", "drafter=mtp_vanilla", f"drafter.num_draft_tokens={K}", "
 
 
 def decoded(*overrides: str) -> tuple[Any, GenerationResult]:
-    lab = load_lab(choose(compose_run([*CHEAP, *overrides])[0]))
+    lab = load_lab(compose_run([*CHEAP, *overrides])[0])
     engine = lab.engines[MAIN]
     for cache in engine.parts.drafter.caches:
         cache.kv.zero_()

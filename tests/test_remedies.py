@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from spec_lab.config.checks import problems
 from spec_lab.core.errors import UserError
-from spec_lab.menu.refusals.run import refusals
 from tests.test_compatibility import FORBIDDEN, compose, folders, no_interpreter
 
 __all__ = ["folders", "no_interpreter"]
@@ -43,7 +43,7 @@ def without(overrides: tuple[str, ...], keys: set[str]) -> tuple[str, ...]:
 def refusal_of(overrides: tuple[str, ...]) -> str | None:
     """The first line that is said against a command. What is no refusal is raised."""
     try:
-        return next(iter(refusals(compose(*overrides))), None)
+        return next(iter(list(problems(compose(*overrides)))), None)
     except UserError as error:
         return str(error)
 

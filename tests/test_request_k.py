@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from spec_lab.config.choices import ByRequest
+from spec_lab.config.run import WorkloadConfig
 from spec_lab.core.types import Request, Sequence
 from spec_lab.engine.request_k import OFF, GivenK, RunningK
 from spec_lab.measure.lab import note_given
-from spec_lab.menu.choices import ByRequest
-from spec_lab.menu.config import WorkloadConfig
 from spec_lab.workloads.prompt_files import read_jsonl
 from tests.graph_lab import MODES
 from tests.lab import generate, make_config, make_engine, make_pair, random_requests

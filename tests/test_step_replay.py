@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from spec_lab.attention.torch_backend import TorchAttention
-from spec_lab.options.graphs.step_replay import StepReplayGraphConfig
+from spec_lab.options.graphs import StepReplay
 from tests.lab import assert_captured_alike, make_config, make_engine, make_pair, random_requests
 from tests.tiny_checkpoints import make_tiny_target
 
@@ -26,7 +26,7 @@ def test_metadata_is_built_for_each_window(
     if drafter == "draft_model":
         make_tiny_target(tmp_path / "drafts", "qwen2", **SLIDING)
         pair = pair[0], tmp_path / "drafts"
-    config = make_config(pair, drafter, 4, "catchup", graph=StepReplayGraphConfig(), options=options)
+    config = make_config(pair, drafter, 4, "catchup", graph=StepReplay(), options=options)
     requests = random_requests(2, 12)
     engine = make_engine(config, requests)
     engine.prepare()

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from spec_lab.menu.refusals.run import refusals
 from spec_lab.app.compose import compose
+from spec_lab.config.checks import problems
 from spec_lab.record.scalars import scalar_paths
 
 FILES = sorted((Path(__file__).parents[1] / "sweeps").glob("*.yaml"))
@@ -39,7 +39,7 @@ def test_both_ends_of_the_space_compose(path: Path, end: int, empty_folder: Path
     command = command_at(yaml.safe_load(path.read_text()), end)
     assert command[:4] == ["/usr/bin/env", "python", "-m", "spec_lab"]
     config = compose(command[4:]).config
-    assert refusals(config) == []
+    assert list(problems(config)) == []
     assert config.logger.name == "wandb", "else the sweep gets no metric"  # type: ignore[attr-defined]
 
 

@@ -12,10 +12,10 @@ import pytest
 import spec_lab
 from spec_lab.acceptance.phase import ThinkingMarkers
 from spec_lab.checkpoints.packaged import PACKAGED
+from spec_lab.config.checks import admit
+from spec_lab.config.run import TargetConfig
 from spec_lab.core.errors import UserError
 from spec_lab.doctor.subject import load_subject
-from spec_lab.menu.config import TargetConfig
-from spec_lab.menu.refusals.run import admit
 from spec_lab.workloads.thinking import reply_of, thinking_markers
 from spec_lab.workloads.tokenizer import TargetTokenizer
 from tests.tiny_runs import make_runnable_pair, write_prompts, write_tokenizer

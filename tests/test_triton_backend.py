@@ -12,15 +12,15 @@ from spec_kernels.attention_reference import paged_attention_reference
 from spec_lab.attention.stale import StaleMover
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.attention.triton_backend import TritonAttention
+from spec_lab.build.attention import BackendContext
+from spec_lab.config.run import CacheConfig
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.engine.pages import PageTable
-from spec_lab.menu.config import AttentionConfig, CacheConfig
 from spec_lab.options.attention.triton import triton_attention
-from spec_lab.wiring.attention import BackendContext
 from tests.kernel_lab import DEVICE, assert_near, randn
-from tests.lab import Reference, generate, make_config, make_pair, random_requests
+from tests.lab import Reference, generate, make_config, make_pair, part, random_requests
 
 MAX_SEQ_LEN, MAX_POSITIONS = 30, 32
 LENS = (1, 4, 11, 12, 27, 30)
@@ -191,6 +191,6 @@ def test_an_engine_gives_the_tokens_of_the_torch_backend(tmp_path: Path) -> None
         dtype="float32",
     )
     expected = generate(config, requests)
-    outputs = generate(replace(config, attention=AttentionConfig(name="triton")), requests)
+    outputs = generate(replace(config, attention=part("attention", "triton")), requests)
     Reference(pair[0]).assert_lossless(requests, outputs, expected)
     assert sum(len(tokens) for tokens in expected.values()) >= 12

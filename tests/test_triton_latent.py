@@ -21,7 +21,6 @@ from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.selection import AllRows
 from spec_lab.engine.tape import TapeRecorder
 from spec_lab.menu import registry
-from spec_lab.menu.config import AttentionConfig
 from spec_lab.models.eagle3 import Eagle3Head
 from spec_lab.models.latent import NarrowQuery
 from spec_lab.models.linear import make_linear
@@ -31,7 +30,7 @@ from spec_lab.operators.triton_experts import TritonExperts, triton_router
 from spec_lab.operators.triton_mixers import SkinnyQuery
 from spec_lab.operators.triton_products import TritonProducts
 from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
-from tests.lab import Reference, generate, make_config, random_requests
+from tests.lab import Reference, generate, make_config, part, random_requests
 from tests.test_expert_mtp import make_nextn
 from tests.test_triton_attention import Paged, fill
 from tests.test_triton_products import (
@@ -256,7 +255,7 @@ def test_an_engine_gives_the_tokens_of_transformers(graph: str, tmp_path: Path) 
     places = {"batch_size": 2, "device": DEVICE.type, "dtype": "float32"}
     run = make_config((tmp_path, tmp_path), "mtp_eagle", prune="catchup", kernels="triton", **places)
     mode = registry.load().schemas()[f"graph/{graph}"]()
-    outputs = generate(replace(run, attention=AttentionConfig(name="triton"), graph=mode), requests)
+    outputs = generate(replace(run, attention=part("attention", "triton"), graph=mode), requests)
     reference = Reference(tmp_path)
     plain = {request.request_id: reference.greedy(request) for request in requests}
     reference.assert_lossless(requests, outputs, plain)
