@@ -7,6 +7,7 @@ import gc
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -62,7 +63,8 @@ def _record_in(world: World, config: Run, choices: dict[str, str], folder: Path,
     with said_to_go_on("loading prompts and weights"):
         lab = load_lab(config, world)
     info = RunInfo(config.name, choices, dataclasses.asdict(lab.config), _provenance(lab), utc_now())
-    metrics = OwnMetrics(list(options("metric").values()))
+    own: list[Any] = list(options("metric").values())
+    metrics = OwnMetrics(own)
     with Recorder(folder, info, config.logger.sinks(), metrics) as recorder:
         summary = _measure(lab, info, recorder, memory, metrics)
         recorder.finish(summary)

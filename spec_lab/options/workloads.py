@@ -9,6 +9,7 @@ from omegaconf import MISSING
 from spec_lab.config.option import knob, option
 from spec_lab.config.run import Run, WorkloadConfig
 from spec_lab.workloads import checkers
+from spec_lab.workloads.checker import Checker
 
 if TYPE_CHECKING:
     from spec_lab.core.types import Request
@@ -89,25 +90,6 @@ class RandomIds(FixedLength):
         from spec_lab.workloads.load import random_id_requests
 
         return random_id_requests(self, run, tokenizer)
-
-
-class Checker:
-    """The base of the values of `workload.checker`."""
-
-    @staticmethod
-    def read(reply: str) -> str | None:
-        """Return the answer in a reply without its thinking; None if there is none."""
-        raise NotImplementedError
-
-    @staticmethod
-    def same(expected: str, answer: str) -> bool:
-        """Return whether an answer that was read is the expected one."""
-        raise NotImplementedError
-
-    @staticmethod
-    def expects(expected: str) -> bool:
-        """Return whether `read` can return an expected answer at all."""
-        return True
 
 
 @option("workload.checker", "answer")

@@ -10,9 +10,9 @@ from pathlib import Path
 from spec_lab.app.compose import compose
 from spec_lab.checkpoints.checkpoint import without_mtp
 from spec_lab.checkpoints.checkpoint_files import StoredTensor, checkpoint_files, tensors_of
+from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
 from spec_lab.core.regular import regular_text
-from spec_lab.menu.chosen import Chosen, choose
 from spec_lab.paper.provenance import NONE
 from spec_lab.paper.runs import PaperRun
 from spec_lab.paper.table import PaperTable, TableColumn, TableRow, Value, table_of
@@ -50,24 +50,30 @@ def drafter_table(runs: Sequence[PaperRun]) -> PaperTable:
 
 
 def _values(run: PaperRun) -> dict[str, Value]:
-    chosen = choose(compose(run.cell.overrides).config)
-    if chosen.drafter.folder is None:
+    composed = compose(run.cell.overrides).config
+    folder = _drafter_folder(composed)
+    if folder is None:
         return {"parameters": 0, "bytes": 0, "vocabulary": None, **dict.fromkeys(("texts", "steps", "cost"), NONE)}
-    tensors = own_tensors(chosen)
+    tensors = own_tensors(folder, composed.target.folder)
     floats = [tensor for tensor in tensors if tensor.dtype not in ("I64", "BOOL")]
     return {
         "parameters": sum(math.prod(tensor.shape) for tensor in floats),
         "bytes": sum(math.prod(tensor.shape) * BYTES.get(tensor.dtype, 1) for tensor in tensors),
         "vocabulary": next((tensor.shape[0] for tensor in tensors if tensor.name == "d2t"), None),
-        **read_card(chosen.drafter_folder / CARD),
+        **read_card(folder / CARD),
     }
 
 
-def own_tensors(chosen: Chosen) -> list[StoredTensor]:
+def _drafter_folder(run: Run) -> Path | None:
+    folder = getattr(run.drafter, "folder", None)
+    return None if folder is None else folder(run)
+
+
+def own_tensors(folder: Path, target: Path) -> list[StoredTensor]:
     """Return the tensors in the drafter's folder; if that is the target's, those of the MTP modules alone."""
-    files = checkpoint_files(chosen.drafter_folder)
+    files = checkpoint_files(folder)
     stored = {name: tensor for file in files for name, tensor in tensors_of(file).items()}
-    trunk = without_mtp(stored) if chosen.drafter_folder == chosen.target_folder else {}
+    trunk = without_mtp(stored) if folder == target else {}
     return [tensor for name, tensor in stored.items() if name not in trunk]
 
 

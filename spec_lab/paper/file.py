@@ -11,7 +11,6 @@ import yaml
 
 from spec_lab.config.nearest import hint, nearest
 from spec_lab.core.errors import UserError
-from spec_lab.menu.refusals.run import refuse_name
 
 KEYS = (
     *("name", "minutes", "always", "greedy", "sampled", "base", "lines"),
@@ -105,8 +104,6 @@ def read_paper(path: Path) -> PaperFile:
     fields = Fields(path, "", _mapping(path, "the file", values), KEYS)
     lines = tuple(_line(path, "lines", name, value) for name, value in fields.mapping("lines", required=True).items())
     name = fields.text("name", path.stem)
-    if (refused := refuse_name(name)) is not None:
-        raise UserError(f"{path}: {refused}")
     base = fields.text("base", lines[0].name)
     if base not in {line.name for line in lines}:
         raise UserError(f"{path}: base: {_no_line(base, [line.name for line in lines])}")

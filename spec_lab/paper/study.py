@@ -15,7 +15,6 @@ from spec_lab.app.run import run
 from spec_lab.config.checks import admit
 from spec_lab.core.ending import print_error
 from spec_lab.core.errors import UserError, one_line
-from spec_lab.menu.chosen import choose
 from spec_lab.paper.file import PaperFile
 from spec_lab.paper.plan import PlannedCell
 from spec_lab.record.schema import Status, Summary
@@ -47,8 +46,8 @@ class PaperStudy:
     def _run(self, number: int, cell: PlannedCell) -> Ended:
         print(f"[{number}/{len(self.cells)}] {shlex.join(cell.overrides)}", file=sys.stderr)
         try:
-            chosen = choose((composed := compose(cell.overrides)).config)
-            if (before := finished(self.folder, digest_of(chosen))) is not None:
+            composed = compose(cell.overrides)
+            if (before := finished(self.folder, digest_of(composed.config))) is not None:
                 return Ended(cell, "finished", before[0])
             run(composed, folder := free(self.folder / f"{number:03d}"))
             return Ended(cell, "finished", folder)

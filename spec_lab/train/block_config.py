@@ -8,15 +8,7 @@ from spec_lab.checkpoints.block_config import SlotReading, Slots
 from spec_lab.checkpoints.block_heads import HeadKind
 from spec_lab.config.choices import Choice
 from spec_lab.config.option import knob
-from spec_lab.options.drafters.block_keys import (
-    Dflash2DrafterConfig,
-    DominoDrafterConfig,
-    DsparkDrafterConfig,
-    Form,
-    Head,
-    LilicorrDrafterConfig,
-    RowReading,
-)
+from spec_lab.options.drafters.blocks import Form, Head, RowReading
 from spec_lab.train.drafter_config import PackedTrainingConfig
 
 
@@ -116,9 +108,9 @@ class DsparkTrainingConfig(BlockTrainingConfig):
     """drafter=dspark: a Markov head, a draft in every row, and a head for confidence."""
 
     name: str = "dspark"
-    head: Head = DsparkDrafterConfig.head
-    slots: RowReading = DsparkDrafterConfig.slots
-    confidence: bool = DsparkDrafterConfig.confidence
+    head: Head = Head.markov
+    slots: RowReading = RowReading.anchor_first
+    confidence: bool = True
 
 
 @dataclass
@@ -126,7 +118,7 @@ class DominoTrainingConfig(BlockTrainingConfig):
     """drafter=domino: a GRU over the drafts so far."""
 
     name: str = "domino"
-    head: Head = DominoDrafterConfig.head
+    head: Head = Head.gru
     alone_loss: float = 0.3
 
 
@@ -135,8 +127,8 @@ class Dflash2TrainingConfig(BlockTrainingConfig):
     """drafter=dflash2: a selector, and convolutions in the body."""
 
     name: str = "dflash2"
-    head: Head = Dflash2DrafterConfig.head
-    conv: bool = Dflash2DrafterConfig.conv
+    head: Head = Head.selector
+    conv: bool = True
     alone_loss: float = 1.0
 
 
@@ -145,5 +137,5 @@ class LilicorrTrainingConfig(BlockTrainingConfig):
     """drafter=lilicorr: a transformer over the candidates of all slots."""
 
     name: str = "lilicorr"
-    head: Head = LilicorrDrafterConfig.head
+    head: Head = Head.lattice
     alone_loss: float = 1.0

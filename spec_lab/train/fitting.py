@@ -10,8 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from spec_lab.options.drafters.block_keys import READ_WITH, head_has_part
-from spec_lab.options.shipped import missing_folder
+from spec_lab.options.drafters.blocks import Head
 from spec_lab.train.block_config import SlotWeights
 from spec_lab.train.config import TrainConfig
 from spec_lab.train.module_config import LayerConfig
@@ -146,7 +145,7 @@ def candidates_fit(fitting: Fitting) -> str | None:
     """A head that scores the likeliest tokens of a slot scores no more than can be drafted."""
     drafter = fitting.drafter
     size, topk = drafter.draft_vocab_size, drafter.head_topk
-    if size is None or drafter.head not in READ_WITH["head_topk"] or topk <= size:
+    if size is None or drafter.head not in (Head.selector, Head.lattice) or topk <= size:
         return None
     return (
         f"drafter.head_topk={topk} is more than the tokens of drafter.draft_vocab_size={size}; "
@@ -159,8 +158,8 @@ def body_serves(fitting: Fitting) -> str | None:
     drafter = fitting.drafter
     if drafter.body is None:
         return None
-    if (missing := missing_folder("drafter.body", drafter.body)) is not None:
-        return missing
+    if not Path(drafter.body).is_dir():
+        return f"drafter.body={drafter.body} is not a folder; give the folder of a drafter's weights"
     from spec_lab.checkpoints.block_layouts import read_block_file  # torch from here on
 
     file = read_block_file(Path(drafter.body), "drafter.body")
@@ -179,11 +178,6 @@ def body_serves(fitting: Fitting) -> str | None:
     if drafter.mask_token_id is not None:
         return f"drafter.mask_token_id={drafter.mask_token_id}: the one of drafter.body is used; leave it out"
     return None
-
-
-def parts_are_read(fitting: Fitting) -> str | None:
-    """Keys of parts that the head lacks keep their defaults."""
-    return head_has_part(fitting.drafter)
 
 
 def width(fitting: Fitting) -> str | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.checkpoints.packaged import PACKAGED
 from spec_lab.core.errors import UserError
-from spec_lab.options.shipped import ZOO, missing_folder
+from spec_lab.options.drafters.weights import ZOO
 from spec_lab.train.target_config import HfTarget, PocketTarget, SmolLm2Target
 
 SMOLLM2 = "smollm2_135m"
@@ -48,7 +48,7 @@ def missing(path: str) -> str | None:
     """Return a problem if there is no such checkpoint."""
     if is_gguf(Path(path)):
         return None if Path(path).is_file() else f"target.path={path} is not a file; give the GGUF file of a model"
-    return missing_folder("target.path", path)
+    return None if Path(path).is_dir() else f"target.path={path} is not a folder; give the folder of a checkpoint"
 
 
 def checkpoint_path(target: HfTarget) -> Path:

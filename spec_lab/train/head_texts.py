@@ -16,8 +16,8 @@ import torch
 
 from spec_lab.app.compose import quoted
 from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
-from spec_lab.menu.chosen import Chosen
 from spec_lab.train.config import TrainConfig
 from spec_lab.train.stages import RunFolder, run_stage
 from spec_lab.train.texts.folder import Texts
@@ -173,7 +173,7 @@ class HeadTexts:
     def _settings(self) -> TextsConfig:
         return TextsConfig(prompts=self.config.prompts, **asdict(self.config.writing))
 
-    def _chosen(self, settings: TextsConfig) -> Chosen:
+    def _chosen(self, settings: TextsConfig) -> Run:
         words = [
             "target=hf",
             quoted("target.path", self.path),
@@ -183,20 +183,20 @@ class HeadTexts:
         return choose_target(words, settings, "writing.")
 
 
-def _stage(chosen: Chosen, settings: TextsConfig, rate: Rate | None = None) -> StagePlan:
+def _stage(chosen: Run, settings: TextsConfig, rate: Rate | None = None) -> StagePlan:
     """Plan the writing of the texts. Remedies name its keys as in a training, with `writing.` before them."""
     plan = plan_texts(chosen, settings, rate)
     return replace(plan, less_disk="lower writing.num_texts", less_memory="lower writing.batch_size")
 
 
 @for_a_while()
-def _written(chosen: Chosen, settings: TextsConfig, work: Path) -> TextsHeader:
+def _written(chosen: Run, settings: TextsConfig, work: Path) -> TextsHeader:
     """Write texts into a folder from which a killed command can resume."""
     return write_texts(Writer.load(chosen, settings), settings, work).header
 
 
 @for_a_while()
-def _probed(chosen: Chosen, settings: TextsConfig) -> tuple[Rate, WrittenBy]:
+def _probed(chosen: Run, settings: TextsConfig) -> tuple[Rate, WrittenBy]:
     """Measure how fast the target writes, and how long its texts are."""
     writer = Writer.load(chosen, settings)
     return probe(writer, settings), writer.written_by()

@@ -37,7 +37,6 @@ from spec_lab.train.fitting import (
     drafts_fit,
     heads,
     kv_sources,
-    parts_are_read,
     taps,
     tokens_fit,
     width,
@@ -210,7 +209,7 @@ DRAFTERS += tuple(
         name=schema.name,
         schema=schema,
         recipe=block_recipe,
-        refusals=(parts_are_read, drafts_fit, tokens_fit, candidates_fit, body_serves),
+        refusals=(drafts_fit, tokens_fit, candidates_fit, body_serves),
         layouts={
             name: LayoutOption(partial(other_layout, "block", name), partial(lacks_a_place, name))
             for name in ("speculators", "deepspec")

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from spec_lab.app.compose import compose, quoted
-from spec_lab.build.drafting import load_drafter
 from spec_lab.build.engine import build_engine
 from spec_lab.build.limits import Limits, engine_limits
-from spec_lab.build.models import TargetBuild, load_models
+from spec_lab.build.models import Models, load_models
 from spec_lab.config.checks import admit
+from spec_lab.config.run import Run
 from spec_lab.core.prompts import PromptPack
 from spec_lab.core.ragged import whole_prompt
 from spec_lab.core.results import RequestRecord
@@ -24,7 +24,6 @@ from spec_lab.core.selection import AllRows
 from spec_lab.core.types import DraftStep, Request
 from spec_lab.drafters.picking import DraftedRows, DraftHead, GivenDrafts
 from spec_lab.engine.engine import Engine
-from spec_lab.menu.chosen import Chosen
 
 ROWS_BEHIND = 2 * 64 + 1
 """Positions reserved past the longest request: up to 64 drafts and the pending token of a verify pass, then a block of
@@ -62,11 +61,11 @@ class Serving:
     """
 
     words: tuple[str, ...]
-    models: TargetBuild
+    models: Models
     num_draft_tokens: int
     longest: Request
     of_drafter: tuple[str, ...] = ()
-    _composed: dict[str, Chosen] = field(default_factory=dict)
+    _composed: dict[str, Run] = field(default_factory=dict)
 
     @classmethod
     def load(
@@ -96,7 +95,7 @@ class Serving:
     def engine(self, drafter: str, folder: Path | None = None) -> Engine:
         """Make an engine with the drafter in `folder`; None for a drafter without weights."""
         chosen, limits = self._chosen(drafter, folder)
-        return build_engine(chosen, self.models, load_drafter(chosen, self.models.of_drafters), limits)
+        return build_engine(chosen, self.models, limits)
 
     def decode(self, drafter: str, folder: Path | None, requests: Sequence[Request]) -> list[RequestRecord]:
         """Decode `requests` greedily, and return their records."""
@@ -106,7 +105,7 @@ class Serving:
             learn({record.request_id: record.output_ids for record in self.decode("none", None, requests)})
         return engine.generate(list(requests)).requests
 
-    def _chosen(self, drafter: str, folder: Path | None) -> tuple[Chosen, Limits]:
+    def _chosen(self, drafter: str, folder: Path | None) -> tuple[Run, Limits]:
         if drafter not in self._composed:
             words = [*self.words, f"drafter={drafter}"]
             if drafter != "none":
@@ -116,12 +115,10 @@ class Serving:
             self._composed[drafter] = admit(compose(words).config)
         chosen = self._composed[drafter]
         if folder is not None:
-            config: Any = chosen.config
-            chosen = chosen.again(
-                dataclasses.replace(config, drafter=dataclasses.replace(config.drafter, path=str(folder)))
-            )
-        num_slots = chosen.config.batch_size
-        limits = engine_limits(chosen, [self.longest] * num_slots, chosen.config.drafter.num_draft_tokens)
+            drafter_part: Any = chosen.drafter
+            chosen = chosen.with_parts(drafter=dataclasses.replace(drafter_part, path=str(folder)))
+        num_slots = chosen.batch_size
+        limits = engine_limits(chosen, [self.longest] * num_slots, chosen.drafter.num_draft_tokens)
         return chosen, limits
 
     @torch.inference_mode()

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar
 
 from spec_lab.workloads.checkers import normalise, read_line
 from spec_lab.workloads.thinking import KNOWN_PAIRS, Pair, reply_of
 
 
-class Checker(Protocol):
-    """Reads the answer in a reply, and compares answers; a registered option of `workload.checker` is one."""
+class Checker:
+    """The base of the values of `workload.checker`. They have no state, so the class itself is used."""
 
-    @property
-    def name(self) -> str: ...
+    name: ClassVar[str]
 
-    def read(self, reply: str, /) -> str | None:
-        """Return the answer in a reply without thinking; None if there is none."""
-        ...
+    @staticmethod
+    def read(reply: str) -> str | None:
+        """Return the answer in a reply without its thinking; None if there is none."""
+        raise NotImplementedError
 
-    def same(self, expected: str, answer: str, /) -> bool:
-        """Return whether the answer that was read equals the expected one."""
-        ...
+    @staticmethod
+    def same(expected: str, answer: str) -> bool:
+        """Return whether an answer that was read is the expected one."""
+        raise NotImplementedError
+
+    @staticmethod
+    def expects(expected: str) -> bool:
+        """Return whether `read` can return an expected answer at all."""
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +46,7 @@ class Checked:
 
 
 def check(
-    checker: Checker, expected: str, text: str, thinking_open: bool = False, pairs: Sequence[Pair] = KNOWN_PAIRS
+    checker: type[Checker], expected: str, text: str, thinking_open: bool = False, pairs: Sequence[Pair] = KNOWN_PAIRS
 ) -> Checked:
     """Check `text`, which the model wrote after the prompt.
 

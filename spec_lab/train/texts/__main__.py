@@ -20,7 +20,7 @@ from spec_lab.core.errors import UserError
 from spec_lab.train.texts.settings import TextsConfig, sampling_problem
 
 if TYPE_CHECKING:
-    from spec_lab.menu.chosen import Chosen
+    from spec_lab.config.run import Run
 
 INTRODUCTION = """\
 spec_lab.train.texts: lets a target write the texts that a drafter for it is trained on.
@@ -78,7 +78,7 @@ def _flag(word: str) -> tuple[str, int | None]:
     return name, int(value) if value else None
 
 
-def _write(chosen: Chosen, config: TextsConfig, output_dir: Path) -> None:
+def _write(chosen: Run, config: TextsConfig, output_dir: Path) -> None:
     from spec_lab.train.texts.job import write_texts
     from spec_lab.train.texts.plan import plan_texts, refuse_what_does_not_fit
     from spec_lab.train.texts.write import Writer
@@ -92,7 +92,7 @@ def _write(chosen: Chosen, config: TextsConfig, output_dir: Path) -> None:
     print(folder.root)
 
 
-def _plan(chosen: Chosen, config: TextsConfig, output_dir: Path, rate: int | None) -> None:
+def _plan(chosen: Run, config: TextsConfig, output_dir: Path, rate: int | None) -> None:
     from spec_lab.build.memory import memory_of
     from spec_lab.build.models import resolve_device
     from spec_lab.train.texts.job import probe
@@ -111,15 +111,15 @@ def _plan(chosen: Chosen, config: TextsConfig, output_dir: Path, rate: int | Non
         found = Rate(rate, config.max_prompt_tokens, config.max_new_tokens)
     plan = plan_texts(chosen, config, found)
     print(format_plan([plan]))
-    refuse_what_does_not_fit([plan], output_dir, memory_of(resolve_device(chosen.config.device)))
+    refuse_what_does_not_fit([plan], output_dir, memory_of(resolve_device(chosen.device)))
 
 
-def _show(chosen: Chosen, output_dir: Path, number: int | None) -> None:
+def _show(chosen: Run, output_dir: Path, number: int | None) -> None:
     from spec_lab.train.texts.folder import Texts
     from spec_lab.train.texts.show import show_texts
     from spec_lab.workloads.tokenizer import TargetTokenizer
 
-    texts, tokenizer = Texts.load(output_dir), TargetTokenizer(chosen.target_folder)
+    texts, tokenizer = Texts.load(output_dir), TargetTokenizer(chosen.target.folder)
     if texts.header.written_by.tokenizer != tokenizer.digest():
         raise UserError(
             f"output_dir={output_dir}: these texts were written by {texts.header.written_by.target}; name that target"

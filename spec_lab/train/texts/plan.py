@@ -12,8 +12,8 @@ from spec_lab.build.caches import cache_row
 from spec_lab.build.models import resolve_device, resolve_dtype
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
+from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
-from spec_lab.menu.chosen import Chosen
 from spec_lab.train.texts.settings import TextsConfig
 
 JSON_BYTES_OF_A_TOKEN = 4
@@ -58,9 +58,9 @@ class Rate:
     answer_tokens: float
 
 
-def plan_texts(chosen: Chosen, config: TextsConfig, rate: Rate | None = None) -> StagePlan:
+def plan_texts(chosen: Run, config: TextsConfig, rate: Rate | None = None) -> StagePlan:
     """Estimate the cost of the texts. Without a rate all have the maximum length, and seconds are unknown."""
-    target = read_model_config(chosen.target_folder)
+    target = read_model_config(chosen.target.folder)
     prompt = config.max_prompt_tokens if rate is None else rate.prompt_tokens
     answer = config.max_new_tokens if rate is None else rate.answer_tokens
     id_bytes = 2 if target.vocab_size <= 2**16 else 4
@@ -68,7 +68,7 @@ def plan_texts(chosen: Chosen, config: TextsConfig, rate: Rate | None = None) ->
     lines = config.num_texts * prompt * JSON_BYTES_OF_A_TOKEN
     # The target writes the prompts too, unless they are given.
     written = config.num_texts * (answer + (0 if config.prompts else prompt))
-    item_size = resolve_dtype(chosen.config.dtype, resolve_device(chosen.config.device)).itemsize
+    item_size = resolve_dtype(chosen.dtype, resolve_device(chosen.device)).itemsize
     weights = sum(map(prod, decoder_tensor_shapes(target).values())) * item_size
     rows = (cache_row(plan) for plan in target.layers)
     row = sum(prod(row.shape) for row in rows if row is not None and row.owner is None) * item_size

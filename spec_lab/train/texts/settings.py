@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from spec_lab.config.option import knob
-from spec_lab.menu.refusals.run import LEAST_TEMPERATURE, LEAST_TOP_P
 
 MOST_TEXTS = 10**8
 LONGEST = 2**17
@@ -83,10 +82,6 @@ def sampling_problem(config: WritingConfig, prefix: str, has_prompts: bool) -> s
         given = getattr(config, name)
         if not given:
             return f"{prefix}{name}=[]: texts are written at one or more temperatures; use {prefix}{name}=[{example}]"
-        if least := [each for each in given if 0 < each < LEAST_TEMPERATURE]:
-            return f"{prefix}{name}: {least[0]} is below {LEAST_TEMPERATURE}; use {prefix}{name}=[{example}]"
-    if config.top_p is not None and config.top_p < LEAST_TOP_P:
-        return f"{prefix}top_p={config.top_p} is below {LEAST_TOP_P}; use {prefix}temperatures=[0], which is greedy"
     if has_prompts:
         if config.prompt_temperatures != WritingConfig().prompt_temperatures:
             return f"{prefix}prompt_temperatures is not read with prompts; leave it out"
