@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from spec_lab.menu.chosen import Chosen
-from spec_lab.menu.config import RunConfig
+from spec_lab.config.run import Run
 from spec_lab.record.amend import amend_status
 from spec_lab.record.sinks import REQUESTS_FILE, SUMMARY_FILE
 
@@ -16,13 +15,12 @@ class FakeRunner:
     """A runner that remembers what it was given, writes the record of a finished run, and fails where it is told to."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[RunConfig, dict[str, str], Path]] = []
+        self.calls: list[tuple[Run, dict[str, str], Path]] = []
         self.error: BaseException | None = None
         self.begins = True
         self.errors: dict[int, BaseException] = {}
 
-    def run(self, chosen: Chosen, choices: dict[str, str], folder: Path) -> dict[str, Any]:
-        config = chosen.config
+    def record_run(self, config: Run, choices: dict[str, str], folder: Path, *_: Any) -> dict[str, Any]:
         self.calls.append((config, choices, folder))
         if self.begins:
             (folder / REQUESTS_FILE).touch()

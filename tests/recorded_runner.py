@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from spec_lab.menu.chosen import Chosen
+from spec_lab.config.run import Run
 from spec_lab.record.measured import RunInfo
 from spec_lab.record.recorder import Recorder, request_row, utc_now
 from spec_lab.record.schema import Summary
@@ -20,9 +20,8 @@ from tests.fake_runs import PLAIN, PROVENANCE, FakeEngine, measure
 STAGE_MS = {"verify": 2.4, "accept": 0.1, "catchup": 0.4, "recur": 0.7, "commit": 0.05}
 
 
-def run(chosen: Chosen, choices: dict[str, str], folder: Path) -> Summary:
+def run(config: Run, choices: dict[str, str], folder: Path) -> Summary:
     """Stands in for `spec_lab.measure.runner.run` and for `record_run`."""
-    config = chosen.config
     info = RunInfo(config.name, choices, dataclasses.asdict(config), PROVENANCE, utc_now())
     engine = FakeEngine(config.drafter.num_draft_tokens, STAGE_MS)
     main = measure(engine, (1.0,), config.seed)

@@ -229,7 +229,7 @@ def test_a_replay_skips_the_steps_behind_the_stops_of_all_requests(
     options = with_threshold({"drafter": drafter, "batch_size": batch_size, "rule": RULES["strict"], "options": knobs})
     eager = lab.engine(requests, None, **options).generate(requests)
     recorder = SkippingRecorder()
-    monkeypatch.setattr("spec_lab.wiring.graphs.graph_recorder", lambda models: recorder)
+    monkeypatch.setattr("spec_lab.build.lab.graph_recorder", lambda device: recorder)
     several = RoundGraph(rounds_per_replay=3)
     engine = lab.engine(requests, several if mode == "several" else MODES[mode], **options)
     engine.graph.recorder = recorder  # type: ignore[misc]
@@ -255,7 +255,7 @@ def test_experts_of_skipped_steps_are_not_counted(tmp_path: Path, monkeypatch: p
     config = make_config((tmp_path, tmp_path), "mtp_eagle", prune="catchup", options=stop, **places)
     eager = make_engine(config, requests).generate(requests)
     recorder = SkippingRecorder()
-    monkeypatch.setattr("spec_lab.wiring.graphs.graph_recorder", lambda models: recorder)
+    monkeypatch.setattr("spec_lab.build.lab.graph_recorder", lambda device: recorder)
     skipped = make_engine(replace(config, graph=MODES["round"]), requests).generate(requests)
     assert text_and_offers(skipped) == text_and_offers(eager)
     expected, counts = eager.experts_read, skipped.experts_read

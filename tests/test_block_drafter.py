@@ -18,7 +18,6 @@ from spec_lab.core.types import AcceptanceInputs, Request, Sequence
 from spec_lab.drafters.picking import GreedyPicker
 from spec_lab.options.acceptance.rejection import Rejection
 from spec_lab.options.acceptance.synthetic import Synthetic
-from spec_lab.options.drafters.block_loading import refuse_other_parts
 from spec_lab.options.drafters.blocks import Head
 from spec_lab.options.graphs import EagerGraph, FullLoop, RoundGraph, SplitSeed
 from tests.engine_state import poison
@@ -271,7 +270,7 @@ def test_a_remedy_keeps_a_head_that_is_left_out(
     run = make_config((target[0], tmp_path), drafter, 2, options=words)
     options: Any = run.drafter
     if remedy is None:
-        refuse_other_parts(config, options, "folder", run)
+        options._refuse_other_parts(config, "folder")
     else:
         with pytest.raises(UserError, match=remedy):
-            refuse_other_parts(config, options, "folder", run)
+            options._refuse_other_parts(config, "folder")

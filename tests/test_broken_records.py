@@ -18,10 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
+from spec_lab.config.run import AcceptanceConfig
 from spec_lab.core.errors import UserError
-from spec_lab.menu.config import AcceptanceConfig
-from spec_lab.options.rules.relaxed_thinking import RelaxedThinkingConfig
-from spec_lab.options.rules.strict import StrictAcceptanceConfig
+from spec_lab.options.acceptance.relaxed_thinking import RelaxedThinking
+from spec_lab.options.acceptance.strict import Strict
 from spec_lab.record.runs import load_categories, load_positions, load_requests, load_rounds, load_runs, search_runs
 from spec_lab.record.sinks import VERIFY_ROWS_FILE
 from spec_lab.record.verify_rows import ARRAYS, load_verify_rows
@@ -156,14 +156,14 @@ def test_frames_of_changed_files(records: Path, data: st.DataObject) -> None:
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("kept") / "run"
-    write_run(folder, StrictAcceptanceConfig())
+    write_run(folder, Strict())
     return folder
 
 
 RULES: list[AcceptanceConfig] = [
-    StrictAcceptanceConfig(),
-    RelaxedThinkingConfig(topk=3, delta=0.5),
-    RelaxedThinkingConfig(topk=3, phase="round"),  # type: ignore[arg-type]
+    Strict(),
+    RelaxedThinking(topk=3, delta=0.5),
+    RelaxedThinking(topk=3, phase="round"),  # type: ignore[arg-type]
 ]
 
 

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from spec_lab.app.compose import compose
 from spec_lab.build.workloads import load_requests, open_workload
 from spec_lab.config.checks import problems
+from spec_lab.config.option import options
 from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import FinishReason, Request
 from spec_lab.measure.answers import check_answers, note_unread
-from spec_lab.options.workloads import CHECKERS
 from spec_lab.workloads.checker import Checked, check, is_correct
 from spec_lab.workloads.pocket_form import render_prompt
 from spec_lab.workloads.thinking import reply_of
@@ -27,7 +27,7 @@ from spec_lab.workloads.tokenizer import IdsAlone
 from tests.fake_runs import make_request
 from tests.tiny_runs import write_prompts
 
-ROWS = {option.name: option for option in CHECKERS}
+ROWS = options("workload.checker")
 
 
 def read(checker: str, text: str) -> str | None:
@@ -185,13 +185,15 @@ def yes(empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.syspath_prepend(str(empty_folder))
     name = f"says_{empty_folder.name}"
     Path(f"{name}.py").write_text(
-        "from spec_lab.menu.option import CheckerOption\n"
-        "def register(registry):\n"
-        "    read = lambda reply: 'yes' if 'yes' in reply else None\n"
-        "    registry.add(CheckerOption(name='yes', read=read, same=lambda expected, answer: True))\n"
-        "    registry.add(CheckerOption(name='broken', read=lambda reply: 1 / 0, same=str.__eq__))\n"
-        "    registry.add(CheckerOption(name='reads_a_list', read=list, same=list.__contains__))\n"
-        "    registry.add(CheckerOption(name='says_yes', read=str, same=str.__add__))\n"
+        "from spec_lab.config.option import option\n"
+        "from spec_lab.workloads.checker import Checker\n"
+        "def add(name, read, same):\n"
+        "    functions = {'read': staticmethod(read), 'same': staticmethod(same)}\n"
+        "    option('workload.checker', name)(type(name, (Checker,), functions))\n"
+        "add('yes', lambda reply: 'yes' if 'yes' in reply else None, lambda expected, answer: True)\n"
+        "add('broken', lambda reply: 1 / 0, str.__eq__)\n"
+        "add('reads_a_list', list, list.__contains__)\n"
+        "add('says_yes', str, str.__add__)\n"
     )
     return name
 
@@ -210,11 +212,11 @@ def test_a_checker_that_there_is_not_is_refused_before_anything_loads(tmp_path: 
     config = compose().config
     config.workload.checker = "mine"
     [refusal] = list(problems(config))
-    assert refusal.startswith("workload.checker=mine: nothing builds it; use one of answer, last_number")
+    assert refusal.startswith("workload.checker=mine is not registered; use one of answer, last_number")
     path = tmp_path / "mine.jsonl"
     path.write_text('{"prompt": "a", "answer": 1, "checker": "mine"}')
     config = compose(["workload=jsonl", f"workload.path={path}"]).config
-    with pytest.raises(UserError, match=r"prompt mine-\d+ has the checker mine, which nothing builds; give it one of"):
+    with pytest.raises(UserError, match="workload.checker=mine: nothing builds it"):
         load_requests(config, IdsOfLetters())
 
 

@@ -35,7 +35,7 @@ def subjects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Subject]:
     base = ["target=hf", f"target.path={folder}", "drafter=ngram", "drafter.num_draft_tokens=3", *SHORT]
     healthy = load_subject(compose([*base, "recurrent.rollback=checkpoints"]).config)
     replaying = replace(healthy.config, recurrent=compose([*base, "recurrent.rollback=replay"]).config.recurrent)
-    return {"checkpoints": healthy, "replay": replace(healthy, chosen=healthy.chosen.again(replaying))}
+    return {"checkpoints": healthy, "replay": replace(healthy, config=replaying)}
 
 
 @pytest.mark.parametrize("rollback", ["checkpoints", "replay"])

@@ -33,7 +33,7 @@ def healthy() -> Subject:
 def few_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the bounds, which are of chains, nor other readings, but for the order of the halves."""
     monkeypatch.setattr("spec_lab.doctor.examine.check_bounds", lambda subject: [])
-    from spec_lab.doctor.readings import aspects_of
+    from spec_lab.doctor.aspects import aspects_of
 
     def kept(*arguments: Any) -> list[Any]:
         return [aspect for aspect in aspects_of(*arguments) if aspect.name == "concat order"]
@@ -118,8 +118,8 @@ def test_a_tree_of_another_path_than_the_likeliest_is_refused() -> None:
 
 def test_the_spine_is_as_long_as_the_tree_is_bound_to_have_it() -> None:
     for overrides, length in ((["tree=dynamic", "tree.depth=4"], 4), (["tree=static", "tree.paths=[[0],[0,1]]"], 1)):
-        subject: Any = replace(_empty(), chosen=tree_run(*overrides))
-        assert subject.num_draft_tokens == subject.of_spine.config.drafter.num_draft_tokens == length
+        subject: Any = replace(_empty(), config=tree_run(*overrides))
+        assert subject.num_draft_tokens == subject.of_spine.drafter.num_draft_tokens == length
         assert subject.of_spine.tree.name == "none"
 
 

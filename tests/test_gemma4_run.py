@@ -15,11 +15,11 @@ import torch
 
 import spec_lab
 from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.config.run import AttentionConfig, GraphConfig, TargetConfig
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
-from spec_lab.menu.config import AttentionConfig, GraphConfig, TargetConfig
-from spec_lab.options.trees.dynamic import DynamicTreeConfig
+from spec_lab.options.trees import DynamicTreeConfig
 from spec_lab.workloads.thinking import thinking_markers
 from spec_lab.workloads.tokenizer import TargetTokenizer
 from tests.covering import each_value

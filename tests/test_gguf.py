@@ -22,7 +22,6 @@ from spec_lab.doctor.checkpoints import check_tokenizer
 from spec_lab.doctor.findings import Verdict
 from spec_lab.doctor.subject import load_subject
 from spec_lab.models.partition import WHOLE
-from spec_lab.options.shipped import missing_folder
 from tests.lab import Reference, generate, make_config, random_requests
 from tests.one_line import read_or_refused
 from tests.tiny_checkpoints import make_tiny_eagle3, make_tiny_target
@@ -289,13 +288,7 @@ def test_a_file_is_a_target_of_a_trained_head_and_the_doctor_reads_its_vocabular
     assert finding.verdict is Verdict.OK and finding.measured.startswith("300 tokens for an embedding of 300 rows")
 
 
-def test_a_gguf_file_that_is_not_named_as_one_comes_with_its_remedy(models: dict[str, Any], tmp_path: Path) -> None:
+def test_a_folder_of_a_gguf_file_comes_with_its_remedy(models: dict[str, Any], tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", models["llama"])
     with pytest.raises(UserError, match=rf"has no config.json; name the GGUF file in it, target.path={path}$"):
         read_model_config(tmp_path)
-    for name in ("model.gguf.part", "model.bin", "model"):
-        renamed = path.rename(tmp_path / name)
-        assert "give it a name that ends in .gguf" in str(missing_folder("target.path", str(renamed)))
-        path = renamed
-    (tmp_path / "notes.txt").write_text("GGU")
-    assert "is not a folder" in str(missing_folder("target.path", str(tmp_path / "notes.txt")))

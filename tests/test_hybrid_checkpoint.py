@@ -196,8 +196,8 @@ def test_slots_are_bounded_by_the_bytes_of_their_states(monkeypatch: pytest.Monk
     """As many slots as a cache of keys and values would have room for do not fit with a state for each verify row."""
     sizes = {"linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
     target: ModelConfig = read_decoder(FLAT | sizes, "config.json")
-    from spec_lab.wiring import memory
-    from spec_lab.wiring.limits import Limits
+    from spec_lab.build import memory
+    from spec_lab.build.limits import Limits
 
     models: Any = type("M", (), {"dtype": torch.float32, "device": CPU, "kernels": TORCH})
     limits = Limits(64, 32, 8, 16, 200, 32, num_rows=4)

@@ -26,20 +26,19 @@ from spec_lab.checkpoints.families.plain import Family
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.plan import RopeConfig
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
+from spec_lab.config.option import get
 from spec_lab.config.run import AcceptanceConfig, Run, SamplingConfig
 from spec_lab.core.errors import UserError
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
-from spec_lab.menu import registry
 from spec_lab.models.layer_builder import build_attention
 from spec_lab.models.layers import FusedRopeAndWrite, RopeThenWrite
 from spec_lab.models.rope import rotary_table
 from spec_lab.options.acceptance.rejection import Rejection
 from spec_lab.options.acceptance.relaxed_thinking import RelaxedThinking
 from spec_lab.options.acceptance.strict import Strict
-from spec_lab.options.attention.triton import triton_attention
 from tests.covering import each_value
 from tests.graph_lab import live_kv
 from tests.kernel_lab import DEVICE, assert_near, randn
@@ -154,7 +153,7 @@ def make_run(folders: dict[str, Path], case: Case, graph: str, kernels: str = "t
         cache={"page_size": PAGE_SIZE},
         options=case.options if case.drafter == "ngram" else {"draft_sampling": case.draft_sampling} | case.options,
     )
-    graph_config = registry.load().schemas()[f"graph/{graph}"]()
+    graph_config = get("graph", graph)()
     return replace(config, acceptance=case.acceptance, sampling=case.sampling, graph=graph_config)
 
 
@@ -217,7 +216,9 @@ def test_what_this_machine_cannot_run_is_refused_by_both_knobs(
     import spec_kernels.utils
 
     makers: dict[str, Callable[[torch.device, torch.dtype], object]] = {
-        "attention": lambda device, dtype: triton_attention(BackendContext(16, 64, device, dtype)),
+        "attention": lambda device, dtype: part("attention", "triton").build(
+            BackendContext(Run(), 64, device, dtype, TORCH)
+        ),
         "kernels": KERNELS["triton"],
     }
     monkeypatch.setattr(spec_kernels.utils, "INTERPRETED", interpreted)

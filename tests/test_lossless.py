@@ -15,13 +15,12 @@ from typing import Any
 import pytest
 import torch
 
+from spec_lab.config.option import options
 from spec_lab.config.run import VerifyConfig
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.drafters.oracle import OracleDrafter
 from spec_lab.engine.engine import Engine
-from spec_lab.menu import registry
-from spec_lab.menu.option import DrafterOption
 from spec_lab.options.trees import DynamicTreeConfig, StaticTreeConfig
 from tests.engine_state import find_tensors, is_cache, poison
 from tests.fake_target import PaddedGraph
@@ -193,7 +192,7 @@ def test_every_drafter_of_the_lab_is_in_the_table() -> None:
     """It is there with weights that are taught to it, if it has some, and under the graph modes, if it can be
     captured.
     """
-    rows = {name: row for name, row in registry.load().options(DrafterOption).items() if row.preset_of is None}
+    rows = {name: row for name, row in options("drafter").items() if row.preset_of is None}
     assert set(DRAFTERS) == set(rows)
     assert set(TEACHERS) == {name for name, row in rows.items() if row.folder is not None}
     assert set(CAPTURED) == {name for name, row in rows.items() if row.no_loop is None} - {"none"}

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
-from spec_lab.options.graphs.round import RoundGraphConfig
+from spec_lab.config.extensions import load_options
+from spec_lab.options.graphs import RoundGraph
 from tests.lab import make_config, make_engine, make_pair, random_requests
 
 BY_LENGTH = """
-from spec_lab.menu.option import CatchupPruningOption
+from spec_lab.config.option import option
 from spec_lab.core.selection import AfterAttention, AllRows
+from spec_lab.options.pruning import CatchupOption
 
 SEEN = []
 COUNTED = []
@@ -34,14 +36,16 @@ class ByLength:
         COUNTED.append(list(live_lens))
         return len(live_lens) * (1 if max(live_lens) >= LONG else num_rows)
 
-def register(registry):
-    registry.add(CatchupPruningOption(name="by_length", make=ByLength))
+@option("prune.catchup", "by_length")
+class ByLengthOption(CatchupOption):
+    def build(self):
+        return ByLength()
 """
 GRAPHS = {
     "eager": None,
-    "overlap": RoundGraphConfig(overlap=True),
-    "several": RoundGraphConfig(rounds_per_replay=3),
-    "several, overlap": RoundGraphConfig(rounds_per_replay=3, overlap=True),
+    "overlap": RoundGraph(overlap=True),
+    "several": RoundGraph(rounds_per_replay=3),
+    "several, overlap": RoundGraph(rounds_per_replay=3, overlap=True),
 }
 
 
@@ -59,7 +63,8 @@ def test_lengths_are_those_that_the_selection_saw(
     captures = GRAPHS[graph] is not None  # what is captured cannot be chosen by a length that the host reads
     (tmp_path / f"{name}.py").write_text(BY_LENGTH.replace("READS = True", f"READS = {not captures}"))
     requests = random_requests(5, max_new_tokens=14, lengths=(8, 30))
-    config = make_config(pair, "eagle3", batch_size=2, extensions=[name])
+    load_options([name])
+    config = make_config(pair, "eagle3", batch_size=2)
     config.prune.catchup = "by_length"
     config.graph = GRAPHS[graph] or config.graph
     engine = make_engine(config, requests)

@@ -18,7 +18,6 @@ from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.engine.pages import PageTable
-from spec_lab.options.attention.triton import triton_attention
 from tests.kernel_lab import DEVICE, assert_near, randn
 from tests.lab import Reference, generate, make_config, make_pair, part, random_requests
 
@@ -167,8 +166,8 @@ def test_every_launch_is_one_operator_that_declares_what_it_writes() -> None:
 
 
 def test_the_option_makes_the_backend() -> None:
-    context = BackendContext(16, 64, DEVICE, torch.float32)
-    assert isinstance(triton_attention(context), TritonAttention)
+    context = BackendContext(Run(), 64, DEVICE, torch.float32, TORCH)
+    assert isinstance(part("attention", "triton").build(context), TritonAttention)
 
 
 def test_a_kernel_without_a_device_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,10 +17,10 @@ from spec_lab.attention.triton_backend import TritonAttention
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.random_weights import random_eagle3, random_tensors
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
+from spec_lab.config.option import get
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.selection import AllRows
 from spec_lab.engine.tape import TapeRecorder
-from spec_lab.menu import registry
 from spec_lab.models.eagle3 import Eagle3Head
 from spec_lab.models.latent import NarrowQuery
 from spec_lab.models.linear import make_linear
@@ -254,7 +254,7 @@ def test_an_engine_gives_the_tokens_of_transformers(graph: str, tmp_path: Path) 
     requests = random_requests(2, max_new_tokens=3, lengths=(1, 12))
     places = {"batch_size": 2, "device": DEVICE.type, "dtype": "float32"}
     run = make_config((tmp_path, tmp_path), "mtp_eagle", prune="catchup", kernels="triton", **places)
-    mode = registry.load().schemas()[f"graph/{graph}"]()
+    mode = get("graph", graph)()
     outputs = generate(replace(run, attention=part("attention", "triton"), graph=mode), requests)
     reference = Reference(tmp_path)
     plain = {request.request_id: reference.greedy(request) for request in requests}

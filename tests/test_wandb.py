@@ -18,8 +18,8 @@ from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
 
 from spec_lab.__main__ import main
 from spec_lab.app.compose import compose
+from spec_lab.config.checks import problems
 from spec_lab.core.errors import UserError
-from spec_lab.menu.refusals.run import refusals
 from spec_lab.record.reading import read_summary
 from spec_lab.record.recorder import Recorder
 from spec_lab.record.scalars import scalars
@@ -338,7 +338,7 @@ def test_online_without_network_is_refused(workplace: Path, monkeypatch: pytest.
 
 def logger_refusals(*overrides: str) -> list[str]:
     config = compose(["logger=wandb", *overrides]).config
-    return refusals(config)
+    return list(problems(config))
 
 
 @pytest.mark.parametrize(
@@ -384,7 +384,7 @@ def test_settings_that_wandb_cannot_read_are_refused(
     assert message in refused
     assert refused.isprintable()
     config = compose(["logger=jsonl"]).config
-    assert refusals(config) == [], "nobody asked W&B"
+    assert list(problems(config)) == [], "nobody asked W&B"
 
 
 @pytest.mark.parametrize("key", ["sixchr", "a-short", "bad key " + "0" * 40])

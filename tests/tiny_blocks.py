@@ -58,7 +58,7 @@ class TinyBlock:
     @property
     def options(self) -> dict[str, Any]:
         """The parts, as knobs of drafter=dflash."""
-        from spec_lab.options.drafters.block_keys import Form, Head, RowReading
+        from spec_lab.options.drafters.blocks import Form, Head, RowReading
 
         slots = RowReading.anchor_first if self.first_row == 0 else RowReading.mask_first
         form = Form(self.form) if self.head == "markov" else Form.vanilla

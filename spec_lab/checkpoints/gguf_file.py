@@ -37,14 +37,6 @@ def is_gguf(path: Path) -> bool:
     return path.suffix.lower() == SUFFIX and not path.is_dir()
 
 
-def is_gguf_misnamed(path: Path) -> bool:
-    """Return whether a file with another suffix is a GGUF file, such as a renamed or unfinished download."""
-    if is_gguf(path) or not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
-
-
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
     """A tensor's name, shape, type and place in the file.

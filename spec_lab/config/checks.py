@@ -13,7 +13,7 @@ from typing import Any
 from spec_lab.config.choices import ByRequest, Dtype, KernelsChoice, WeightDtype
 from spec_lab.config.devices import runs_on_cuda
 from spec_lab.config.offers import MAX_DRAFT_TOKENS
-from spec_lab.config.option import Part
+from spec_lab.config.option import VALUES, Part, options
 from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
 from spec_lab.core.ranks import ranks
@@ -34,7 +34,7 @@ def problems(run: Run) -> Iterator[str]:
         part = getattr(run, field.name)
         if isinstance(part, Part):
             yield from part.check(run)
-    for check in (_rules, _trees, _offers, _graphs, _kernels, _ranks):
+    for check in (_values, _rules, _trees, _offers, _graphs, _kernels, _ranks):
         yield from check(run)
 
 
@@ -54,6 +54,15 @@ def out_of_bounds(config: Any, prefix: str = "") -> Iterator[str]:
 def _within(number: float, least: float | None = None, most: float | None = None, above: float | None = None) -> bool:
     # Not the negations of the opposite comparisons, which would let NaN pass.
     return (least is None or number >= least) and (most is None or number <= most) and (above is None or number > above)
+
+
+def _values(run: Run) -> Iterator[str]:
+    """The knobs whose values are options have one that is registered."""
+    for group in VALUES:
+        part, _, key = group.partition(".")
+        value = getattr(getattr(run, part, None), key, None) if key else None
+        if value is not None and value not in options(group):
+            yield f"{group}={value} is not registered; use one of {', '.join(options(group))}"
 
 
 def lossless_rule(run: Run) -> str:
