@@ -53,6 +53,12 @@ def part(group: str, name: str, **knobs: Any) -> Any:
     return get(group, name)(**knobs)
 
 
+def with_depth_as_k(config: Run) -> Run:
+    """The run with the depth of its tree as K."""
+    assert config.sizes is not None
+    return replace(config, drafter=replace(config.drafter, num_draft_tokens=config.sizes.depth))
+
+
 def make_config(
     pair: tuple[Path, Path], drafter: str = "eagle3", num_draft_tokens: int = 3, prune: str = "none", **changes: Any
 ) -> Run:

@@ -18,7 +18,7 @@ from spec_lab.core.types import Request
 from spec_lab.options.acceptance.rejection import Rejection
 from spec_lab.options.acceptance.synthetic import Synthetic
 from spec_lab.options.trees import DynamicTreeConfig, StaticTreeConfig
-from tests.lab import Reference, make_config, make_engine
+from tests.lab import Reference, make_config, make_engine, with_depth_as_k
 from tests.slow_block import SlowBlock
 from tests.test_p_eagle import SlowPEagle
 from tests.test_tree_growth import Path as DraftPath

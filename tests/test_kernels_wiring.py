@@ -19,7 +19,7 @@ from spec_lab.acceptance.phase import ThinkingMarkers
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.build.attention import BackendContext
 from spec_lab.build.engine import build_engine
-from spec_lab.build.kernels import KERNELS
+from spec_lab.build.kernels import KERNELS, TORCH
 from spec_lab.build.limits import engine_limits
 from spec_lab.build.models import load_models
 from spec_lab.checkpoints.families.plain import Family
@@ -42,7 +42,7 @@ from spec_lab.options.acceptance.strict import Strict
 from tests.covering import each_value
 from tests.graph_lab import live_kv
 from tests.kernel_lab import DEVICE, assert_near, randn
-from tests.lab import make_config, make_pair, random_requests
+from tests.lab import make_config, make_pair, part, random_requests
 from tests.tiny_assistant import make_tiny_assistant
 from tests.tiny_mtp import make_tiny_mtp
 

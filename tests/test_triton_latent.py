@@ -200,8 +200,8 @@ def test_a_target_of_16_bits_gives_what_it_gives_without_fused_products(
     for products in (PLAIN, TritonProducts()):
         lane = Lane.of(config.layers)
         target = make_target(config, lane, products)
-        for part in target.expert_parts:
-            part.router, part.experts = part.router.made_by(triton_router), part.experts.made_by(TritonExperts)
+        for mlp in target.expert_parts:
+            mlp.router, mlp.experts = mlp.router.made_by(triton_router), mlp.experts.made_by(TritonExperts)
         lane.cache.kv.zero_()
         target.forward(prompt(2, 34).flatten(), lane.cache, lane.metadata([0, 0], 34), AllRows(), FEATURES)
         round_ = target.forward(prompt(2, 4).flatten(), lane.cache, lane.metadata([30, 9], 4), AllRows(), FEATURES)
