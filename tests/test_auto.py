@@ -21,8 +21,6 @@ from spec_lab.menu.chosen import choose
 from spec_lab.menu.refusals.run import refusals
 from spec_lab.operators.promises import VECTOR, native_takes
 from spec_lab.options.shipped import ZOO
-from spec_lab.program.dry_run import describe
-from spec_lab.program.folder import folder_name
 from spec_lab.record.mixed import RUNS_ANYWHERE
 from spec_lab.wiring.models import resolve_device
 from tests.tiny_checkpoints import refused

@@ -18,7 +18,6 @@ from spec_lab.menu.config import WorkloadConfig
 from spec_lab.record.reading import read_summary
 from spec_lab.record.runs import Run
 from spec_lab.report.__main__ import main as report
-from spec_lab.report.tail import format_ended
 from spec_lab.show import request_html
 from spec_lab.show.__main__ import main as show
 from spec_lab.wiring.workloads import check_requests

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from spec_lab.app.compose import Composed, chosen_options, to_composed
 from spec_lab.app.finished import READ_FILE, digest_of, finished
 from spec_lab.core.ending import print_error
-from spec_lab.core.errors import UserError, describe_error
+from spec_lab.core.errors import Breakdown, UserError, describe_error
 from spec_lab.core.ranks import ranks
 from spec_lab.menu import registry
 from spec_lab.menu.chosen import choose
@@ -82,6 +82,8 @@ def run(composed: Composed, folder: Path, sweep: Path | None = None) -> Summary:
     except BaseException as error:
         if json.loads((folder / SUMMARY_FILE).read_text())["reason"] in NOT_ENDED:
             amend_status(folder, *_ending(error))
+        elif isinstance(error, UserError):  # the run had begun
+            raise Breakdown(str(error)) from error
         raise
 
 

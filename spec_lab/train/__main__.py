@@ -112,4 +112,4 @@ def _readers(config: TrainConfig) -> Iterator[tuple[tuple[str, ...], bool, str]]
 
 
 if __name__ == "__main__":
-    leave(main())
+    leave(main)
