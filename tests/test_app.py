@@ -254,7 +254,7 @@ def test_arguments_for_hydra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert extensions_in(["seed=1", "extensions=[a,b]"]) == ("a", "b")
     words = prepared(["-m", "seed=1,2", "hydra.searchpath=[file:///x]", "extensions=[my_lab]"])
     searched = f"hydra.searchpath=['file:///x','{(tmp_path / 'my_lab' / 'conf').as_uri()}']"
-    assert words == ["-m", searched, "seed=1,2", "extensions=[my_lab]"]
+    assert words == ["-m", "seed=1,2", "extensions=[my_lab]", searched]
 
 
 @pytest.mark.parametrize("path", ["a b", "it's", "x=1,2", "${a}", "[b]"])

@@ -17,7 +17,7 @@ import pytest
 
 from spec_lab.core.errors import UserError
 from spec_lab.record.reading import read_summary
-from spec_lab.record.recorder import LOADING, STILL_RUNNING, write_status
+from spec_lab.record.recorder import write_status
 from spec_lab.record.row_schema import RequestRow
 from spec_lab.record.runs import find_runs
 from spec_lab.record.schema import SCHEMA_VERSION
@@ -425,5 +425,3 @@ def test_a_wide_table_goes_on_below_with_its_keys(width: int) -> None:
     assert all(f"a{number}" in cells for number in range(8)), "nothing but the long text is cut"
     if width >= 40:
         assert max(len(line) for part in parts for line in part.splitlines()) <= width
-
-

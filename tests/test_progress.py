@@ -5,16 +5,10 @@ from __future__ import annotations
 import io
 import threading
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from spec_lab.__main__ import main
 from spec_lab.record.progress import Progress, said_to_go_on
-from tests.fake_runner import FakeRunner
 
 BEAT = 0.05
 

@@ -24,9 +24,11 @@ import pytest
 import torch
 import yaml
 from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from spec_lab.app.compose import conf_folder, store
 from spec_lab.checkpoints.checkpoint import stored_tensors
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families.table import read_model_config
@@ -35,7 +37,7 @@ from spec_lab.collect.__main__ import main as collect
 from spec_lab.core.errors import UserError
 from spec_lab.options.drafters.block_keys import Head
 from spec_lab.options.shipped import ZOO
-from spec_lab.train.__main__ import config_of, main
+from spec_lab.train.__main__ import main
 from spec_lab.train.block_config import (
     BlockTrainingConfig,
     Dflash2TrainingConfig,

@@ -18,6 +18,7 @@ from spec_lab.core.errors import Breakdown, UserError, describe_error
 from spec_lab.core.ranks import ranks
 from spec_lab.menu import registry
 from spec_lab.menu.chosen import choose
+from spec_lab.menu.config import LoggerConfig
 from spec_lab.menu.refusals.run import admit
 from spec_lab.options.loggers import join_sweep
 from spec_lab.record.amend import amend_status
@@ -41,6 +42,8 @@ def job(cfg: DictConfig) -> float | None:
         if in_sweep and ranks().size > 1:
             raise UserError("a multirun works in one process; start each of its runs with its own torchrun")
         composed = to_composed(cfg, settings)
+        if ranks().rank > 0:  # the first one records
+            composed.config.logger = LoggerConfig(name="jsonl")
         if in_sweep:
             join_sweep(composed.config.logger, folder.parent.name)
         summary = run(composed, folder, folder.parent if in_sweep and not composed.config.fresh else None)
