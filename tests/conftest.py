@@ -115,6 +115,6 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def runner(monkeypatch: pytest.MonkeyPatch) -> FakeRunner:
     fake = FakeRunner()
     module = ModuleType("spec_lab.measure.runner")
-    module.run = fake.run  # type: ignore[attr-defined]
+    module.record_run = fake.record_run  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "spec_lab.measure.runner", module)
     return fake

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from spec_lab.menu.refusals.run import refusals
 from spec_lab.app.compose import compose
+from spec_lab.menu.refusals.run import refusals
 from spec_lab.record.scalars import scalar_paths
 
 FILES = sorted((Path(__file__).parents[1] / "sweeps").glob("*.yaml"))

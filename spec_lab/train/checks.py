@@ -16,7 +16,6 @@ from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.core.errors import UserError
 from spec_lab.menu.bounds import out_of_bounds
 from spec_lab.menu.choices import Dtype, LoggerMode
-from spec_lab.menu.refusals.run import refuse_output_dir
 from spec_lab.record.wandb_settings import entity_problem, key_problem, project_problem, settings_problem
 from spec_lab.train.config import TrainConfig
 from spec_lab.train.fitting import Fitting, TargetSizes, decay_is_read, filled
@@ -47,11 +46,6 @@ def refusals(config: TrainConfig) -> list[str]:
 def _reasons(config: TrainConfig) -> Iterator[str]:
     outside = out_of_bounds(config)
     yield from outside or (message for check in CHECKS if (message := check(config)) is not None)
-
-
-def output_folder(config: TrainConfig) -> str | None:
-    """The folder of the training can be written."""
-    return refuse_output_dir(config.output_dir)
 
 
 def device(config: TrainConfig) -> str | None:
@@ -179,7 +173,6 @@ def evaluation_prompts(config: TrainConfig) -> str | None:
 
 
 CHECKS: tuple[Callable[[TrainConfig], str | None], ...] = (
-    output_folder,
     device,
     dtype,
     schedule,
