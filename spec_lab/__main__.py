@@ -10,13 +10,12 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NoReturn
 
-from spec_lab.app.ending import ended, leave
-from spec_lab.core.errors import UserError
+from spec_lab.core.ending import ended, leave
 from spec_lab.core.ranks import ranks
 
 SECONDS_FOR_THE_FIRST = 5.0
@@ -34,41 +33,27 @@ def command() -> NoReturn:
 
 
 def _run(arguments: list[str]) -> int:
-    import hydra
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
-    from spec_lab.app.compose import VERSION_BASE, conf_folder, explained, prepared, with_override
+    from spec_lab.app.compose import call_hydra, conf_folder, extensions_in, knobs, prepared, with_override
     from spec_lab.app.run import job
+    from spec_lab.menu import registry
 
-    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra raises errors, and does not end the process itself
-    rank, argv = ranks().rank, sys.argv
-    with _scratch(rank) as own:
-        for override in own:
-            arguments = with_override(arguments, override)
+    rank = ranks().rank
+    with nullcontext() if rank == 0 else _scratch() as scratch:
+        if scratch is not None:
+            arguments = with_override(arguments, f"hydra.run.dir={scratch}")
         try:
-            sys.argv = [argv[0], *prepared(arguments)]
-            hydra.main(version_base=VERSION_BASE, config_path=str(conf_folder()), config_name="config")(job)()
-            return 0
-        except (HydraException, OmegaConfBaseException) as error:
-            raise UserError(explained(error)) from error
-        except SystemExit as error:  # of Hydra, and of a multirun
-            return error.code if isinstance(error.code, int) else 1
+            known = knobs(registry.load(extensions_in(arguments)))
+            return call_hydra(job, prepared(arguments), conf_folder(), known)
         except Exception:
             time.sleep(SECONDS_FOR_THE_FIRST if rank else 0)
             raise
-        finally:
-            sys.argv = argv
 
 
 @contextmanager
-def _scratch(rank: int) -> Iterator[list[str]]:
-    """Yield the overrides of a rank. Of the ranks of torchrun, which all compose the same run, the first records."""
-    if rank == 0:
-        yield []
-        return
+def _scratch() -> Iterator[str]:
+    """Yield a folder for another rank of torchrun. All ranks compose the same run, and the first prints and records."""
     with TemporaryDirectory() as folder, Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
-        yield [f"hydra.run.dir={folder}", "logger=jsonl"]
+        yield folder
 
 
 if __name__ == "__main__":

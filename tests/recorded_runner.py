@@ -21,7 +21,7 @@ STAGE_MS = {"verify": 2.4, "accept": 0.1, "catchup": 0.4, "recur": 0.7, "commit"
 
 
 def run(chosen: Chosen, choices: dict[str, str], folder: Path) -> Summary:
-    """Stands in for `spec_lab.measure.runner.run` and for `record_run`."""
+    """Stands in for `spec_lab.measure.runner.record_run`."""
     config = chosen.config
     info = RunInfo(config.name, choices, dataclasses.asdict(config), PROVENANCE, utc_now())
     engine = FakeEngine(config.drafter.num_draft_tokens, STAGE_MS)
@@ -43,7 +43,6 @@ def run(chosen: Chosen, choices: dict[str, str], folder: Path) -> Summary:
 def stand_in() -> ModuleType:
     """A module for `sys.modules["spec_lab.measure.runner"]`."""
     module = ModuleType("spec_lab.measure.runner")
-    module.run = run  # type: ignore[attr-defined]
     module.record_run = run  # type: ignore[attr-defined]
     return module
 

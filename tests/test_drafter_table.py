@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from spec_lab.__main__ import main as run_lab
-from spec_lab.program.table import WIDEST_TEXT
 from spec_lab.record.measured import Divergence, RunInfo
 from spec_lab.record.recorder import write_status
 from spec_lab.record.runs import Run, find_runs
@@ -18,6 +17,7 @@ from spec_lab.record.schema import Status, Summary
 from spec_lab.report.__main__ import main
 from spec_lab.report.drafter_plot import acceptance_against_draft_tokens, predicted_against_measured
 from spec_lab.report.drafter_table import Cell, format_comparison, read_comparisons
+from spec_lab.report.table import WIDEST_TEXT
 from tests.fake_runs import CHOICES, MAIN, PLAIN, make_info, make_summary, measure
 
 REFUSAL = "drafter.num_draft_tokens=5: drafter=mtp_vanilla has a module for each draft, but 3 are shipped"

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
+from spec_lab.app.compose import compose, conf_folder
 from spec_lab.core.results import GenerationResult, GraphCounts
 from spec_lab.menu.refusals.run import refusals
-from spec_lab.program.compose import compose_run
-from spec_lab.program.options import read_groups
 from spec_lab.record.measured import Measured
 from spec_lab.record.runs import Run
 from spec_lab.record.schema import RoundWork
@@ -131,8 +130,11 @@ def test_without_a_gpu_nothing_is_idle() -> None:
     assert format_graph_comparison(runs).splitlines()[3].split()[7] == "-"
 
 
+OPTIONS = [file.stem for file in (conf_folder() / "graph").glob("*.yaml")]
+
+
 def test_every_graph_option_has_a_place_in_the_table(empty_folder: Path) -> None:
-    names = {compose_run([f"graph={option}"])[0].graph.name for option in read_groups()["graph"].options}
+    names = {compose([f"graph={option}"]).config.graph.name for option in OPTIONS}
     assert names == set(GRAPH_MODES)
 
 
@@ -141,7 +143,8 @@ def test_the_experiment_fills_its_batches_to_the_end(cell: list[str], empty_fold
     """There are as many requests as fill batches, and outputs long enough for all profiled rounds at full
     acceptance.
     """
-    config, choices = compose_run(["experiment=graph_modes", *cell])
+    run_ = compose(["experiment=graph_modes", *cell])
+    config, choices = run_.config, run_.choices
     assert refusals(config) == []
     assert choices["drafter"] == "eagle3" and choices["prune"] == "catchup"
     assert config.workload.limit is not None and config.workload.limit % 16 == 0

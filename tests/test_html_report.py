@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from spec_lab.program.compose import compose_run
+from spec_lab.app.compose import compose
 from spec_lab.record.runs import find_runs
 from spec_lab.report.__main__ import main
 from spec_lab.report.command import command_of
@@ -97,11 +97,12 @@ def test_a_browser_opens_and_sorts_it(page: str, tmp_path: Path) -> None:
 def test_the_command_composes_to_what_ran(overrides: list[str]) -> None:
     import shlex
 
-    config, choices = compose_run(overrides)
+    run_ = compose(overrides)
+    config, choices = run_.config, run_.choices
     summary = make_summary(info=dataclasses.replace(make_info(dataclasses.asdict(config)), choices=choices))
     words = shlex.split(command_of(summary))
     assert words[:3] == ["python", "-m", "spec_lab"]
-    again, _ = compose_run(words[3:])
+    again = compose(words[3:]).config
     assert dataclasses.replace(again, auto=config.auto) == config
 
 

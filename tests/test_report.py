@@ -18,7 +18,6 @@ from matplotlib.figure import Figure
 
 from spec_lab.core.errors import UserError
 from spec_lab.core.types import FinishReason
-from spec_lab.program.table import format_table
 from spec_lab.record.measured import Divergence
 from spec_lab.record.paired import over_reference
 from spec_lab.record.progress import Progress
@@ -41,6 +40,7 @@ from spec_lab.record.wording import number, with_range
 from spec_lab.report import plots
 from spec_lab.report.__main__ import main
 from spec_lab.report.run_table import format_categories, format_run, format_runs
+from spec_lab.report.table import format_table
 from tests.fake_runs import MAIN, PLAIN, PROVENANCE, UNPRUNED, FakeEngine, make_info, make_summary, measure, record_run
 
 ROOT = Path(__file__).parents[1]

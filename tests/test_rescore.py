@@ -31,7 +31,6 @@ from spec_lab.options.rules.fly import FlyConfig
 from spec_lab.options.rules.rejection import RejectionConfig
 from spec_lab.options.rules.relaxed_thinking import RelaxedThinkingConfig
 from spec_lab.options.rules.strict import StrictAcceptanceConfig
-from spec_lab.program.named_rules import read_rules
 from spec_lab.record import verify_rows
 from spec_lab.record.measured import Measured
 from spec_lab.record.recorder import Recorder, request_row
@@ -40,6 +39,7 @@ from spec_lab.record.summary import build_summary
 from spec_lab.record.verify_rows import load_verify_rows, num_bytes_per_round, save_verify_rows
 from spec_lab.rescore.__main__ import main
 from spec_lab.rescore.judge import rescore
+from spec_lab.rescore.rules import read_rules
 from spec_lab.wiring.rules import RuleContext, build_deterministic_rule
 from tests.fake_runs import make_info
 from tests.fake_target import FakeTarget, PaddedGraph, make_fake_engine

@@ -7,22 +7,19 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
 
+from spec_lab.app.compose import compose
 from spec_lab.core.errors import UserError
 from spec_lab.menu.chosen import choose
 from spec_lab.menu.config import RunConfig
 from spec_lab.menu.refusals.run import admit
 from spec_lab.options.shipped import SHIPPED, ZOO, DrafterWeights
-from spec_lab.program.compose import compose_run
-from spec_lab.train.target import load_target
 from spec_lab.wiring.drafting import load_drafter
 from spec_lab.wiring.engine import build_engine
 from spec_lab.wiring.limits import engine_limits
 from spec_lab.wiring.models import load_models, thinking_markers
 from spec_lab.wiring.workloads import load_requests
 from spec_lab.workloads.tokenizer import TargetTokenizer
-from tests.test_train_pipeline import composed_pipeline
 
 TRAINED_AS = {"mtp_eagle": "nextn", "frozen_kv": "assistant"}
 CHEAP = ["max_new_tokens=6", "workload.limit=2", "batch_size=2", "device=cpu", "num_threads=1"]
@@ -54,9 +51,9 @@ CELLS = [
 ]
 
 
-def compose(target: str, overrides: str) -> tuple[RunConfig, dict[str, str]]:
+def config_of(target: str, overrides: str) -> RunConfig:
     shipped = [] if overrides.startswith("drafter=") else [f"drafter={SHIPPED[target][0]}"]
-    return compose_run([f"target={target}", *shipped, *CHEAP, *overrides.split()])
+    return compose([f"target={target}", *shipped, *CHEAP, *overrides.split()]).config
 
 
 def decode(config: RunConfig) -> dict[str, list[int]]:
@@ -71,7 +68,7 @@ def decode(config: RunConfig) -> dict[str, list[int]]:
 
 @cache
 def plain(target: str, more: str = "") -> dict[str, list[int]]:
-    return decode(compose(target, f"drafter=none{more}")[0])
+    return decode(config_of(target, f"drafter=none{more}"))
 
 
 def test_all_shipped_targets_of_other_families_are_here() -> None:
@@ -88,7 +85,7 @@ def skip_without_weights(target: str) -> None:
 def test_a_shipped_target_has_its_drafters_or_is_refused(target: str) -> None:
     folders = [ZOO / target, *(ZOO / f"{target}-{drafter}" for drafter in SHIPPED[target])]
     assert len({folder.is_dir() for folder in folders}) == 1
-    config, _ = compose(target, f"drafter={SHIPPED[target][0]}")
+    config = config_of(target, f"drafter={SHIPPED[target][0]}")
     if folders[0].is_dir():
         admit(config)
     else:
@@ -102,14 +99,14 @@ def test_a_drafter_whose_weights_a_checkout_leaves_out_is_refused(
 ) -> None:
     monkeypatch.setattr(DrafterWeights, "shipped_for", lambda *_: tmp_path / "left_out")
     with pytest.raises(UserError, match=f"^drafter={drafter}: its weights are missing .*left_out"):
-        admit(compose("pocket", f"drafter={drafter}")[0])
+        admit(config_of("pocket", f"drafter={drafter}"))
 
 
 @pytest.mark.parametrize(("overrides", "target", "refusal"), CELLS, ids=lambda word: word.replace(f"{ZOO}/", ""))
 def test_it_runs_or_is_refused(overrides: str, target: str, refusal: str) -> None:
     """Graph modes and prunes of drafts: `test_hybrid_mtp.py`, `test_gemma4_run.py`, `test_latent_eagle3.py`."""
     skip_without_weights(target)
-    config, _ = compose(target, overrides)
+    config = config_of(target, overrides)
     if refusal:
         with pytest.raises(UserError) as refused:
             admit(config)
@@ -126,7 +123,7 @@ def test_it_runs_or_is_refused(overrides: str, target: str, refusal: str) -> Non
 
 @pytest.mark.parametrize("drafter", ["dflash", "dspark", "dflash2", "domino", "lilicorr", "p_eagle"])
 def test_shipped_drafters_of_a_whole_block_leave_plain_tokens_and_draft_well(drafter: str) -> None:
-    chosen = choose(compose("pocket", f"drafter={drafter} max_new_tokens=16")[0])
+    chosen = choose(config_of("pocket", f"drafter={drafter} max_new_tokens=16"))
     requests = load_requests(chosen, TargetTokenizer(chosen.target_folder))
     limits = engine_limits(chosen, requests, chosen.config.drafter.num_draft_tokens)
     models = load_models(chosen, limits.max_seq_len)
@@ -134,35 +131,3 @@ def test_shipped_drafters_of_a_whole_block_leave_plain_tokens_and_draft_well(dra
     assert {record.request_id: record.output_ids for record in records} == plain("pocket", " max_new_tokens=16")
     accepted = [count for record in records for count in record.accepted_per_round]
     assert sum(accepted) > len(accepted) / 4, "an untrained one has next to none accepted"
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_drafts_are_those_of_the_module_as_it_was_trained(target: str) -> None:
-    """As many drafts are accepted in each round as the training's own modules say for the same text, read from the
-    same files."""
-    skip_without_weights(target)
-    drafter = SHIPPED[target][0]
-    config, _ = compose(target, f"drafter={drafter} max_new_tokens=24 workload.limit=4")
-    chosen = choose(config)
-    requests = load_requests(chosen, TargetTokenizer(chosen.target_folder))
-    limits = engine_limits(chosen, requests, config.drafter.num_draft_tokens)
-    models = load_models(chosen, limits.max_seq_len)
-    engine = build_engine(chosen, models, load_drafter(chosen, models.of_drafters), limits)
-    records = engine.generate(requests).requests
-    written = {record.request_id: record.output_ids for record in records}
-    assert written == plain(target, " max_new_tokens=24 workload.limit=4")
-
-    trained = composed_pipeline(f"target={target}", f"drafter={TRAINED_AS[drafter]}")
-    assert trained.drafter is not None
-    model, _ = load_target(ZOO / target, torch.device("cpu"))
-    match = trained.drafter.matcher(ZOO / f"{target}-{drafter}", model, torch.device("cpu"))
-    accepted, expected = [], []
-    for record in records:
-        tokens = torch.tensor([[*record.prompt_ids, *record.output_ids]])
-        agreed = match(tokens, config.drafter.num_draft_tokens)[0].int().cumprod(-1).sum(-1).tolist()
-        committed = len(record.prompt_ids)
-        for count in record.accepted_per_round[:-1]:  # the last one ends with the text
-            accepted.append(count)
-            expected.append(agreed[committed - 1])
-            committed += count + 1
-    assert accepted == expected and sum(accepted) > 10

@@ -17,9 +17,9 @@ from PIL import Image
 from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
 
 from spec_lab.__main__ import main
+from spec_lab.app.compose import compose
 from spec_lab.core.errors import UserError
 from spec_lab.menu.refusals.run import refusals
-from spec_lab.program.compose import compose_run
 from spec_lab.record.reading import read_summary
 from spec_lab.record.recorder import Recorder
 from spec_lab.record.scalars import scalars
@@ -337,7 +337,7 @@ def test_online_without_network_is_refused(workplace: Path, monkeypatch: pytest.
 
 
 def logger_refusals(*overrides: str) -> list[str]:
-    config, _ = compose_run(["logger=wandb", *overrides])
+    config = compose(["logger=wandb", *overrides]).config
     return refusals(config)
 
 
@@ -383,7 +383,7 @@ def test_settings_that_wandb_cannot_read_are_refused(
     [refused] = logger_refusals()
     assert message in refused
     assert refused.isprintable()
-    config, _ = compose_run(["logger=jsonl"])
+    config = compose(["logger=jsonl"]).config
     assert refusals(config) == [], "nobody asked W&B"
 
 
@@ -420,7 +420,7 @@ def test_usual_names_pass(workplace: Path) -> None:
 @pytest.mark.parametrize("key", ["project=p", "entity=e", "mode=online", "group=g"])
 def test_nothing_of_wandb_is_taken_without_it(key: str) -> None:
     with pytest.raises(UserError, match=r"not read by the chosen options; .* logger=wandb"):
-        compose_run(["logger=jsonl", f"logger.{key}"])
+        compose(["logger=jsonl", f"logger.{key}"])
 
 
 @pytest.mark.parametrize("mode", ["auto", "offline"])

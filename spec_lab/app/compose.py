@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
+import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -93,7 +95,7 @@ def compose(overrides: Sequence[str] = ()) -> Composed:
                     del composed["hydra"]
                 return to_composed(composed, settings)
         except (HydraException, OmegaConfBaseException) as error:
-            raise UserError(explained(error)) from error
+            raise UserError(explained(error, knobs(registry.load()))) from error
         finally:
             GlobalHydra.instance().hydra = callers
 
@@ -106,8 +108,7 @@ def prepared(arguments: Sequence[str]) -> list[str]:
     """
     register_resolvers()
     registered = registry.load(extensions_in(arguments))
-    for path, schema in registered.schemas().items():
-        _store(path, schema)
+    store(registered.schemas())
     swept = {key for key, value in map(_split, arguments) if key in GROUPS and ("," in value or "(" in value)}
     own = {key for key in knobs(registered) if key.partition(".")[0] in swept and not _has(RunConfig, key)}
     words = [f"++{word}" if _split(word)[0] in own and word[0] not in "+~" else word for word in arguments]
@@ -122,9 +123,9 @@ def prepared(arguments: Sequence[str]) -> list[str]:
 
 
 def with_override(arguments: Sequence[str], override: str) -> list[str]:
-    """Add an override before the others, since Hydra does not allow flags between overrides."""
-    first = next((i for i, word in enumerate(arguments) if _split(word)[0]), len(arguments))
-    return [*arguments[:first], override, *arguments[first:]]
+    """Add an override behind the others, since Hydra does not allow flags between overrides."""
+    behind = max((i + 1 for i, word in enumerate(arguments) if _split(word)[0]), default=len(arguments))
+    return [*arguments[:behind], override, *arguments[behind:]]
 
 
 def extensions_in(arguments: Sequence[str]) -> tuple[str, ...]:
@@ -143,16 +144,50 @@ def _split(word: str) -> tuple[str, str]:
     return ("", word) if word.startswith("-") or "=" not in word else (key, value)
 
 
-def _store(path: str, schema: type) -> None:
-    group, _, name = f"schema/{path}".rpartition("/")
-    stored: Any = ConfigStore.instance().repo
-    for part in (*group.split("/"), f"{name}.yaml"):
-        stored = stored.get(part, {})
-    if not stored or OmegaConf.get_type(stored.node) is not schema:  # making a node is slow compared with composing
-        ConfigStore.instance().store(group=group, name=name, node=schema)
+def store(schemas: Mapping[str, type]) -> None:
+    """Make `schemas` known to Hydra as `/schema/NAME`."""
+    for path, schema in schemas.items():
+        group, _, name = f"schema/{path}".rpartition("/")
+        stored: Any = ConfigStore.instance().repo
+        for part in (*group.split("/"), f"{name}.yaml"):
+            stored = stored.get(part, {})
+        if not stored or OmegaConf.get_type(stored.node) is not schema:  # making a node is slow compared with composing
+            ConfigStore.instance().store(group=group, name=name, node=schema)
 
 
-def to_composed(cfg: DictConfig, settings: DictConfig) -> Composed:
+def call_hydra(
+    task: Callable[[DictConfig], Any], arguments: Sequence[str], folder: Path, known: Collection[str] = ()
+) -> int:
+    """Let Hydra run `task` with the configuration in `folder`, as its manual says, and return the exit code.
+
+    Args:
+        known: the keys among which the nearest one to a misspelt key is found.
+
+    Raises:
+        UserError: the arguments do not compose.
+        Exception: the error of a task that is not part of a multirun.
+    """
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra raises errors, and does not end the process itself
+    argv = sys.argv
+    sys.argv = [argv[0], *arguments]
+    try:
+        hydra.main(version_base=VERSION_BASE, config_path=str(folder), config_name="config")(task)()
+        return 0
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(explained(error, known)) from error
+    except SystemExit as error:  # of Hydra, and of a multirun
+        return error.code if isinstance(error.code, int) else 1
+    finally:
+        sys.argv = argv
+
+
+def quoted(key: str, value: object) -> str:
+    """Return an override that Hydra reads as exactly the text of `value`, such as a path with special characters."""
+    escaped = str(value).replace("'", r"\'")
+    return f"{key}='{escaped}'"
+
+
+def to_composed(cfg: DictConfig, settings: Any) -> Composed:
     """Return a composed run with its types; `settings` are Hydra's.
 
     A knob that only other options of its group have is left out of a job of a sweep, with a line.
@@ -160,25 +195,28 @@ def to_composed(cfg: DictConfig, settings: DictConfig) -> Composed:
     Raises:
         UserError: an added key is not read by anything, or `with_auto_chosen` refuses the run.
     """
-    in_sweep = not OmegaConf.is_missing(settings.job, "num")
-    for key in _unread(cfg):
-        if not (in_sweep and key in knobs(registry.load(cfg.extensions))):
+    in_sweep, unread = not OmegaConf.is_missing(settings.job, "num"), list(_unread(cfg))
+    known = knobs(registry.load(cfg.extensions)) if unread and in_sweep else set()
+    for key in unread:
+        if key not in known:
             raise UserError(f"{key} is not read by the chosen options; leave it out")
-        print(f"{key} is left out, since {key.partition('.')[0]}={cfg[key.partition('.')[0]].name} does not have it")
     config = OmegaConf.to_object(cfg)
     assert isinstance(config, RunConfig)
+    for group, _, name in (key.partition(".") for key in unread):
+        delattr(part := getattr(config, group), name)
+        print(f"{group}.{name} is left out, since {group}={part.name} does not have it")
     options = chosen_options(settings)
     return Composed(with_auto_chosen(with_largest_k(with_depth_as_k(config))), options, _usual(options, settings))
 
 
-def chosen_options(settings: DictConfig) -> dict[str, str]:
+def chosen_options(settings: Any) -> dict[str, str]:
     """Return the option chosen in each group; the size only if there is an experiment, which may use it."""
     choices = settings.runtime.choices
     groups = [*GROUPS, *(group for group in ONLY_SET_KEYS if group != "size" or choices.get("experiment"))]
     return {group: choices[group] for group in groups if choices.get(group) is not None}
 
 
-def _usual(options: Mapping[str, str], settings: DictConfig) -> Mapping[str, Any]:
+def _usual(options: Mapping[str, str], settings: Any) -> Mapping[str, Any]:
     groups = tuple(f"{group}={option}" for group, option in options.items() if group in GROUPS)
     folders = tuple(word for word in settings.overrides.hydra if word.startswith(f"{SEARCH_PATH}="))
     sources = tuple(source.path for source in settings.runtime.config_sources)
@@ -206,7 +244,7 @@ def _unread(node: DictConfig, prefix: str = "") -> Iterator[str]:
 
 def knobs(registered: Registry) -> set[str]:
     """Return every key of a run, and of each option of a group."""
-    found = set(_keys(RunConfig, ""))
+    found = {*_keys(RunConfig, ""), *ONLY_SET_KEYS}
     for path, schema in registered.schemas().items():
         found |= set(_keys(schema, f"{path.partition('/')[0]}.")) if schema is not RunConfig else set()
     return found
@@ -223,13 +261,13 @@ def _has(schema: type, key: str) -> bool:
     return key in set(_keys(schema, ""))
 
 
-def explained(error: Exception) -> str:
+def explained(error: Exception, known: Collection[str]) -> str:
     """Return the message of Hydra or OmegaConf; for a key that does not exist, a line with the nearest one."""
     text = "\n".join(str(one) for one in (error, error.__cause__) if one is not None)
     found = UNKNOWN.search(text)
     if found is None:
         return text
-    key, known = found["override"] or found["full"], knobs(registry.load())
+    key = found["override"] or found["full"]
     if key in known:
         return f"{key} is not read by the chosen options; leave it out, or choose one that has it"
-    return f"there is no key {key}{hint(nearest(key, [*known, *ONLY_SET_KEYS]))}"
+    return f"there is no key {key}{hint(nearest(key, known))}"

@@ -1,4 +1,4 @@
-"""The lab for other programs and notebooks: `run` and `examine` of `spec_lab`. Only one run at a time is possible."""
+"""The lab for other programs and notebooks: `spec_lab.run`. Only one run at a time is possible."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from pathlib import Path
 from spec_lab.app.compose import Composed
 from spec_lab.app.folder import NAMED_GROUPS, NOT_NAMED, folder_name, free
 from spec_lab.app.run import run as run_in
-from spec_lab.doctor.findings import Finding
 from spec_lab.menu.refusals.ranks import refuse_split
-from spec_lab.menu.refusals.run import admit
 from spec_lab.record.reading import read_all_request_rows
 from spec_lab.record.row_schema import RequestRow
 from spec_lab.record.schema import Summary
@@ -57,17 +55,6 @@ def folder_of(composed: Composed) -> Path:
     choices = composed.choices
     named = [choices[group] for group in NAMED_GROUPS if choices.get(group, NOT_NAMED[0]) not in NOT_NAMED]
     return free(Path(composed.config.output_dir).absolute() / folder_name(asdict(composed.config), named))
-
-
-def examine(composed: Composed) -> list[Finding]:
-    """Implement `spec_lab.examine`."""
-    refuse_split(composed.config, "spec_lab.examine")
-    chosen = admit(composed.config)
-    from spec_lab.doctor.examine import examine
-    from spec_lab.doctor.subject import load_subject
-
-    with _threads_as_they_were():
-        return examine(load_subject(chosen))
 
 
 @contextmanager

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-import traceback
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,10 +13,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from spec_lab.app.compose import Composed, chosen_options, to_composed
 from spec_lab.app.finished import READ_FILE, digest_of, finished
-from spec_lab.core.errors import UserError, describe_error
+from spec_lab.core.ending import print_error
+from spec_lab.core.errors import Breakdown, UserError, describe_error
 from spec_lab.core.ranks import ranks
 from spec_lab.menu import registry
 from spec_lab.menu.chosen import choose
+from spec_lab.menu.config import LoggerConfig
+from spec_lab.menu.devices import take_own_gpu
 from spec_lab.menu.refusals.run import admit
 from spec_lab.options.loggers import join_sweep
 from spec_lab.record.amend import amend_status
@@ -39,9 +40,12 @@ def job(cfg: DictConfig) -> float | None:
     settings = HydraConfig.get()
     folder, in_sweep = Path(settings.runtime.output_dir), not OmegaConf.is_missing(settings.job, "num")
     try:
+        take_own_gpu()
         if in_sweep and ranks().size > 1:
             raise UserError("a multirun works in one process; start each of its runs with its own torchrun")
         composed = to_composed(cfg, settings)
+        if ranks().rank > 0:  # the first one records
+            composed.config.logger = LoggerConfig(name="jsonl")
         if in_sweep:
             join_sweep(composed.config.logger, folder.parent.name)
         summary = run(composed, folder, folder.parent if in_sweep and not composed.config.fresh else None)
@@ -83,6 +87,8 @@ def run(composed: Composed, folder: Path, sweep: Path | None = None) -> Summary:
     except BaseException as error:
         if json.loads((folder / SUMMARY_FILE).read_text())["reason"] in NOT_ENDED:
             amend_status(folder, *_ending(error))
+        elif isinstance(error, UserError):  # the run had begun
+            raise Breakdown(str(error)) from error
         raise
 
 
@@ -96,14 +102,6 @@ def _ending(error: BaseException) -> tuple[Status, str]:
     if isinstance(error, UserError):
         return "refused", str(error)
     return "interrupted" if isinstance(error, KeyboardInterrupt) else "failed", describe_error(error)
-
-
-def print_error(error: BaseException) -> None:
-    """Print a refusal in a line on stderr, and any other error with its traceback."""
-    if isinstance(error, UserError):
-        print("refused:", error, file=sys.stderr)
-    else:
-        traceback.print_exception(error)
 
 
 def display(folder: Path) -> str:

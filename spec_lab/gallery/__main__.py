@@ -9,19 +9,14 @@ make it.
 
 from __future__ import annotations
 
-from spec_lab.program.interrupts import end_at_signals
-
-if __name__ == "__main__":
-    end_at_signals()
-
 import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from spec_lab.core.ending import ended, leave
 from spec_lab.core.errors import UserError, describe_os_error
 from spec_lab.gallery.export import execute, has_pictures, read_notebook, write_gallery
-from spec_lab.program.ending import EXIT_CODES, LineParser, guarded
 
 NOTEBOOKS, OUTPUTS, GALLERY = Path("notebooks"), Path("outputs"), Path("docs/gallery")
 
@@ -29,12 +24,12 @@ NOTEBOOKS, OUTPUTS, GALLERY = Path("notebooks"), Path("outputs"), Path("docs/gal
 def main(arguments: Sequence[str] | None = None) -> int:
     """Export the gallery, and return the exit code: 2 if a notebook has no runs to show."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    return guarded(lambda: _export(_parse(arguments)))
+    return ended(lambda: _export(_parse(arguments)))
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     layout = argparse.RawDescriptionHelpFormatter
-    parser = LineParser(prog="python -m spec_lab.gallery", description=__doc__, formatter_class=layout)
+    parser = argparse.ArgumentParser(prog="python -m spec_lab.gallery", description=__doc__, formatter_class=layout)
     parser.add_argument("notebooks", nargs="*", type=Path, metavar="NOTEBOOK", help="default: all in notebooks/")
     parser.add_argument("--runs", type=Path, default=OUTPUTS, metavar="DIR", help="where the runs are (outputs)")
     parser.add_argument("--out", type=Path, default=GALLERY, metavar="DIR", help="where to write (docs/gallery)")
@@ -61,8 +56,8 @@ def _export(options: argparse.Namespace) -> int:
     except OSError as error:
         raise UserError(f"--out={options.out} cannot be written ({describe_os_error(error)})") from error
     print("\n".join(map(str, files)))
-    return EXIT_CODES["finished"]
+    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    leave(main)

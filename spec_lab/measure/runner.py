@@ -13,10 +13,10 @@ import torch
 from spec_lab.acceptance.phase import thinking_mask
 from spec_lab.checkpoints.gguf import quantizations
 from spec_lab.checkpoints.gguf_file import is_gguf
-from spec_lab.core.errors import is_interruption
 from spec_lab.core.results import GenerationResult, GraphCounts, RequestRecord
 from spec_lab.measure.answers import check_answers, correct_of, note_unread
 from spec_lab.measure.audit import audit
+from spec_lab.measure.company import Company
 from spec_lab.measure.lab import MAIN, Lab, load_lab, plain_engine
 from spec_lab.measure.memory import MemoryWatch
 from spec_lab.measure.profiling import RoundProfile, profile_rounds
@@ -75,6 +75,7 @@ def _measure(lab: Lab, info: RunInfo, recorder: Recorder, memory: MemoryWatch, m
     thinking: dict[str, dict[str, int] | None] = {}
     divergences: list[Divergence] | None = None
     num_requests = config.repeats * len(lab.engines) * len(lab.requests)
+    company = Company(lab.models.device) if lab.world.size == 1 else None  # ranks share a CPU
     with Progress(num_requests, "request") as progress, _kept_if_interrupted(lab, recorder) as finished:
         _warm_up(lab, progress)
         for repeat in range(config.repeats):
@@ -109,6 +110,7 @@ def _measure(lab: Lab, info: RunInfo, recorder: Recorder, memory: MemoryWatch, m
         acceptance_lossless=traits.lossless,
         row_invariant=lab.models.row_invariant,
         memory=memory.read(lab.models.device),
+        shared_device=company is not None and company.seen(),
         metrics=metrics,
     )
 
@@ -220,8 +222,8 @@ def _kept_if_interrupted(lab: Lab, recorder: Recorder) -> Iterator[list[RequestR
     finished: list[RequestRecord] = []
     try:
         yield finished
-    except BaseException as error:
-        if is_interruption(error) and finished:
+    except KeyboardInterrupt as error:
+        if finished:
             error.add_note(f"{len(finished)} requests were decoded and are kept; their outputs were not checked")
             checked, thinking = check_answers(lab, MAIN, finished), _count_thinking(lab, finished)
             _record_requests(lab, recorder, finished, checked, thinking, [])

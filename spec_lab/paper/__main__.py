@@ -11,11 +11,6 @@ from that file. The LaTeX, or another --format, is also printed.
 
 from __future__ import annotations
 
-from spec_lab.program.interrupts import end_at_signals
-
-if __name__ == "__main__":
-    end_at_signals()
-
 import argparse
 import shlex
 import sys
@@ -25,8 +20,8 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spec_lab.core.ending import ended, leave
 from spec_lab.core.errors import UserError, one_line
-from spec_lab.program.ending import EXIT_CODES, LineParser, guarded, leave
 
 if TYPE_CHECKING:
     from spec_lab.paper.study import PaperStudy
@@ -39,12 +34,12 @@ OUTPUT_DIR = "output_dir="
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the paper given by `arguments` (default: those of the process), and return the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    return guarded(lambda: _run(arguments), interrupted="interrupted; the same command continues from here")
+    return ended(lambda: _run(arguments))
 
 
 def _parser() -> argparse.ArgumentParser:
     layout = argparse.RawDescriptionHelpFormatter
-    parser = LineParser(prog="python -m spec_lab.paper", description=__doc__, formatter_class=layout)
+    parser = argparse.ArgumentParser(prog="python -m spec_lab.paper", description=__doc__, formatter_class=layout)
     parser.add_argument("file", type=Path, metavar="FILE", help="a paper's list, such as conf/paper/pocket.yaml")
     said = "for every run, as for python -m spec_lab"
     parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help=said)
@@ -68,21 +63,20 @@ def _run(arguments: Sequence[str]) -> int:
     if options.plan:
         lines, refused = preview(study)
         print("\n".join(lines))
-        return EXIT_CODES["refused" if refused else "finished"]
+        return 2 if refused else 0
     command = shlex.join(["python", "-m", "spec_lab.paper", str(options.file), *typed])
     return _run_and_print(study, options, command)
 
 
 def _run_and_print(study: PaperStudy, options: argparse.Namespace, command: str) -> int:
-    from spec_lab.cli.job import worst_exit_code
+    from spec_lab.app.run import display
     from spec_lab.paper.content import JSON_FILE, content_of, printed, read_tables, write_content
     from spec_lab.paper.runs import finished_runs
-    from spec_lab.program.folder import display
 
     with redirect_stdout(sys.stderr):  # so that a redirected output has only the tables
         ended = study.run()
     runs = finished_runs(ended)
-    counts = Counter(each.outcome.status for each in ended)
+    counts = Counter(each.status for each in ended)
     if not runs:
         raise UserError(f"{study.folder}: no run has finished, so there is no table; the lines above give the reasons")
     folder = write_content(study.folder / "paper", content_of(study.paper, runs, command))
@@ -92,8 +86,8 @@ def _run_and_print(study: PaperStudy, options: argparse.Namespace, command: str)
             print(one_line(f"not printed: {table.name}, {reason}"), file=sys.stderr)
     print(f"{len(ended)} runs: {', '.join(f'{count} {status}' for status, count in counts.items())}", file=sys.stderr)
     print(display(folder.absolute()), file=sys.stderr)
-    return worst_exit_code(counts)
+    return 1 if counts["failed"] else 2 if counts["refused"] else 0
 
 
 if __name__ == "__main__":
-    leave(main())
+    leave(main)

@@ -7,15 +7,14 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from spec_lab.app.compose import compose
 from spec_lab.checkpoints.checkpoint import without_mtp
 from spec_lab.checkpoints.checkpoint_files import StoredTensor, checkpoint_files, tensors_of
 from spec_lab.core.errors import UserError
-from spec_lab.core.regular import regular_text
 from spec_lab.menu.chosen import Chosen, choose
 from spec_lab.paper.provenance import NONE
 from spec_lab.paper.runs import PaperRun
 from spec_lab.paper.table import PaperTable, TableColumn, TableRow, Value, table_of
-from spec_lab.program.compose import compose_run
 
 CARD = "README.md"
 NOT_SAID = "its card does not say"
@@ -50,8 +49,7 @@ def drafter_table(runs: Sequence[PaperRun]) -> PaperTable:
 
 
 def _values(run: PaperRun) -> dict[str, Value]:
-    config, _ = compose_run(run.cell.overrides)
-    chosen = choose(config)
+    chosen = choose(compose(run.cell.overrides).config)
     if chosen.drafter.folder is None:
         return {"parameters": 0, "bytes": 0, "vocabulary": None, **dict.fromkeys(("texts", "steps", "cost"), NONE)}
     tensors = own_tensors(chosen)
@@ -75,7 +73,7 @@ def own_tensors(chosen: Chosen) -> list[StoredTensor]:
 def read_card(path: Path) -> dict[str, Value]:
     """Return a model card's entries about training, in the card's words; `NOT_SAID` for those that it does not have."""
     try:
-        text = " ".join(regular_text(path).split()) if path.is_file() else ""
+        text = " ".join(path.read_text(encoding="utf-8").split()) if path.is_file() else ""
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read ({error}); correct it or move it away") from error
     training = text.partition("## Training")[2].partition(" ## ")[0]

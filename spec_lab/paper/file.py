@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from spec_lab.core.errors import UserError
 from spec_lab.menu.nearest import hint, nearest
 from spec_lab.menu.refusals.run import refuse_name
-from spec_lab.program.options import run_menu
-from spec_lab.program.overrides import OF_THE_SWEEP, is_sweep
-from spec_lab.program.yaml_file import read_yaml
 
 KEYS = (
     *("name", "minutes", "always", "greedy", "sampled", "base", "lines"),
@@ -100,7 +99,7 @@ def read_paper(path: Path) -> PaperFile:
         UserError: it cannot be read, or an entry is wrong; the message names the entry.
     """
     try:
-        values = read_yaml(path)
+        values = yaml.safe_load(path.read_text())
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; name a file such as conf/paper/pocket.yaml") from error
     fields = Fields(path, "", _mapping(path, "the file", values), KEYS)
@@ -232,12 +231,6 @@ def overrides_in(path: Path, place: str, value: Any) -> tuple[str, ...]:
         raise UserError(f"{path}: {place} must be a list of KEY=VALUE, such as [drafter=eagle3, prune=catchup]")
     for item in value:
         name = key_of(item)
-        if name in OF_THE_SWEEP and name != "extensions":
-            raise UserError(
-                f"{path}: {place}: {item} cannot be chosen for one run; type it after the file, for all runs"
-            )
-        if name == "experiment" and is_sweep(item.partition("=")[2], run_menu()):
-            raise UserError(f"{path}: {place}: {item} is a sweep; write the overrides that are needed from it")
         if (axis := AXES.get(name)) is not None:
             remedy = "leave it out, since they choose it" if name == "sampling" else "write it there"
             raise UserError(f"{path}: {place}: {item} belongs to {axis}; {remedy}")

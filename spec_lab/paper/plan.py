@@ -13,7 +13,6 @@ Part = Literal["acceptance", "ablation", "speed"]
 MOST_RUNS = 1000
 MAY_BE_LEVELLED = ("references",)
 """Keys in which runs differ but that do not distinguish lines, so that the user may set them for all runs."""
-LEAVE_OUT = "leave_out"
 DRAFT_TOKENS = "drafter.num_draft_tokens"
 GREEDY = ("references=[plain]",)
 SAMPLED = ("references=[]", "sampling=sampled")
@@ -42,16 +41,11 @@ def cells_of(paper: PaperFile, typed: Iterable[str] = ()) -> list[PlannedCell]:
     """Return the runs of a paper in order; the overrides `typed` after the file apply to every run.
 
     Raises:
-        UserError: there are too many runs, a typed override sets a key that distinguishes the tables' lines, or an
-            override is `leave_out`.
+        UserError: there are too many runs, or a typed override sets a key that distinguishes the tables' lines.
     """
     typed = tuple(typed)
     _refuse_levelling(paper, typed)
     cells = _cells(paper, typed)
-    if found := next((text for cell in cells for text in cell.overrides if key_of(text) == LEAVE_OUT), None):
-        raise UserError(
-            f"{found}: {LEAVE_OUT} is for a sweep's grid; remove a task or a line of the tables from {paper.path}"
-        )
     if len(cells) > MOST_RUNS:
         raise UserError(f"{paper.path}: it has {len(cells)} runs, and the most is {MOST_RUNS}; leave some out")
     return cells

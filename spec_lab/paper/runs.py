@@ -73,8 +73,8 @@ def finished_runs(ended: Sequence[Ended]) -> list[PaperRun]:
     """Read the finished runs among those that ended, with their requests."""
     found: list[PaperRun] = []
     for each in ended:
-        folder = each.outcome.folder
-        if folder is not None and each.outcome.status == "finished":
+        folder = each.folder
+        if folder is not None and each.status == "finished":
             summary = read_summary(folder)
             found.append(PaperRun(each.cell, summary, read_all_request_rows(folder, summary)))
     return found

@@ -1,35 +1,35 @@
-"""Runs the runs of a paper that have not ended before, so that the same command continues a killed study."""
+"""Runs the runs of a paper that have not finished before, so that the same command continues a killed study."""
 
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from spec_lab.cli.job import JobOutcome
-from spec_lab.cli.listed_run import held_sweep, run_listed
+from spec_lab.app.compose import compose
+from spec_lab.app.finished import digest_of, finished
+from spec_lab.app.folder import free, sweep_name
+from spec_lab.app.run import run
+from spec_lab.core.ending import print_error
 from spec_lab.core.errors import UserError, one_line
+from spec_lab.menu.chosen import choose
 from spec_lab.menu.refusals.run import admit
 from spec_lab.paper.file import PaperFile
 from spec_lab.paper.plan import PlannedCell
-from spec_lab.program.compose import compose_run
-from spec_lab.program.folder import Study, close_sweep, find_ended, folder_name, study_place
-from spec_lab.program.ground import Ground, ground_of
-from spec_lab.program.mixed import MixNote
-from spec_lab.program.overrides import extensions_in
-from spec_lab.program.sweep_progress import SweepProgress
-from spec_lab.record.reading import read_summary
+from spec_lab.record.schema import Status, Summary
 
 SECONDS_A_MINUTE = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A cell and how its run ended."""
+    """A cell and how its run ended; `folder` is None if it was refused."""
 
     cell: PlannedCell
-    outcome: JobOutcome
+    status: Status
+    folder: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,36 +39,28 @@ class PaperStudy:
     paper: PaperFile
     cells: Sequence[PlannedCell]
     folder: Path
-    ground: Ground
 
     def run(self) -> list[Ended]:
-        """Run the cells that have not ended before, in the order of the list.
+        """Run the cells that have not finished before, in the order of the list."""
+        return [self._run(number, cell) for number, cell in enumerate(self.cells, start=1)]
 
-        Raises:
-            UserError: the folder cannot be written, or another process runs this paper.
-        """
-        with held_sweep(self.folder, self.ground):
-            return self._run_all()
-
-    def _run_all(self) -> list[Ended]:
-        mix, progress = MixNote(), SweepProgress()
-        ended: list[Ended] = []
-        for number, cell in enumerate(self.cells, start=1):
-            progress.begin(number, len(self.cells))
-            outcome = run_listed(number, cell.overrides, self.folder, mix)
-            progress.end(not outcome.earlier and outcome.status != "refused")
-            ended.append(Ended(cell, outcome))
-        close_sweep(self.folder, [each.outcome.status for each in ended])
-        return ended
+    def _run(self, number: int, cell: PlannedCell) -> Ended:
+        print(f"[{number}/{len(self.cells)}] {shlex.join(cell.overrides)}", file=sys.stderr)
+        try:
+            chosen = choose((composed := compose(cell.overrides)).config)
+            if (before := finished(self.folder, digest_of(chosen))) is not None:
+                return Ended(cell, "finished", before[0])
+            run(composed, folder := free(self.folder / f"{number:03d}"))
+            return Ended(cell, "finished", folder)
+        except Exception as error:
+            print_error(error)
+            return Ended(cell, "refused" if isinstance(error, UserError) else "failed")
 
 
 def plan_study(paper: PaperFile, cells: Sequence[PlannedCell], output_dir: Path, fresh: bool) -> PaperStudy:
-    """Plan a paper's runs in their folder; without `fresh`, the same runs on the same ground get the same folder."""
-    commands = [list(cell.overrides) for cell in cells]
-    extensions = dict.fromkeys(name for command in commands for name in extensions_in(command))
-    ground = ground_of(commands, tuple(extensions))
-    folder = study_place(output_dir, Study(paper.name, commands), ground, fresh)
-    return PaperStudy(paper, cells, folder, ground)
+    """Plan a paper's runs in their folder; without `fresh`, the same runs of the same code get the same folder."""
+    commands = [shlex.join(cell.overrides) for cell in cells]
+    return PaperStudy(paper, cells, Path(sweep_name(str(output_dir), paper.name, commands, None, fresh)))
 
 
 def preview(study: PaperStudy) -> tuple[list[str], bool]:
@@ -90,14 +82,11 @@ def preview(study: PaperStudy) -> tuple[list[str], bool]:
 def _look(study: PaperStudy, number: int, cell: PlannedCell) -> tuple[str | None, float | None]:
     """Return why a cell would be refused, and how long its run took if it has finished."""
     try:
-        config, choices = compose_run(cell.overrides)
-        admit(config)
+        chosen = admit(compose(cell.overrides).config)
     except UserError as error:
         return str(error), None
-    ended = find_ended(study.folder / f"{number:03d}", folder_name(config, choices))
-    if ended is None or ended[1] != "finished":
-        return None, None
-    return None, read_summary(ended[0])["seconds"]
+    before: tuple[Path, Summary] | None = finished(study.folder, digest_of(chosen))
+    return None, None if before is None else before[1]["seconds"]
 
 
 def _how_long(study: PaperStudy, seconds: Sequence[float]) -> str:

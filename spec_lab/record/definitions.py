@@ -185,6 +185,7 @@ DEFINITIONS: dict[str, str] = {
     ),
     "template": "Twelve digits of the chat template that wrote the prompts (SHA-256); none where there is no template.",
     "thinking_markers": "Whether the target's tokenizer has the tokens that thinking stands between.",
+    "shared_device": "Whether another process was on the run's device, which makes its times meaningless.",
     "memory": (
         "Bytes of the process in memory (RSS) when nothing of the run was loaded, and at most; on a GPU also what "
         "torch had allocated there at most."

@@ -21,7 +21,7 @@ class RunInfo:
 
     Attributes:
         name: the user's name for it.
-        choices: the name of each group's choice (`spec_lab.program.labels`), such as `{"prune": "catchup"}` or
+        choices: the name of each group's choice (`spec_lab.app.labels`), such as `{"prune": "catchup"}` or
             `{"sampling": "temperature0.7"}`.
         config: the resolved config, plain values only, paths as the user gave them.
         started_at: UTC, ISO 8601, to the microsecond.

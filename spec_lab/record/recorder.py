@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
-from spec_lab.core.errors import describe_error, is_interruption
+from spec_lab.core.errors import describe_error
 from spec_lab.record.measured import Divergence, Measured, RunInfo
 from spec_lab.record.metrics import OwnMetrics
 from spec_lab.record.row_schema import RequestDivergence, RequestRow, RoundRow
@@ -95,7 +95,7 @@ class Recorder:
             self._is_finished = True
 
     def _give_up(self, error: BaseException) -> None:
-        status: Status = "interrupted" if is_interruption(error) else "failed"
+        status: Status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         ended = "KeyboardInterrupt", *getattr(error, "__notes__", ())
         reason = "; ".join(ended) if status == "interrupted" else describe_error(error)
         self.finish(self._without_results(status, reason))

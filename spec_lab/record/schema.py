@@ -360,5 +360,6 @@ class Summary(Origin, Results):
     acceptance_lossless: bool | None
     row_invariant: NotRequired[bool | None]
     memory: NotRequired[Memory | None]
+    shared_device: NotRequired[bool]
     divergence: DivergenceCounts | None
     definitions: dict[str, str]

@@ -60,6 +60,7 @@ def build_summary(
     acceptance_lossless: bool | None = None,
     row_invariant: bool | None = None,
     memory: Memory | None = None,
+    shared_device: bool = False,
     metrics: OwnMetrics | None = None,
 ) -> Summary:
     """Make the summary of a run.
@@ -79,6 +80,7 @@ def build_summary(
         row_invariant: whether a row gets the same bits from the target alone and in a forward of a few rows; None if
             nothing was loaded.
         memory: memory of the process and its GPU; None if it was not measured.
+        shared_device: whether another process was on the device.
         metrics: the metrics of extensions.
     """
     own = metrics or OwnMetrics()
@@ -94,6 +96,7 @@ def build_summary(
         "acceptance_lossless": acceptance_lossless,
         "row_invariant": row_invariant,
         "memory": memory,
+        "shared_device": shared_device,
         **_results(main, references or {}, diverged, kernels, work or NOT_PROFILED, own),
         "divergence": None if divergences is None else _count_divergences(len(main.requests), divergences),
         "definitions": {**definitions.DEFINITIONS, **own.definitions},

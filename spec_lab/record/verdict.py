@@ -189,8 +189,8 @@ def _prompt_pass(summary: Summary) -> str:
 
 
 def _shared(summary: Summary) -> str:
-    """Say that the run's times are meaningless, if other jobs may have run at the same time."""
-    return "its times mean nothing (shared_device=true)" if summary["config"].get("shared_device") else ""
+    """Say that the run's times are meaningless, if another process was on its device."""
+    return "its times mean nothing, since another process was on its device" if summary.get("shared_device") else ""
 
 
 def _caveat(summary: Summary) -> str:

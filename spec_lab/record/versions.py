@@ -46,6 +46,7 @@ def upgraded_summary(summary: Summary) -> Summary:
     summary.setdefault("template", None)
     summary.setdefault("thinking_markers", None)
     summary.setdefault("memory", None)
+    summary.setdefault("shared_device", False)
     return summary
 
 

@@ -33,7 +33,7 @@ KERNEL_COLUMNS = ("name", "calls_per_round", "us_per_round")
 def tags_of(summary: Summary) -> list[str]:
     """Return a tag for each factor, such as `drafter=eagle3` or `batch_size=8`, by which W&B can filter and group.
 
-    A group's tag has its name from `spec_lab.program.labels`. Knobs in `UNNAMED` have tags of their own.
+    A group's tag has its name from `spec_lab.app.labels`. Knobs in `UNNAMED` have tags of their own.
     """
     factors = {group: name for group, name in summary["choices"].items() if group not in NOT_FACTORS}
     for key in UNNAMED:

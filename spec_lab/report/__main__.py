@@ -12,15 +12,9 @@ that varies its prompts still has all of its runs in one table.
   python -m spec_lab.report outputs/RUN outputs/OTHER --base 2 --csv runs.csv --figures figures
   python -m spec_lab.report outputs/drafters-sweep-1a2b3c4d --html drafters.html
   python -m spec_lab.report outputs/drafters-sweep-1a2b3c4d --markdown
-  python -m spec_lab.report --tail outputs/drafters-sweep-1a2b3c4d
 """
 
 from __future__ import annotations
-
-from spec_lab.program.interrupts import end_at_signals
-
-if __name__ == "__main__":
-    end_at_signals()
 
 import argparse
 import sys
@@ -28,11 +22,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from spec_lab.core.ending import ended, leave
 from spec_lab.core.errors import UserError, describe_os_error, one_line
-from spec_lab.program.ending import EXIT_CODES, LineParser, guarded
-from spec_lab.program.sweep_lock import is_sweep, was_left
 from spec_lab.record.runs import Run, search_runs
-from spec_lab.record.sinks import SUMMARY_FILE, write_asked
+from spec_lab.record.sinks import write_asked
 from spec_lab.report.comparable import NumberedRun, comparable_sets, numbered, refusals, sets_of_standards
 from spec_lab.report.cost_table import Cost, format_costs, read_costs
 from spec_lab.report.drafter_table import Cell, format_comparison, read_comparisons
@@ -54,12 +47,10 @@ from spec_lab.report.saved_plots import (
     study_drawings,
 )
 from spec_lab.report.study import Point, format_study, read_studies
-from spec_lab.report.tail import follow, format_ended
 
 OUTPUTS = Path("outputs")
 NEWEST = 10
 OTHERS = {
-    "tail": ("markdown", "html", "csv", "figures", "base", "anyway"),
     "markdown": ("html", "csv", "figures", "base"),
     "html": ("csv", "figures"),
 }
@@ -82,12 +73,12 @@ class Comparisons:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the report and return the exit code, which is 2 if there is no run to show."""
-    return guarded(lambda: _run(_parse(arguments)))
+    return ended(lambda: _report(_parse(arguments)))
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     layout = argparse.RawDescriptionHelpFormatter
-    parser = LineParser(prog="python -m spec_lab.report", description=__doc__, formatter_class=layout)
+    parser = argparse.ArgumentParser(prog="python -m spec_lab.report", description=__doc__, formatter_class=layout)
     parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help="a run, a sweep, or a folder of them")
     parser.add_argument("--last", type=int, help=f"without FOLDER, how many of the newest (default: {NEWEST})")
     parser.add_argument("--base", type=int, metavar="NUMBER", help="the run that others are compared with (default: 1)")
@@ -98,12 +89,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--figures", type=Path, metavar="DIR", help="save all figures there")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write one page to send: tables, figures, commands")
     parser.add_argument("--markdown", action="store_true", help="print one table for a document, and nothing else")
-    parser.add_argument("--tail", action="store_true", help="follow the sweep in FOLDER: print its jobs as they end")
     options = parser.parse_args(arguments)
     if options.last is not None and options.last < 1:
         raise UserError(f"--last={options.last} shows no run; use --last=1 or more")
-    if options.tail and len(options.folders) != 1:
-        raise UserError("--tail follows one sweep; name its FOLDER")
     if options.last is not None and options.folders:
         raise UserError(f"--last={options.last} is for the newest of {OUTPUTS}; leave it out, or the folders")
     _refuse_other_prints(options)
@@ -119,32 +107,17 @@ def _refuse_other_prints(options: argparse.Namespace) -> None:
             raise UserError(f"--{flag} prints only its own output; leave out --{left_out[0]}, or use two calls")
 
 
-def _run(options: argparse.Namespace) -> int:
-    return _tail(options.folders[0]) if options.tail else _report(options)
-
-
-def _tail(folder: Path) -> int:
-    if folder.is_dir() and not (is_sweep(folder) or (folder / SUMMARY_FILE).exists()):
-        _say([f"{folder} is not the folder of a sweep: its runs are shown as they end, until Ctrl-C"])
-    for number, run in enumerate(follow(folder, was_left), start=1):
-        print(format_ended(run, number), flush=True)
-    if was_left(folder):
-        _say([f"{folder}: the sweep was killed or interrupted; type its command again to continue it"])
-        return EXIT_CODES["failed"]
-    return EXIT_CODES["finished"]
-
-
 def _report(options: argparse.Namespace) -> int:
     runs, unreadable = search_runs(options.folders or [OUTPUTS])
     _say(f"left out: {reason}" for reason in unreadable)
     if not runs:
-        return EXIT_CODES["refused"]
+        return 2
     runs = runs if options.folders else runs[-(options.last or NEWEST) :]
     if options.base is not None and not 1 <= options.base <= len(runs):
         raise UserError(f"--base={options.base}: the runs are 1 to {len(runs)}; name one of them")
     if options.markdown:
         print(_markdown(runs, options.anyway))
-        return EXIT_CODES["finished"]
+        return 0
     all_runs = numbered(runs)
     sets = [all_runs] if options.anyway else comparable_sets(all_runs)
     found = [_compare(part, options.base) for part in sets]
@@ -154,14 +127,14 @@ def _report(options: argparse.Namespace) -> int:
         _say([*refusals(sets), *_left_out(found)])
         _write_html(runs, found, studies, [*unreadable, *refusals(sets), *_left_out(found)], options.html)
         print(options.html)
-        return EXIT_CODES["finished"]
+        return 0
     plots = _plots(found, studies, options)
     _say([*refusals(sets), *_left_out(found)])
     _say(plot.problem for plot in plots if plot.problem is not None)
     written = _write_csv(runs, options.csv) if options.csv is not None else []
     print(_text(runs, found, studies, plots, written))
     is_missing = options.figures is not None and any(plot.problem is not None for plot in plots)
-    return EXIT_CODES["failed" if is_missing else "finished"]
+    return 1 if is_missing else 0
 
 
 def _markdown(runs: Sequence[Run], anyway: bool) -> str:
@@ -294,4 +267,4 @@ def _say(reasons: Iterable[str]) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    leave(main)

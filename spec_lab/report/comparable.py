@@ -18,11 +18,10 @@ COMPARED_NUMBERS = (
 )  # fmt: skip
 """Numbers whose definitions must be the same in runs that are compared."""
 BESIDE_THE_RUN = (
-    *("output_dir", "dry_run", "fresh", "leave_out", "shared_device", "auto"),
+    *("output_dir", "fresh", "objective", "auto"),
     *("logger", "name", "record", "profile_rounds"),
 )
-"""Keys that say how a run is started, and where and what it records. They do not change what the run decodes, but
-`shared_device=true` makes times meaningless."""
+"""Keys that say how a run is started, and where and what it records. They do not change what the run decodes."""
 SHOWN_REASONS = 3
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spec_lab.program.table import format_table, paragraph
 from spec_lab.record.paired import PairedRatio, over_reference
 from spec_lab.record.time_metrics import draft_ms, in_plain_steps
 from spec_lab.record.wording import ABSENT, number
@@ -13,6 +12,7 @@ from spec_lab.report.cells import ratio_cell
 from spec_lab.report.comparable import NumberedRun
 from spec_lab.report.frame import predicted_speedup
 from spec_lab.report.known_options import ORACLE
+from spec_lab.report.table import format_table, paragraph
 
 TITLE = "What a round costs, in steps of plain decoding"
 NOTE = """\

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from spec_lab.program.table import format_table, paragraph, table_width, text_width
 from spec_lab.record.paired import PairedRatio, over_reference
 from spec_lab.record.runs import Run
 from spec_lab.record.schema import Summary
@@ -21,6 +20,7 @@ from spec_lab.record.wording import ABSENT, number
 from spec_lab.report.cells import ratio_cell
 from spec_lab.report.comparable import BESIDE_THE_RUN
 from spec_lab.report.frame import predicted_speedup
+from spec_lab.report.table import format_table, paragraph, table_width, text_width
 
 NOT_COMPARED = (*BESIDE_THE_RUN, "drafter")
 COLUMNS_EXPLAINED: Mapping[str, str] = {

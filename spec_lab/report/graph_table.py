@@ -8,7 +8,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from spec_lab.program.table import format_table, paragraph
 from spec_lab.record.paired import PairedRatio, over_reference
 from spec_lab.record.runs import Run
 from spec_lab.record.schema import Summary
@@ -17,6 +16,7 @@ from spec_lab.report.cells import ratio_cell
 from spec_lab.report.comparable import BESIDE_THE_RUN
 from spec_lab.report.known_options import EAGER, describe_mode, place_of_mode
 from spec_lab.report.lines_plot import PlottedNumber, ends_of
+from spec_lab.report.table import format_table, paragraph
 
 NOTE = """\
 ms a round: median over turns of the mean time of a round. to eager: this time over that of the same run without

@@ -50,7 +50,7 @@ def html_report(
         *_tables(COST_TITLE, COST_NOTE, (cost_cells(part) for part in costs if part)),
         *_figures(drawings),
         *_details(summaries),
-        Part("Commands", _commands(summaries)),
+        Part("Commands", _commands(runs)),
         Part("Machine", _machine(summaries)),
         Part("Definitions", html_page.definitions(list(DEFINITIONS.items()))),
     ]
@@ -130,8 +130,8 @@ def _categories(finished: dict[str, Summary]) -> str:
     return html_page.table(["run", "category", "requests", "acceptance length", "right answers"], rows, TEXTS)
 
 
-def _commands(summaries: Sequence[Summary]) -> str:
-    lines = [f"{command_of(summary)}" for summary in summaries]
+def _commands(runs: Sequence[Run]) -> str:
+    lines = list(map(command_of, runs))
     return html_page.code("\n".join(f"{line}  # {place}" for place, line in enumerate(lines, start=1)))
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, Literal
 
-from spec_lab.program.table import format_table
 from spec_lab.record.averages import ratio
 from spec_lab.record.paired import PairedRatio, over_reference
 from spec_lab.record.runs import Run
@@ -20,6 +19,7 @@ from spec_lab.record.schema import Summary
 from spec_lab.record.wording import ABSENT, number
 from spec_lab.report.cells import ratio_cell
 from spec_lab.report.comparable import BESIDE_THE_RUN
+from spec_lab.report.table import format_table
 
 Columns = Mapping[str, Callable[[Summary], str]]
 WORDS = ("prune", "prefill", "method", "drafts", "drafter", "drafting", "graph", "tree")

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from spec_lab.core.errors import UserError, visible
-from spec_lab.program.table import format_table, paragraph
 from spec_lab.record.answer_metrics import accuracy_change, answers_cut
 from spec_lab.record.reading import read_all_request_rows
 from spec_lab.record.runs import Run
@@ -19,6 +18,7 @@ from spec_lab.record.wording import ABSENT, number
 from spec_lab.report.bootstrap import Interval, bootstrap_difference
 from spec_lab.report.cells import interval_cell
 from spec_lab.report.study import NOT_COMPARED, key_without
+from spec_lab.report.table import format_table, paragraph
 
 NOTE = """\
 Gain: acceptance length minus that of the lossless run in the first line, with its 95 % interval over prompts. TV and

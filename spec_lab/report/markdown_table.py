@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from spec_lab.core.errors import UserError, one_line
-from spec_lab.program.table import paragraph
 from spec_lab.record.paired import over_reference
 from spec_lab.record.reading import read_all_request_rows
 from spec_lab.record.runs import Run
@@ -19,6 +18,7 @@ from spec_lab.report.bootstrap import bootstrap_acceptance_length
 from spec_lab.report.cells import interval_cell, ratio_cell
 from spec_lab.report.differing import knob_value, telling_apart
 from spec_lab.report.known_options import describe_rule
+from spec_lab.report.table import paragraph
 
 HEADER = (
     "drafter",

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spec_lab.core.errors import UserError, one_line
-from spec_lab.program.table import format_table, paragraph
 from spec_lab.record.mixed import are_mixed
 from spec_lab.record.paired import LEAST_TURNS, PairedRatio, over_reference
 from spec_lab.record.reading import read_all_request_rows
@@ -22,6 +21,7 @@ from spec_lab.report.bootstrap import NUM_RESAMPLES, SEED, Interval, bootstrap_a
 from spec_lab.report.cells import interval_cell, ratio_cell
 from spec_lab.report.comparable import NumberedRun
 from spec_lab.report.known_options import describe_rule
+from spec_lab.report.table import format_table, paragraph
 
 NOTE = f"""\
 difference: acceptance length less that of the base, with the 95 % interval of a bootstrap over prompts

@@ -8,7 +8,6 @@ from functools import partial, reduce
 from typing import Any
 
 from spec_lab.core.errors import one_line
-from spec_lab.program.table import format_table, paragraph, text_width
 from spec_lab.record.answer_metrics import answers_cut
 from spec_lab.record.definitions import DEFINITIONS
 from spec_lab.record.mixed import mixed_by_auto
@@ -22,6 +21,7 @@ from spec_lab.record.wording import ABSENT, gibibytes, number, percent
 from spec_lab.report.cells import accuracy_cell, ratio_cell
 from spec_lab.report.differing import knob_value, telling_apart
 from spec_lab.report.known_options import describe_rule
+from spec_lab.report.table import format_table, paragraph, text_width
 
 CUT = "cut"
 """Shown in place of an accuracy of 0 if all checked outputs ran into max_new_tokens; the definitions explain it."""

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from spec_lab.core.errors import UserError, visible
-from spec_lab.program.table import format_table, paragraph
 from spec_lab.record.answer_metrics import accuracy_change, answers_cut
 from spec_lab.record.reading import read_all_request_rows
 from spec_lab.record.row_schema import RequestRow
@@ -23,6 +22,7 @@ from spec_lab.report.bootstrap import Interval, bootstrap_acceptance_length
 from spec_lab.report.cells import accuracy_cell, interval_cell
 from spec_lab.report.comparable import BESIDE_THE_RUN
 from spec_lab.report.known_options import STRICT, describe_rule
+from spec_lab.report.table import format_table, paragraph
 
 NOTE = """\
 95 % intervals: acceptance length by bootstrap over requests, accuracy by Wilson's score, difference in percentage

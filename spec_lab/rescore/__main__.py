@@ -13,32 +13,27 @@ extensions=[MODULE] names the module of rules from an extension. FOLDER may be a
 
 from __future__ import annotations
 
-from spec_lab.program.interrupts import end_at_signals
-
-if __name__ == "__main__":
-    end_at_signals()
-
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from spec_lab.core.ending import ended, leave
 from spec_lab.core.errors import UserError
 from spec_lab.menu.config import DrafterConfig
-from spec_lab.program.ending import EXIT_CODES, LineParser, guarded
-from spec_lab.program.named_rules import is_of_a_rule, read_rules
 from spec_lab.record.reading import read_request_rows, read_summary
 from spec_lab.record.verify_rows import VerifyRows, load_verify_rows
+from spec_lab.rescore.rules import is_of_a_rule, read_rules
 from spec_lab.rescore.table import Judgement, format_judgements
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table, and return the exit code: 2 if a rule or the run is refused."""
-    return guarded(lambda: _rescore(_parse(arguments)))
+    return ended(lambda: _rescore(_parse(arguments)))
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     layout = argparse.RawDescriptionHelpFormatter
-    parser = LineParser(prog="python -m spec_lab.rescore", description=__doc__, formatter_class=layout)
+    parser = argparse.ArgumentParser(prog="python -m spec_lab.rescore", description=__doc__, formatter_class=layout)
     parser.add_argument("folder", metavar="FOLDER", help="the folder of a run")
     parser.add_argument("rules", nargs="+", metavar="RULE", help="acceptance=RULE, then its acceptance.KNOB=VALUE")
     options = parser.parse_args(arguments)
@@ -72,7 +67,7 @@ def _rescore(options: argparse.Namespace) -> int:
     ]
     own = Judgement(f"{summary['choices'].get('acceptance', 'unknown')} (the run's own)", _recorded(rows))
     print(format_judgements(own, judged, categories))
-    return EXIT_CODES["finished"]
+    return 0
 
 
 def _recorded(rows: VerifyRows) -> dict[str, list[int]]:
@@ -83,4 +78,4 @@ def _recorded(rows: VerifyRows) -> dict[str, list[int]]:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    leave(main)

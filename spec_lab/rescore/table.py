@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from spec_lab.program.table import format_table, paragraph
 from spec_lab.record.wording import ABSENT, number
+from spec_lab.report.table import format_table, paragraph
 
 NOTE = """\
 Acceptance length as judged: accepted drafts a round, plus one, over all recorded rounds, before any cut by end of

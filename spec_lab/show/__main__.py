@@ -11,22 +11,17 @@ Without ID the requests are listed. Without colours (NO_COLOR, no terminal), tok
 
 from __future__ import annotations
 
-from spec_lab.program.interrupts import end_at_signals
-
-if __name__ == "__main__":
-    end_at_signals()
-
 import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from spec_lab.core.ending import ended, leave
 from spec_lab.core.errors import UserError
-from spec_lab.program.ending import EXIT_CODES, LineParser, guarded
-from spec_lab.program.table import format_table
 from spec_lab.record.reading import read_request_rows, read_summary
 from spec_lab.record.sinks import write_asked
 from spec_lab.record.wording import number
+from spec_lab.report.table import format_table
 from spec_lab.show.html import page
 from spec_lab.show.rounds import load_request
 from spec_lab.show.terminal import format_request, wants_colour
@@ -34,12 +29,12 @@ from spec_lab.show.terminal import format_request, wants_colour
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the request, and return the exit code: 2 if there is no such run or request."""
-    return guarded(lambda: _show(_parse(arguments)))
+    return ended(lambda: _show(_parse(arguments)))
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     layout = argparse.RawDescriptionHelpFormatter
-    parser = LineParser(prog="python -m spec_lab.show", description=__doc__, formatter_class=layout)
+    parser = argparse.ArgumentParser(prog="python -m spec_lab.show", description=__doc__, formatter_class=layout)
     parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a run")
     parser.add_argument("id", nargs="?", metavar="ID", help="of a request; without it, the requests are listed")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page instead")
@@ -52,14 +47,14 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def _show(options: argparse.Namespace) -> int:
     if options.id is None:
         print(_list(options.run))
-        return EXIT_CODES["finished"]
+        return 0
     request = load_request(options.run, options.id)
     if options.html is None:
         print(format_request(request, wants_colour(sys.stdout)))
-        return EXIT_CODES["finished"]
+        return 0
     write_asked("--html", options.html, page(request))
     print(options.html)
-    return EXIT_CODES["finished"]
+    return 0
 
 
 def _list(folder: Path) -> str:
@@ -83,4 +78,4 @@ def _list(folder: Path) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    leave(main)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TextIO
 
 from spec_lab.core.errors import visible
-from spec_lab.program.table import paragraph, table_width
+from spec_lab.report.table import paragraph, table_width
 from spec_lab.show.looks import LOOKS, OriginLook, counts
 from spec_lab.show.rounds import ShownRequest, Token
 

@@ -6,19 +6,14 @@ the view as JSON, and needs neither key nor network.
 
 from __future__ import annotations
 
-from spec_lab.program.interrupts import end_at_signals
-
-if __name__ == "__main__":
-    end_at_signals()
-
 import argparse
 import json
 import sys
 from collections.abc import Sequence
 from typing import Any
 
+from spec_lab.core.ending import ended, leave
 from spec_lab.core.errors import UserError
-from spec_lab.program.ending import LineParser, guarded
 
 REACH_SECONDS = 5
 
@@ -26,11 +21,11 @@ REACH_SECONDS = 5
 def main(arguments: Sequence[str] | None = None) -> int:
     """Save or print what `arguments` (default: those of the process) ask for and return the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    return guarded(lambda: _run(arguments))
+    return ended(lambda: _run(arguments))
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = LineParser(
+    parser = argparse.ArgumentParser(
         prog="python -m spec_lab.workspace",
         description="Lay out the page of a W&B project: acceptance, speed and kernel time. Saving needs W&B's server.",
     )
@@ -105,4 +100,4 @@ def _reach(address: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main)
