@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from spec_lab.app.compose import compose
+import spec_lab
 from spec_lab.menu.refusals.run import refusals
 from spec_lab.record.scalars import scalar_paths
 
@@ -38,7 +38,7 @@ def command_at(sweep: dict[str, Any], end: int) -> list[str]:
 def test_both_ends_of_the_space_compose(path: Path, end: int, empty_folder: Path) -> None:
     command = command_at(yaml.safe_load(path.read_text()), end)
     assert command[:4] == ["/usr/bin/env", "python", "-m", "spec_lab"]
-    config = compose(command[4:]).config
+    config = spec_lab.compose(command[4:]).config
     assert refusals(config) == []
     assert config.logger.name == "wandb", "else the sweep gets no metric"  # type: ignore[attr-defined]
 
