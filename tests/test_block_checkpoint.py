@@ -36,6 +36,8 @@ BLOCKS = {
     "pure": TinyBlock(layout="deepspec", anchor_first=True, confidence=True),
     "windows": TinyBlock(anchor_first=True, window=5),
     "speculators": TinyBlock(layout="speculators", window=4, non_causal=False),
+    "moving": TinyBlock(anchor_first=True, window=5, is_causal=False),
+    "causal": TinyBlock(anchor_first=True, is_causal=True, embedding_scale=2.5, output_multiplier=0.5, softcap=30.0),
 }
 
 
@@ -61,6 +63,9 @@ NO_PLACE = {
     ("lilicorr", DEEPSPEC): "head",
     ("speculators", DEEPSPEC): "slots",
     ("windows", DEEPSPEC): "window",
+    ("moving", SPECULATORS): "window",
+    ("moving", DEEPSPEC): "window",
+    ("causal", DEEPSPEC): "window",
 }
 """Blocks with a part that a layout cannot hold."""
 
@@ -129,6 +134,9 @@ def test_the_mask_token_has_several_names(target: ModelConfig, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("block", "named"),
     [
+        (TinyBlock(keys={"dflash_config": {"mask_token_id": 1}}), "target_layer_ids is missing"),
+        (TinyBlock(layout="speculators", keys={"aux_hidden_state_layer_ids": None}), "aux_hidden_state_layer_ids is"),
+        (TinyBlock(keys={"dflash_config": {"attention_sink_bias": True}}), "dflash_config has attention_sink_bias"),
         (TinyBlock(outputs=(1, 7)), "target_layer_ids must be ascending numbers from -1 to 6"),
         (TinyBlock(layout="speculators", outputs=(1, 9)), "must be ascending numbers from 0 to 7"),
         (TinyBlock(keys={"vocab_size": 200}), "vocab_size is 200, the target has 160"),

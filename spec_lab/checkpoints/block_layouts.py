@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from spec_lab.checkpoints.block_config import BlockConfig, Causality, ConvSizes, SlotReading, Slots, default_taps
+from spec_lab.checkpoints.block_config import BlockConfig, Causality, ConvSizes, SlotReading, Slots, embedding_scale
 from spec_lab.checkpoints.block_heads import (
     GruSizes,
     HeadKind,
@@ -30,6 +30,20 @@ from spec_lab.core.errors import UserError
 
 KNOB = "drafter.path"
 MASK_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
+KNOWN_KEYS = frozenset(
+    (
+        *("target_layer_ids", "block_size", "num_target_layers", "draft_vocab_size", *MASK_KEYS),
+        *("sample_from_anchor", "projector_type", "shift_label", "pure_draft_prefix_len"),
+        *("is_causal", "causal", "sliding_window_non_causal", "use_swa", "swa_window_size"),
+        *("input_embedding_scale", "output_multiplier", "final_logit_softcapping"),
+        *("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"),
+        *("markov_rank", "markov_head_type", "gru_hidden_dim", "emb_dim"),
+        *("enable_confidence_head", "confidence_head_with_markov", "confidence_head_alpha"),
+        *("lilicorr_candidate_topk", "lilicorr_hidden_size", "lilicorr_num_layers", "lilicorr_num_heads"),
+        *("lilicorr_mlp_ratio", "lilicorr_factor_dim", "lilicorr_vector_eps", "lilicorr_logit_scale"),
+    )
+)
+"""The keys of `dflash_config` that are read, or that only training reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +118,11 @@ def read_block_config(folder: Path, target: ModelConfig, knob: str = KNOB) -> tu
     body = _body(file, target)
     block_size = fields.integer("block_size", least=2, most=256)
     numbers = fields.integers(layout.taps_key)
-    taps = default_taps(target.num_layers, body.num_layers) if numbers is None else layout.spelling.read(numbers)
+    if numbers is None:
+        raise UserError(f"{file.source}: {layout.taps_key} is missing; add the layers that the drafter was trained on")
+    taps = layout.spelling.read(numbers)
+    causality = _causality(fields)
+    is_capped = bool(fields.values.get("final_logit_softcapping"))  # 0 is no cap
     config = BlockConfig(
         body=body,
         block_size=block_size,
@@ -114,8 +132,12 @@ def read_block_config(folder: Path, target: ModelConfig, knob: str = KNOB) -> tu
         mask_token_id=_mask_token_id(fields, body.vocab_size),
         head=_head(fields),
         draft_vocab_size=fields.integer("draft_vocab_size", body.vocab_size),
-        causality=_causality(fields),
+        causality=causality,
+        window_moves=_window_moves(fields, layout, body) and causality == Causality.none,
         conv=_conv(fields),
+        embedding_scale=fields.number("input_embedding_scale", embedding_scale(target)),
+        logit_scale=fields.number("output_multiplier", 1.0),
+        logit_softcap=fields.number("final_logit_softcapping") if is_capped else None,
     )
     _refuse_other_target(config, target, file)
     _refuse_taps(taps, target, file)
@@ -150,6 +172,8 @@ def read_block_file(folder: Path, knob: str = KNOB) -> BlockFile:
             f"speculators' {', '.join(SPECULATORS_DEFAULTS)}"
         )
     nested = top.object("dflash_config")
+    if unknown := [key for key, value in nested.items() if value and key not in KNOWN_KEYS]:
+        raise UserError(f"{source}: dflash_config has {', '.join(unknown)}, which is not supported")
     is_dspark = "DSparkDraftModel" in names or nested.get("projector_type") == "dspark" or layout is DEEPSPEC
     implied = {"sample_from_anchor": True} if is_dspark else {}
     return BlockFile(layout, ConfigFields({**implied, **config, **nested}, source), config, knob)
@@ -203,10 +227,19 @@ def _mask_token_id(fields: ConfigFields, vocab_size: int) -> int:
 
 
 def _causality(fields: ConfigFields) -> Causality:
-    if fields.flag("causal"):
-        return Causality.all
+    """Read which layers are causal. z-lab's `is_causal` and vLLM's `causal` decide for all layers if they are there."""
+    for key in ("is_causal", "causal"):
+        if fields.has(key):
+            return Causality.all if fields.flag(key) else Causality.none
     sees_whole_block = fields.flag("sliding_window_non_causal") or fields.flag("use_swa")
     return Causality.none if sees_whole_block else Causality.windows
+
+
+def _window_moves(fields: ConfigFields, layout: BlockLayout, body: ModelConfig) -> bool:
+    """Return whether each row has a window of its own, as in z-lab's model; `sliding_window_non_causal` is speculators'
+    window, which ends at the block."""
+    has_window = any(plan.window is not None for plan in body.layers)
+    return layout is ZLAB and has_window and not fields.flag("sliding_window_non_causal")
 
 
 def _conv(fields: ConfigFields) -> ConvSizes | None:
