@@ -310,6 +310,9 @@ def test_refuses_broken_vocabulary_maps(tmp_path: Path) -> None:
         rewrite_tensors(tmp_path, {"d2t": d2t, "t2d": t2d} | changes)
         with refused(tmp_path, fragment):
             load(tmp_path)
+    rewrite_tensors(tmp_path, {"d2t": torch.zeros_like(d2t)}, drop=("t2d",))
+    with refused(tmp_path, "d2t is all zeros"):
+        load(tmp_path)
     rewrite_tensors(tmp_path, {}, drop=("d2t",))
     with refused(tmp_path, "d2t is missing", "120", "160"):
         load(tmp_path)

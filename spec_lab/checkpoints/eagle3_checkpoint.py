@@ -126,6 +126,8 @@ def checked_vocabulary(
         if name in maps and maps[name].shape != (size,):
             raise UserError(f"{source}: {name} has shape {list(maps[name].shape)}, config.json says [{size}]")
     d2t = maps["d2t"].to(torch.int64)
+    if draft_size < target_size and "t2d" not in maps and not d2t.any():
+        raise UserError(f"{source}: d2t is all zeros and there is no t2d; set {knob} to a checkpoint that was trained")
     target_ids = torch.arange(draft_size) + d2t
     outside = target_ids[(target_ids < 0) | (target_ids >= target_size)]
     if len(outside):

@@ -297,6 +297,7 @@ def _provenance(lab: Lab) -> Provenance:
         stored_types=quantizations(path) if is_gguf(path) and not is_random else None,
         template=NO_TEMPLATE if is_random else template_digest(path),
         thinking_markers=lab.models.markers is not None,
+        warnings=list(dict.fromkeys(lab.models.warnings)),
     )
 
 

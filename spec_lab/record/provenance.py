@@ -49,6 +49,7 @@ class Provenance:
     stored_types: list[str] | None = None
     template: str | None = None
     thinking_markers: bool | None = None
+    warnings: list[str] = field(default_factory=list)
 
 
 def collect_provenance(
@@ -61,6 +62,7 @@ def collect_provenance(
     stored_types: list[str] | None = None,
     template: str | None = None,
     thinking_markers: bool | None = None,
+    warnings: list[str] | None = None,
 ) -> Provenance:
     """Collect the provenance from this process and machine, without network.
 
@@ -72,6 +74,7 @@ def collect_provenance(
         stored_types: the types in a GGUF file; None for other files.
         template: digest of the chat template, twelve digits; `none` if there is none.
         thinking_markers: whether the tokenizer has tokens that begin and end thinking.
+        warnings: what may make the numbers mean less than they seem to, in sentences.
     """
     return Provenance(
         versions=package_versions(),
@@ -87,6 +90,7 @@ def collect_provenance(
         stored_types=stored_types,
         template=template,
         thinking_markers=thinking_markers,
+        warnings=warnings or [],
     )
 
 

@@ -322,6 +322,7 @@ class Origin(TypedDict):
     stored_types: NotRequired[list[str] | None]
     template: NotRequired[str | None]
     thinking_markers: NotRequired[bool | None]
+    warnings: NotRequired[list[str]]
 
 
 class Comparison(TypedDict):

@@ -152,6 +152,7 @@ def _origin(info: RunInfo) -> Origin:
         stored_types=provenance.stored_types,
         template=provenance.template,
         thinking_markers=provenance.thinking_markers,
+        warnings=provenance.warnings,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
@@ -50,6 +50,7 @@ class DrafterBuild:
     Attributes:
         kernels: the run's kernels.
         experts_read: counters for the layers with experts.
+        warnings: what the record must say of this run, in sentences; a loader may add to it.
     """
 
     target: Decoder
@@ -58,6 +59,7 @@ class DrafterBuild:
     device: torch.device
     dtype: torch.dtype
     experts_read: ExpertsRead
+    warnings: list[str]
 
     def beside_target(
         self, model: Callable[..., Beside], config: object, tensors: Mapping[str, torch.Tensor]
@@ -91,6 +93,7 @@ class TargetBuild:
         kernels: the run's kernels.
         experts_read: counters for the layers with experts, of the target and the drafter.
         markers: markers of the thinking phase; None if none are given.
+        warnings: what the record must say of this run, in sentences.
     """
 
     target: Decoder
@@ -100,6 +103,7 @@ class TargetBuild:
     dtype: torch.dtype
     experts_read: ExpertsRead
     markers: ThinkingMarkers | None = None
+    warnings: list[str] = field(default_factory=list)
 
     @property
     def row_invariant(self) -> bool:
@@ -127,7 +131,8 @@ class TargetBuild:
     @property
     def of_drafters(self) -> DrafterBuild:
         """Return the parts that a drafter is made from."""
-        return DrafterBuild(self.target, self.backend, self.kernels, self.device, self.dtype, self.experts_read)
+        shared = self.target, self.backend, self.kernels, self.device, self.dtype, self.experts_read
+        return DrafterBuild(*shared, self.warnings)
 
 
 def resolve_device(name: str) -> torch.device:

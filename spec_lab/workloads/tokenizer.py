@@ -155,6 +155,17 @@ class TargetTokenizer:
         return ids
 
 
+def num_other_tokens(folder: Path, other: Path) -> int | None:
+    """Return how many ids mean other tokens in two tokenizers, each of a folder or a GGUF file; None if one has
+    none."""
+    paths = [path if is_gguf(path) else path / "tokenizer.json" for path in (folder, other)]
+    if not all(path.is_file() for path in paths):
+        return None
+    one, two = ((gguf_tokenizer(path) if is_gguf(path) else _from_json(path)) for path in paths)
+    tokens = {token_id: token for token, token_id in one.get_vocab().items()}
+    return sum(tokens.get(token_id, token) != token for token, token_id in two.get_vocab().items())
+
+
 def _from_json(path: Path) -> tokenizers.Tokenizer:
     """Read a `tokenizer.json`. Its settings for truncation and padding, which are for training, are ignored."""
     from tokenizers import Tokenizer
