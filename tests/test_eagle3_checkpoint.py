@@ -200,8 +200,8 @@ def test_refuses_a_layer_of_another_family_or_rope(tmp_path: Path) -> None:
     make_tiny_eagle3(tmp_path, TARGET, model_type="deepseek_v3")
     with refused(tmp_path / "config.json", "'deepseek_v3'", "llama, qwen3"):
         load(tmp_path)
-    make_tiny_eagle3(tmp_path, TARGET, rope_scaling={"rope_type": "yarn", "factor": 4.0})
-    with refused(tmp_path / "config.json", "'yarn'"):
+    make_tiny_eagle3(tmp_path, TARGET, rope_scaling={"rope_type": "ntk_parts", "factor": 4.0})
+    with refused(tmp_path / "config.json", "'ntk_parts'"):
         load(tmp_path)
 
 

@@ -189,7 +189,7 @@ def test_refusals_of_the_family(checkpoints: Any, tmp_path: Path) -> None:
     changes: list[tuple[dict[str, Any], tuple[str, ...]]] = [
         ({"architectures": ["DeepseekV2ForCausalLM"]}, ("DeepSeek-V2's routing",)),
         ({"qk_rope_head_dim": 7}, ("qk_rope_head_dim 7 is odd",)),
-        ({"rope_parameters": {"rope_type": "longrope"}}, ("'longrope'",)),
+        ({"rope_parameters": {"rope_type": "ntk_parts"}}, ("'ntk_parts'",)),
         ({"hidden_act": "gelu"}, ("'gelu'",)),
         ({"scoring_func": "softmax", "first_k_dense_replace": 1}, ("scoring_func 'softmax'",)),
         ({"moe_layer_freq": 2}, ("moe_layer_freq",)),

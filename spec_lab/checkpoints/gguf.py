@@ -12,7 +12,14 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spec_lab.checkpoints.gguf_file import ROPE_FACTORS, GgufFile, TensorPlace, read_head
+from spec_lab.checkpoints.gguf_file import (
+    LONG_FACTORS,
+    ROPE_FACTORS,
+    SHORT_FACTORS,
+    GgufFile,
+    TensorPlace,
+    read_head,
+)
 from spec_lab.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -102,7 +109,7 @@ def gguf_tensors(path: Path) -> dict[str, GgufTensor]:
     permuted = {"attn_q": heads, "attn_k": file.integer(f"{name}.attention.head_count_kv", heads)}
     tensors = {}
     for place in file.places.values():
-        if place.name != ROPE_FACTORS:
+        if place.name not in (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS):
             kind = _kind_in_layer(place.name)
             num_heads = permuted.get(kind) if name in PERMUTED else None
             if num_heads is not None and (num_heads < 1 or place.shape[0] % (2 * num_heads)):

@@ -12,7 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from spec_lab.checkpoints.gguf_file import ROPE_FACTORS, GgufFile, read_head
+from spec_lab.checkpoints.gguf_file import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, GgufFile, read_head
 from spec_lab.core.errors import UserError
 
 ARCHITECTURES: Mapping[str, str] = {
@@ -24,12 +24,12 @@ READ_KEYS = (
     "vocab_size", "context_length", "embedding_length", "block_count", "feed_forward_length",
     "attention.head_count", "attention.head_count_kv", "attention.layer_norm_rms_epsilon", "attention.key_length",
     "attention.value_length", "rope.dimension_count", "rope.freq_base", "rope.scaling.type", "rope.scaling.factor",
-    "rope.scaling.original_context_length",
+    "rope.scaling.original_context_length", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
 )  # fmt: skip
 NOTHING_SAID = ("tensor_data_layout", "rope.scaling.finetuned")
 """Keys that are not read, since they do not change the forward pass."""
 AMPLITUDE = "rope.scaling.attn_factor"
-"""The factor of cosines and sines. It is not read, so it must be 1."""
+"""The factor of cosines and sines. It is read with `longrope`; elsewhere it must be 1."""
 
 F32 = 0
 LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -80,6 +80,8 @@ def gguf_config(path: Path) -> dict[str, Any]:
 def _refuse_unknown_keys(file: GgufFile, name: str) -> None:
     """Refuse keys of the architecture that are not read here, since they may change the forward pass."""
     known = {f"{name}.{key}" for key in (*READ_KEYS, *NOTHING_SAID)}
+    if file.text(f"{name}.rope.scaling.type", "none") == "longrope":
+        known.add(f"{name}.{AMPLITUDE}")
     unknown = [key for key in file.metadata if key.startswith(f"{name}.") and key not in known]
     # Converters write a zero count for parts that a model does not have.
     neutral = {f"{name}.{AMPLITUDE}": (1.0,)}
@@ -125,7 +127,7 @@ def _end_tokens(file: GgufFile) -> list[int]:
 
 
 def _rope_scaling(file: GgufFile, name: str) -> dict[str, Any] | None:
-    factors = _rope_factors(file)
+    factors = _rope_factors(file, ROPE_FACTORS)
     kind = file.text(f"{name}.rope.scaling.type", "none")
     if kind == "none" and factors is not None:
         return _llama3_rope(file, name, factors)
@@ -135,22 +137,34 @@ def _rope_scaling(file: GgufFile, name: str) -> dict[str, Any] | None:
         )
     if kind == "none":
         return None
-    return {"rope_type": kind, "factor": file.number(f"{name}.rope.scaling.factor")}
+    scaling = f"{name}.rope.scaling"
+    found: dict[str, Any] = {"rope_type": kind}
+    original = file.integer(f"{scaling}.original_context_length", 0)
+    if original:
+        found["original_max_position_embeddings"] = original
+    if kind == "longrope":
+        long, short = (_rope_factors(file, tensor) for tensor in (LONG_FACTORS, SHORT_FACTORS))
+        amplitude = file.number(f"{name}.{AMPLITUDE}", 1.0)
+        return found | {"long_factor": long, "short_factor": short, "attention_factor": amplitude}
+    if kind == "yarn":
+        found["beta_fast"] = file.number(f"{scaling}.yarn_beta_fast", 32.0)
+        found["beta_slow"] = file.number(f"{scaling}.yarn_beta_slow", 1.0)
+    return found | {"factor": file.number(f"{scaling}.factor")}
 
 
-def _rope_factors(file: GgufFile) -> list[float] | None:
-    """Return the divisor of each frequency; None if there are none, or all are 1."""
-    place = file.places.get(ROPE_FACTORS)
+def _rope_factors(file: GgufFile, tensor: str) -> list[float] | None:
+    """Return the divisor of each frequency; None if there are none, or all of Llama 3's are 1."""
+    place = file.places.get(tensor)
     if place is None:
         return None
     count = prod(place.shape)
     begin = file.data_start + place.offset
     if place.code != F32 or begin + 4 * count > file.num_bytes:
-        raise UserError(f"{file.path}: {ROPE_FACTORS} must be float32 inside the file; convert the model again")
+        raise UserError(f"{file.path}: {tensor} must be float32 inside the file; convert the model again")
     with file.path.open("rb") as source:
         source.seek(begin)
         factors = list(struct.unpack(f"<{count}f", source.read(4 * count)))
-    return None if all(factor == 1.0 for factor in factors) else factors
+    return None if tensor == ROPE_FACTORS and all(factor == 1.0 for factor in factors) else factors
 
 
 def _llama3_rope(file: GgufFile, name: str, factors: list[float]) -> dict[str, Any]:

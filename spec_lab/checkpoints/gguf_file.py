@@ -22,6 +22,7 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_DIMENSIONS = 4
 ROPE_FACTORS = "rope_freqs.weight"
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 """This tensor is not a weight but holds the divisors of the rotary embedding's frequencies."""
 STRING, ARRAY = 8, 9
 SCALARS: Mapping[int, str] = {

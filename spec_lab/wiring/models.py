@@ -197,9 +197,12 @@ def load_models(
         torch.backends.cuda.enable_cudnn_sdp(False)
     model_config = read_model_config(folder)
     _refuse_target(chosen, model_config, max_seq_len)
-    # Positions past the target's last one are clamped to the last row of the table.
+    # Positions past the table's last row are clamped to it. A table reaches past the length before a scaling only if
+    # sequences do, since its frequencies depend on that (`models.rope`).
     behind = max(behind, rows_behind(chosen, config.drafter.num_draft_tokens))
-    max_positions = min(model_config.max_position_embeddings, max_seq_len + behind)
+    ropes = (plan.rope for plan in model_config.layers if plan.rope.scaling in ("dynamic", "longrope"))
+    ends = {rope.original_max_position_embeddings for rope in ropes} | {model_config.max_position_embeddings}
+    max_positions = min(end for end in (*ends, max_seq_len + behind) if end >= max_seq_len)
     kernels = KERNELS[config.kernels](device, dtype, config.row_invariant)
     context = BackendContext(
         config.cache.page_size, max_positions, device, dtype, kernels.rope_write, kernels.torch_attention

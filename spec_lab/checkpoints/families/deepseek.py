@@ -13,7 +13,7 @@ from typing import Any
 from spec_lab.checkpoints.config import MAX_LAYERS, ModelConfig
 from spec_lab.checkpoints.families.experts import read_sigmoid_experts
 from spec_lab.checkpoints.families.plain import refuse_unsupported
-from spec_lab.checkpoints.families.yarn import read_rope_or_yarn
+from spec_lab.checkpoints.families.rope import read_rope, score_factor
 from spec_lab.checkpoints.json_input import ConfigFields, shown
 from spec_lab.checkpoints.latent_sizes import LatentSizes
 from spec_lab.checkpoints.plan import LayerPlan
@@ -104,7 +104,7 @@ def _read(config: Mapping[str, Any], source: str, family: str, defaults: Mapping
 
 def read_latent_plan(fields: ConfigFields, max_positions: int) -> LayerPlan:
     """Read the plan of a layer with latent attention and a dense MLP."""
-    scored = read_rope_or_yarn(fields, max_positions)
+    rope = read_rope(fields, max_positions)
     rotated = fields.integer("qk_rope_head_dim", 64)
     if rotated % 2:
         raise UserError(f"{fields.source}: qk_rope_head_dim {rotated} is odd; the rotary embedding needs an even one")
@@ -116,13 +116,13 @@ def read_latent_plan(fields: ConfigFields, max_positions: int) -> LayerPlan:
         v_head_dim=fields.integer("v_head_dim"),
         interleaved=fields.flag("rope_interleave", True),
         bias=fields.flag("attention_bias"),
-        mscale=scored.mscale,
+        mscale=score_factor(fields, rope),
     )
     return LayerPlan(
         num_heads=fields.integer("num_attention_heads"),
         num_kv_heads=1,
         head_dim=rotated,
-        rope=scored.rope,
+        rope=rope,
         intermediate_size=fields.integer("intermediate_size"),
         latent=sizes,
     )

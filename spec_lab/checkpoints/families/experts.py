@@ -11,7 +11,8 @@ from typing import Any
 
 from spec_lab.checkpoints.config import MAX_LAYERS, ModelConfig
 from spec_lab.checkpoints.expert_sizes import ExpertSizes, RouterScores
-from spec_lab.checkpoints.families.plain import read_rope, refuse_unsupported
+from spec_lab.checkpoints.families.plain import refuse_unsupported
+from spec_lab.checkpoints.families.rope import num_positions, read_rope
 from spec_lab.checkpoints.json_input import ConfigFields, shown
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.core.errors import UserError
@@ -155,7 +156,7 @@ def _model(fields: ConfigFields, family: str, layers: tuple[LayerPlan, ...]) -> 
         vocab_size=vocab_size,
         hidden_size=fields.integer("hidden_size"),
         rms_norm_eps=fields.epsilon("rms_norm_eps"),
-        max_position_embeddings=fields.integer("max_position_embeddings"),
+        max_position_embeddings=num_positions(layers[0].rope, fields.integer("max_position_embeddings")),
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
         layers=layers,
         eos_token_ids=fields.token_ids("eos_token_id", vocab_size),

@@ -15,7 +15,8 @@ from spec_lab.checkpoints.config import MAX_LAYERS, ModelConfig, text_part
 from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
 from spec_lab.checkpoints.expert_sizes import ExpertSizes
 from spec_lab.checkpoints.families.experts import read_softmax_experts, with_defaults
-from spec_lab.checkpoints.families.plain import read_rope, refuse_unsupported
+from spec_lab.checkpoints.families.plain import refuse_unsupported
+from spec_lab.checkpoints.families.rope import num_positions, read_rope
 from spec_lab.checkpoints.json_input import ConfigFields, shown
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.core.errors import UserError
@@ -83,14 +84,15 @@ def _read(config: dict[str, Any], source: str, defaults: Mapping[str, Any], has_
     _refuse_other_gates(fields)
     vocab_size = fields.integer("vocab_size")
     max_positions = fields.integer("max_position_embeddings", 32768)
+    layers = _layers(fields, max_positions, has_experts)
     return ModelConfig(
         family="hybrid",
         vocab_size=vocab_size,
         hidden_size=fields.integer("hidden_size"),
         rms_norm_eps=fields.epsilon("rms_norm_eps", 1e-6),
-        max_position_embeddings=max_positions,
+        max_position_embeddings=num_positions(layers[0].rope, max_positions),
         tie_word_embeddings=whole.flag("tie_word_embeddings", fields.flag("tie_word_embeddings")),
-        layers=_layers(fields, max_positions, has_experts),
+        layers=layers,
         eos_token_ids=fields.token_ids("eos_token_id", vocab_size) or whole.token_ids("eos_token_id", vocab_size),
         bos_token_id=fields.optional_integer("bos_token_id"),
     )

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from spec_lab.checkpoints.config import MAX_LAYERS, ModelConfig
+from spec_lab.checkpoints.families.rope import num_positions, read_rope
 from spec_lab.checkpoints.json_input import ConfigFields, shown
 from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
 from spec_lab.checkpoints.quantization import read_block
@@ -47,7 +48,7 @@ def _read(fields: ConfigFields, family: Family) -> ModelConfig:
         vocab_size=vocab_size,
         hidden_size=fields.integer("hidden_size"),
         rms_norm_eps=fields.epsilon("rms_norm_eps", 1e-6),
-        max_position_embeddings=max_positions,
+        max_position_embeddings=num_positions(plan.rope, max_positions),
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
         layers=tuple(replace(plan, window=window) for window in _layer_windows(fields, num_layers, family)),
         eos_token_ids=fields.token_ids("eos_token_id", vocab_size),
@@ -90,68 +91,6 @@ def refuse_unsupported(fields: ConfigFields) -> None:
     if activation != "silu":
         raise UserError(f"{fields.source}: hidden_act {shown(activation)} is not supported; supported is 'silu'")
     read_block(fields.values, fields.source)
-
-
-def rope_fields(config: ConfigFields) -> ConfigFields:
-    """Collect the keys of the only rotary embedding from all places where a config may have them.
-
-    Raises:
-        UserError: the keys are separate for each type of layer, or two places contradict each other; transformers
-            silently uses one of them.
-    """
-    said: dict[str, Any] = {}
-    top_level = {"rope_theta": config.values.get("rope_theta")}
-    for place in (config.object("rope_parameters"), config.object("rope_scaling"), top_level):
-        if any(isinstance(value, dict) for value in place.values()):
-            # transformers reads such parameters for no family here: Llama skips them, the Qwen families fail.
-            raise UserError(
-                f"{config.source}: rope parameters keyed by layer type are not supported; use one set for all layers"
-            )
-        for key, value in place.items():
-            name = "rope_type" if key == "type" else key
-            if value is not None and said.setdefault(name, value) != value:
-                raise UserError(
-                    f"{config.source}: {name} is {shown(said[name])} in one place and {shown(value)} in another; "
-                    "remove the one that the model was not trained with"
-                )
-    # transformers also writes a family's default outside the parameters, even if they differ. It reads the parameters.
-    if (part := config.values.get("partial_rotary_factor")) is not None:
-        said.setdefault("partial_rotary_factor", part)
-    return ConfigFields(said, f"{config.source} (rope)")
-
-
-def read_rope(config: ConfigFields, max_positions: int, default_part: float = 1.0) -> RopeConfig:
-    """Read the rotary embedding, which all layers share.
-
-    Args:
-        default_part: the fraction of a head's channels that are rotated if the file does not say.
-    """
-    source, fields = config.source, rope_fields(config)
-    theta = fields.number("rope_theta", 10000.0)
-    part = fields.number("partial_rotary_factor", default_part)
-    kind = fields.text("rope_type", "default")
-    if kind == "default":
-        if fields.has("factor") and fields.number("factor") != 1:
-            raise UserError(
-                f"{fields.source}: factor {fields.number('factor'):g} has no effect with rope_type default; set "
-                "another rope_type, such as linear, or remove factor"
-            )
-        return RopeConfig(theta=theta, scaling="none", partial_rotary_factor=part)
-    if kind == "linear":
-        return RopeConfig(theta=theta, scaling="linear", factor=fields.number("factor"), partial_rotary_factor=part)
-    if kind == "llama3":
-        original = config.optional_integer("original_max_position_embeddings", least=1)
-        return RopeConfig(
-            theta=theta,
-            scaling="llama3",
-            factor=fields.number("factor"),
-            low_freq_factor=fields.number("low_freq_factor"),
-            high_freq_factor=fields.number("high_freq_factor"),
-            original_max_position_embeddings=original
-            or fields.integer("original_max_position_embeddings", max_positions),
-            partial_rotary_factor=part,
-        )
-    raise UserError(f"{source}: rope type {shown(kind)} is not supported; supported are default, linear, llama3")
 
 
 def _whole_rope(fields: ConfigFields, max_positions: int) -> RopeConfig:
