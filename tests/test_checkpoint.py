@@ -16,6 +16,7 @@ from spec_lab.checkpoints.families.plain import Family
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.possible_values import is_finite, refuse_impossible
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
+from spec_lab.workloads.tokenizer import TargetTokenizer
 from tests.tiny_checkpoints import make_tiny_target, refused, rewrite_config, rewrite_tensors
 
 KINDS: dict[str, tuple[Family, dict[str, Any]]] = {
@@ -146,12 +147,25 @@ def test_refuses_a_truncated_file(tmp_path: Path, max_shard_size: str) -> None:
         load(tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"", b"version https://git-lfs.github.com/spec/v1\noid sha256:12\n", b"\0" * 64])
+@pytest.mark.parametrize("content", [b"", b"\0" * 64])
 def test_refuses_a_file_that_is_no_safetensors(tmp_path: Path, content: bytes) -> None:
     make_tiny_target(tmp_path, "llama")
     (tmp_path / "model.safetensors").write_bytes(content)
     with refused(tmp_path / "model.safetensors", "not a safetensors file", "fetch it again"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "model.gguf"])
+def test_a_pointer_of_git_lfs_is_named(tmp_path: Path, name: str) -> None:
+    make_tiny_target(tmp_path, "llama")
+    (tmp_path / name).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:12\n")
+    with refused(tmp_path / name, "Git LFS pointer", "git lfs pull"):
+        if name == "tokenizer.json":
+            TargetTokenizer(tmp_path)
+        elif name == "model.gguf":
+            read_model_config(tmp_path / name)
+        else:
+            load(tmp_path)
 
 
 def test_refuses_missing_shards(tmp_path: Path) -> None:

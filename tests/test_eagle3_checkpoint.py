@@ -165,11 +165,31 @@ def test_refuses_values_of_another_type(tmp_path: Path, changes: dict[str, Any],
         read_eagle3_config(tmp_path, TARGET)
 
 
-@pytest.mark.parametrize("layer_ids", [[2, 4], [2, 4, 4], [2, 4, 8], [-1, 4, 5], [2, 4, 10**30]])
-def test_refuses_impossible_tap_layers(tmp_path: Path, layer_ids: Any) -> None:
+@pytest.mark.parametrize(
+    ("layer_ids", "fragment"),
+    [
+        ([2, 4], "heads that read three layers are supported"),
+        ([1, 2, 3, 4, 5], "[1, 2, 3, 4 and 1 more]; heads that read three layers"),
+        ([2, 4, 4], "heads that read three layers"),
+        ([2, 4, 8], "names the output of the target's last layer, which cannot be tapped"),
+        ([-1, 4, 5], "the target has 8 layers; set drafter.path to"),
+        ([2, 4, 10**30], "the target has 8 layers; set drafter.path to"),
+    ],
+)
+def test_refuses_impossible_tap_layers(tmp_path: Path, layer_ids: Any, fragment: str) -> None:
     make_tiny_eagle3(tmp_path, TARGET, eagle_aux_hidden_state_layer_ids=layer_ids)
-    with refused(tmp_path / "config.json", "three different layers", "8 layers", "drafter.path"):
+    with refused(tmp_path / "config.json", fragment):
         read_eagle3_config(tmp_path, TARGET)
+
+
+def test_heads_of_other_methods_are_named(tmp_path: Path) -> None:
+    make_tiny_eagle3(tmp_path / "eagle1", TARGET, draft_vocab_size=160)
+    rewrite_tensors(tmp_path / "eagle1", {"fc.weight": torch.ones(32, 64)}, drop=("midlayer.hidden_norm.weight",))
+    with refused(tmp_path / "eagle1", "EAGLE-1"):
+        load(tmp_path / "eagle1")
+    (tmp_path / "config.json").write_text('{"medusa_num_heads": 3, "medusa_num_layers": 1}')
+    with refused(tmp_path, "Medusa"):
+        load(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -220,12 +240,12 @@ def test_a_head_without_the_key_has_its_norm_after_the_residual(tmp_path: Path) 
 
 def test_refuses_tensors_that_do_not_fit(tmp_path: Path) -> None:
     make_tiny_eagle3(tmp_path, TARGET)
-    changes = {"fc.weight": torch.zeros(32, 64), "midlayer.self_attn.q_proj.bias": torch.zeros(64)}
+    changes = {"fc.weight": torch.zeros(32, 48), "midlayer.self_attn.q_proj.bias": torch.zeros(64)}
     rewrite_tensors(tmp_path, changes, drop=("lm_head.weight", "midlayer.hidden_norm.weight"))
     with refused(
         tmp_path,
         "2 missing: midlayer.hidden_norm.weight, lm_head.weight",
-        "1 of another shape: fc.weight is [32, 64], config.json says [32, 96]",
+        "1 of another shape: fc.weight is [32, 48], config.json says [32, 96]",
         "1 not expected: midlayer.self_attn.q_proj.bias",
     ):
         load(tmp_path)

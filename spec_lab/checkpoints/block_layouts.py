@@ -321,6 +321,10 @@ def _refuse_taps(taps: tuple[Tap, ...], target: ModelConfig, file: BlockFile) ->
     last = target.num_layers - 2
     if outputs and outputs == sorted(set(outputs)) and outputs[0] >= -1 and outputs[-1] <= last:
         return
+    if outputs and outputs[-1] == target.num_layers - 1:
+        raise UserError(
+            f"{file.source}: {file.layout.taps_key} names the output of the target's last layer, which cannot be tapped"
+        )
     key, write = file.layout.taps_key, file.layout.spelling.write
     first_number, last_number = write([Tap(-1), Tap(last)])
     raise UserError(

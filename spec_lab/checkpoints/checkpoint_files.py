@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from spec_lab.checkpoints.json_input import ConfigFields, read_json, shown
+from spec_lab.checkpoints.json_input import ConfigFields, read_json, refuse_lfs_pointer, shown
 from spec_lab.checkpoints.quantization import Block
 from spec_lab.checkpoints.slices import Part
 from spec_lab.core.errors import UserError
@@ -116,6 +116,7 @@ def opened(file: Path) -> safe_open:
     """Open the file; its tensors are read on access."""
     try:
         open_regular(file).close()
+        refuse_lfs_pointer(file)
         return safe_open(file, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
         raise _unreadable(file, " ".join(str(error).split())) from error

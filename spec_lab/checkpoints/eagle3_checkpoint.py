@@ -37,6 +37,11 @@ def load_eagle3(
     """
     config = read_eagle3_config(folder, target, kind)
     stored = _canonical_names(stored_tensors(folder), str(folder))
+    hidden, fused = config.layer.hidden_size, stored.get("fc.weight")
+    if fused is not None and fused.shape == (hidden, 2 * hidden):
+        raise UserError(
+            f"{folder}: fc reads one hidden state and an embedding, as in EAGLE-1 and 2, which are not read"
+        )
     maps: dict[str, StoredTensor] = {name: stored.pop(name) for name in ("d2t", "t2d") if name in stored}
     wanted = eagle3_tensor_shapes(config)
     optional = _optional_tensors(config, target)

@@ -88,6 +88,8 @@ def read_eagle3_config(folder: Path, target: ModelConfig, kind: HeadKind = "eagl
     """
     config = read_config_json(folder, KNOB)
     source = str(folder / "config.json")
+    if "medusa_num_heads" in config:
+        raise UserError(f"{source}: this is a Medusa checkpoint, which no drafter here reads")
     top_level = ConfigFields(config, source)
     eagle = ConfigFields(top_level.object("eagle_config"), f"{source} (eagle_config)")
     layers = _layer_config(top_level, eagle, kind)
@@ -211,9 +213,15 @@ def _tap_layer_inputs(config: ConfigFields, eagle: ConfigFields, num_layers: int
 
 def _checked_taps(layer_ids: Sequence[int], offset: int, num_layers: int, source: str) -> tuple[int, int, int]:
     taps = sorted(layer + offset for layer in layer_ids)
-    if len(layer_ids) != 3 or len(set(taps)) < 3 or taps[0] < 0 or taps[-1] >= num_layers:
+    if len(set(taps)) != NUM_TAPS:
         raise UserError(
-            f"{source}: {LAYER_IDS} must name three different layers of the target, which has {num_layers} layers, "
-            f"but is [{shown_ids(layer_ids)}]; set {KNOB} to a head trained for this target"
+            f"{source}: {LAYER_IDS} is [{shown_ids(layer_ids)}]; heads that read three layers are supported"
+        )
+    if taps[-1] == num_layers:
+        raise UserError(f"{source}: {LAYER_IDS} names the output of the target's last layer, which cannot be tapped")
+    if taps[0] < 0 or taps[-1] > num_layers:
+        raise UserError(
+            f"{source}: {LAYER_IDS} is [{shown_ids(layer_ids)}], but the target has {num_layers} layers; set {KNOB} to "
+            "a head trained for this target"
         )
     return taps[0], taps[1], taps[2]

@@ -15,6 +15,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
 
+from spec_lab.checkpoints.json_input import refuse_lfs_pointer
 from spec_lab.core.errors import UserError, one_line
 
 SUFFIX = ".gguf"
@@ -141,6 +142,7 @@ def read_head(path: Path) -> GgufFile:
 def _read_head(path: Path, num_bytes: int, changed: int) -> GgufFile:
     if num_bytes == 0:
         raise _damaged(path, "it is empty")
+    refuse_lfs_pointer(path)
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             head = _Cursor(path, data).head()

@@ -18,6 +18,7 @@ from spec_lab.core.regular import regular_text
 # More than any model has; a larger size is a mistake, and building anything of that size would take forever.
 LARGEST_SIZE = 2**31 - 1
 MAX_SHOWN = 60
+LFS = b"version https://git-lfs"
 MakeObject = Callable[[list[tuple[str, Any]]], dict[str, Any]]
 
 
@@ -56,6 +57,13 @@ def parse_json(text: str, make: MakeObject | None = None) -> Any:
     if "\\ud" in text.lower() and not _is_unicode(content):
         raise ValueError("it has half of a surrogate pair (\\ud800 to \\udfff), which is not text")
     return content
+
+
+def refuse_lfs_pointer(path: Path) -> None:
+    """Raise UserError for what a clone has in place of a large file that was not fetched."""
+    with path.open("rb") as file:
+        if file.read(len(LFS)) == LFS:
+            raise UserError(f"{path}: is a Git LFS pointer, not the file itself; run git lfs pull in its folder")
 
 
 def read_json(path: Path) -> dict[str, Any]:

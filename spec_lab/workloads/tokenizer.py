@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.checkpoints.gguf_tokenizer import gguf_tokenizer
+from spec_lab.checkpoints.json_input import refuse_lfs_pointer
 from spec_lab.core.errors import UserError, one_line
 from spec_lab.corpus.example import CHAT_TEMPLATE, SPECIAL_TOKENS, Form, render_conversation, render_prompt
 from spec_lab.workloads.chat_template import ChatTemplate, Rendered, stored_template
@@ -172,6 +173,7 @@ def _from_json(path: Path) -> tokenizers.Tokenizer:
 
     if not path.is_file():
         raise UserError(f"{path} is missing; target.path must be a checkpoint folder with a tokenizer.json")
+    refuse_lfs_pointer(path)
     tokenizer = Tokenizer.from_file(str(path))
     tokenizer.no_truncation()
     tokenizer.no_padding()
