@@ -126,19 +126,18 @@ def _refuse_parts(config: BlockConfig, layout: BlockLayout) -> None:
     sees_all = config.causality != Causality.all and all(layer.window is None for layer in config.body.layers)
     if (layout is DEEPSPEC and not sees_all) or (layout is not ZLAB and config.window_moves):
         lacking = lacking or "window"
+    windows = {layer.window for layer in config.body.layers} - {None}
+    if len(windows) > 1 or config.body.layers[0].rope.scaling != "none":
+        lacking = lacking or "body with a scaled rope or windows of several sizes"
     if lacking is not None:
-        raise UserError(f"the layout {layout.name} cannot hold this drafter's {lacking}; write the layout zlab")
+        raise UserError(f"the layout {layout.name} cannot hold this drafter's {lacking}")
 
 
 def _decoder(config: BlockConfig) -> dict[str, Any]:
     """Return the keys of the body."""
     body, plan = config.body, config.body.layers[0]
-    if plan.rope.scaling != "none":
-        raise UserError(f"a body with rope scaling {plan.rope.scaling} cannot be written; train a body with plain rope")
     windows = [layer.window for layer in body.layers]
     sizes = {window for window in windows if window is not None}
-    if len(sizes) > 1:
-        raise UserError("the layers of a body have windows of several sizes, for which config.json has no keys")
     types = ["full_attention" if window is None else "sliding_attention" for window in windows]
     return {
         "model_type": "qwen3",

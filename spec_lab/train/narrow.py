@@ -10,7 +10,7 @@ from torch import Tensor
 
 from spec_kernels.block_fp8_reference import BLOCK_SIZE
 from spec_lab.checkpoints.checkpoint_files import INDEX_FILE
-from spec_lab.checkpoints.config import read_config_json
+from spec_lab.checkpoints.json_input import read_json
 from spec_lab.checkpoints.keep_fp8 import narrowed_in_blocks
 from spec_lab.checkpoints.quantization import SCALES_SUFFIX
 from spec_lab.core.errors import UserError
@@ -35,7 +35,7 @@ def store_in_fp8(folder: Path, output: Path | None = None) -> None:
             `output` holds something else.
         Breakdown: the disk is full.
     """
-    config = read_config_json(folder, "FOLDER")
+    config = read_json(folder / "config.json")
     if KEY in config:
         raise UserError(f"{folder}: its config.json already has a {KEY}; take the checkpoint in bfloat16")
     if config.get("model_type") == ASSISTANT:
@@ -77,5 +77,5 @@ def is_narrowed(name: str, tensor: Tensor) -> bool:
 
 def stored_words(folder: Path) -> str:
     """Say for a card how the weights in a folder are stored."""
-    is_narrow = KEY in read_config_json(folder, "FOLDER")
+    is_narrow = KEY in read_json(folder / "config.json")
     return "in e4m3 with a scale for each block of 128 x 128" if is_narrow else "in bf16"

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from spec_lab.checkpoints.checks import refuse_lfs_pointer
 from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.checkpoints.gguf_tokenizer import gguf_tokenizer
-from spec_lab.checkpoints.json_input import refuse_lfs_pointer
 from spec_lab.core.errors import UserError, one_line
 from spec_lab.corpus.example import CHAT_TEMPLATE, SPECIAL_TOKENS, Form, render_conversation, render_prompt
 from spec_lab.workloads.chat_template import ChatTemplate, Rendered, stored_template

@@ -12,11 +12,13 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from spec_lab.checkpoints.json_input import ConfigFields, shown
+from spec_lab.checkpoints.checks import refuse_values
+from spec_lab.checkpoints.json_input import ConfigFields
 from spec_lab.checkpoints.plan import RopeConfig
 from spec_lab.core.errors import UserError
 
 ORIGINAL = "original_max_position_embeddings"
+KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 
 def rope_fields(config: ConfigFields) -> ConfigFields:
@@ -29,16 +31,14 @@ def rope_fields(config: ConfigFields) -> ConfigFields:
     said: dict[str, Any] = {}
     top_level = {"rope_theta": config.values.get("rope_theta")}
     for place in (config.object("rope_parameters"), config.object("rope_scaling"), top_level):
-        if any(isinstance(value, dict) for value in place.values()):
-            # transformers reads such parameters for no family here: Llama skips them, the Qwen families fail.
-            raise UserError(
-                f"{config.source}: rope parameters keyed by layer type are not supported; use one set for all layers"
-            )
+        # transformers reads such parameters for no family here: Llama skips them, the Qwen families fail.
+        keyed = [key for key, value in place.items() if isinstance(value, dict)]
+        refuse_values(f"{config.source} (rope)", place, dict.fromkeys(keyed, ()))
         for key, value in place.items():
             name = "rope_type" if key == "type" else key
             if value is not None and said.setdefault(name, value) != value:
                 raise UserError(
-                    f"{config.source}: {name} is {shown(said[name])} in one place and {shown(value)} in another; "
+                    f"{config.source}: {name} is {said[name]!r} in one place and {value!r} in another; "
                     "remove the one that the model was not trained with"
                 )
     # transformers also writes a family's default outside the parameters, even if they differ. It reads the parameters.
@@ -66,8 +66,6 @@ def read_rope(config: ConfigFields, max_positions: int, default_part: float = 1.
     original = fields.integer(ORIGINAL, max_positions)
     match kind:
         case "default":
-            if fields.number("factor", 1.0) != 1:
-                raise UserError(f"{fields.source}: factor has no effect with rope_type default; name another rope_type")
             return plain
         case "linear":
             return replace(plain, scaling="linear", factor=fields.number("factor"))
@@ -87,8 +85,8 @@ def read_rope(config: ConfigFields, max_positions: int, default_part: float = 1.
             return _yarn(fields, plain, original, max_positions)
         case "longrope":
             return _longrope(fields, plain, original, max_positions)
-    supported = "default, linear, dynamic, llama3, yarn, longrope"
-    raise UserError(f"{config.source}: rope type {shown(kind)} is not supported; supported are {supported}")
+    refuse_values(config.source, {"rope type": kind}, {"rope type": KINDS})
+    raise AssertionError("each kind is read above")
 
 
 def num_positions(rope: RopeConfig, max_positions: int) -> int:

@@ -91,7 +91,7 @@ def _load(
     from spec_lab.workloads.tokenizer import num_other_tokens
 
     folder = chosen.drafter_folder
-    model_config = read_model_config(folder, "drafter.path")
+    model_config = read_model_config(folder)
     if model_config.keeps_states:
         raise UserError(
             f"{folder}: a draft model whose layers keep a state is not supported, since rejected drafts stay in it; "
