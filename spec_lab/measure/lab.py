@@ -83,6 +83,8 @@ def load_lab(chosen: Chosen, world: World = ALONE) -> Lab:
     note_rollback(config, models)
     note_given(config, requests)
     note_kernels(chosen, models)
+    for warning in models.warnings:
+        print(warning, file=sys.stderr)
     for request in requests:
         engines[MAIN].scheduler.check(request)
     teacher = build_teacher(config, models, limits)

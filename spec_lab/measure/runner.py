@@ -303,6 +303,7 @@ def _provenance(lab: Lab) -> Provenance:
         template=NO_TEMPLATE if is_random else template_digest(path),
         thinking_markers=lab.models.markers is not None,
         register_file=register_file() if lab.config.kernels == KernelsChoice.native else None,
+        warnings=list(dict.fromkeys(lab.models.warnings)),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
@@ -48,6 +48,7 @@ class DrafterBuild:
     Attributes:
         kernels: the run's kernels.
         experts_read: counters for the layers with experts.
+        warnings: what the record must say of this run, in sentences; a loader may add to it.
     """
 
     target: Decoder
@@ -56,6 +57,7 @@ class DrafterBuild:
     device: torch.device
     dtype: torch.dtype
     experts_read: ExpertsRead
+    warnings: list[str]
 
     def beside_target(
         self, model: Callable[..., Beside], config: object, tensors: Mapping[str, torch.Tensor]
@@ -89,6 +91,7 @@ class TargetBuild:
         kernels: the run's kernels.
         experts_read: counters for the layers with experts, of the target and the drafter.
         markers: markers of the thinking phase; None if none are given.
+        warnings: what the record must say of this run, in sentences.
     """
 
     target: Decoder
@@ -98,6 +101,7 @@ class TargetBuild:
     dtype: torch.dtype
     experts_read: ExpertsRead
     markers: ThinkingMarkers | None = None
+    warnings: list[str] = field(default_factory=list)
 
     @property
     def row_invariant(self) -> bool:
@@ -125,7 +129,8 @@ class TargetBuild:
     @property
     def of_drafters(self) -> DrafterBuild:
         """Return the parts that a drafter is made from."""
-        return DrafterBuild(self.target, self.backend, self.kernels, self.device, self.dtype, self.experts_read)
+        shared = self.target, self.backend, self.kernels, self.device, self.dtype, self.experts_read
+        return DrafterBuild(*shared, self.warnings)
 
 
 def resolve_device(name: str) -> torch.device:
@@ -181,9 +186,12 @@ def load_models(
         torch.backends.cuda.enable_cudnn_sdp(False)
     model_config = read_model_config(folder)
     _refuse_target(chosen, model_config, max_seq_len)
-    # Positions past the target's last one are clamped to the last row of the table.
+    # Positions past the table's last row are clamped to it. A table reaches past the length before a scaling only if
+    # sequences do, since its frequencies depend on that (`models.rope`).
     behind = max(behind, rows_behind(chosen, config.drafter.num_draft_tokens))
-    max_positions = min(model_config.max_position_embeddings, max_seq_len + behind)
+    ropes = (plan.rope for plan in model_config.layers if plan.rope.scaling in ("dynamic", "longrope"))
+    ends = {rope.original_max_position_embeddings for rope in ropes} | {model_config.max_position_embeddings}
+    max_positions = min(end for end in (*ends, max_seq_len + behind) if end >= max_seq_len)
     kernels = KERNELS[config.kernels](device, dtype, config.row_invariant)
     context = BackendContext(
         config.cache.page_size, max_positions, device, dtype, kernels.rope_write, kernels.torch_attention

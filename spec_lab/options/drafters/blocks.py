@@ -80,7 +80,7 @@ def rows_written(config: RunConfig) -> int:
         from spec_lab.checkpoints.block_layouts import read_block_file
 
         folder = DrafterWeights(zoo_folders(options.name)).folder(config, options)
-        size = read_block_file(folder).fields.integer("block_size", least=2, most=LARGEST_BLOCK)
+        size = read_block_file(folder).fields.integer("block_size")
     return int(options.num_draft_tokens) + 1 + size
 
 

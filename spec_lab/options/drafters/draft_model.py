@@ -33,8 +33,8 @@ class DraftModelDrafterConfig(TrainedDrafterConfig):
 
 
 def load(chosen: Chosen, options: DraftModelDrafterConfig, build: DrafterBuild) -> DrafterFactory:
-    """Load a checkpoint that could be a target; UserError if its layers keep states, or its vocabulary has another size
-    than the target's."""
+    """Load a checkpoint that could be a target; UserError if its layers keep states, or both its vocabulary's size and
+    its tokenizer are others than the target's."""
     from spec_lab.drafters.draft_model import DraftModelDrafter
     from spec_lab.wiring.caches import attention_kinds
     from spec_lab.wiring.drafting import make_picker
@@ -46,7 +46,15 @@ def load(chosen: Chosen, options: DraftModelDrafterConfig, build: DrafterBuild) 
         picker = make_picker(chosen, options, build, resources)
         kinds = attention_kinds(model.layer_plans)
         return DraftModelDrafter(
-            options.num_draft_tokens, model, cache, build.backend, resources.prune, picker, build.kernels, kinds
+            options.num_draft_tokens,
+            model,
+            cache,
+            build.backend,
+            resources.prune,
+            picker,
+            build.kernels,
+            kinds,
+            build.target.vocab_size,
         )
 
     return make
@@ -64,7 +72,13 @@ def load_tree(chosen: Chosen, options: DraftModelDrafterConfig, build: DrafterBu
         siblings = build_siblings(chosen, build, resources, shape)
         grown = shape_of_engine(chosen, shape, resources)
         return DraftModelTreeDrafter(
-            grown, siblings, model, make_cache(resources), tree_backend(build), resources.prune
+            grown,
+            siblings,
+            model,
+            make_cache(resources),
+            tree_backend(build),
+            resources.prune,
+            build.target.vocab_size,
         )
 
     return make
@@ -77,23 +91,26 @@ def _load(
     from spec_lab.checkpoints.families.table import read_model_config
     from spec_lab.models.target_loader import WeightSource, load_target
     from spec_lab.wiring.caches import build_cache
+    from spec_lab.workloads.tokenizer import num_other_tokens
 
     folder = chosen.drafter_folder
-    model_config = read_model_config(folder, "drafter.path")
+    model_config = read_model_config(folder)
     if model_config.keeps_states:
         raise UserError(
             f"{folder}: a draft model whose layers keep a state is not supported, since rejected drafts stay in it; "
             "set drafter.path to a model whose layers all have attention"
         )
-    if model_config.vocab_size != build.target.vocab_size:
-        raise UserError(
-            f"{folder}: the draft model's vocabulary has {model_config.vocab_size} tokens, the target's has "
-            f"{build.target.vocab_size}; set drafter.path to a model of the target's family"
-        )
+    has_padding = model_config.vocab_size != build.target.vocab_size
+    if num_others := num_other_tokens(chosen.target_folder, folder):
+        said = f"{folder}: {num_others} ids of its tokenizer are other tokens than the target's"
+        if has_padding:
+            raise UserError(f"{said}; set drafter.path to a model of the target's family")
+        build.warnings.append(f"{said}, so its drafts mean other texts")
     source = WeightSource(folder, build.dtype, build.device)
     products = build.kernels.draft_model_products
     model = load_target(model_config, source, build.backend, build.target.num_positions, products)
     build.adopt(model.expert_parts)
+    model.num_tokens = build.target.num_tokens = min(model.vocab_size, build.target.vocab_size)
 
     def make_cache(resources: DrafterResources) -> PagedKVCache:
         _refuse_few_positions(model_config, folder, resources.limits.max_seq_len)

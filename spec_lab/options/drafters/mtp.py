@@ -58,7 +58,7 @@ class MtpWeights(DrafterWeights):
         """
         if options.path is None and config.target.path is not None:
             folder = Path(config.target.path)
-            if read_num_mtp_modules(folder, "target.path"):
+            if read_num_mtp_modules(folder):
                 return folder
             raise UserError(_none_found(config, options))
         return self.folder(config, options)
@@ -83,7 +83,7 @@ class MtpWeights(DrafterWeights):
         if not folder.is_dir():
             return missing_folder(name, str(folder)) if name == "drafter.path" else None  # others are checked elsewhere
         try:
-            num_modules = read_num_mtp_modules(folder, name)
+            num_modules = read_num_mtp_modules(folder)
         except UserError as error:
             return str(error)
         if num_modules >= num_needed:
