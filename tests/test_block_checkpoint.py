@@ -36,6 +36,8 @@ BLOCKS = {
     "pure": TinyBlock(layout="deepspec", anchor_first=True, confidence=True),
     "windows": TinyBlock(anchor_first=True, window=5),
     "speculators": TinyBlock(layout="speculators", window=4, non_causal=False),
+    "moving": TinyBlock(anchor_first=True, window=5, is_causal=False),
+    "causal": TinyBlock(anchor_first=True, is_causal=True, embedding_scale=2.5, output_multiplier=0.5, softcap=30.0),
 }
 
 
@@ -61,6 +63,9 @@ NO_PLACE = {
     ("lilicorr", DEEPSPEC): "head",
     ("speculators", DEEPSPEC): "slots",
     ("windows", DEEPSPEC): "window",
+    ("moving", SPECULATORS): "window",
+    ("moving", DEEPSPEC): "window",
+    ("causal", DEEPSPEC): "window",
 }
 """Blocks with a part that a layout cannot hold."""
 
@@ -72,7 +77,7 @@ def test_what_is_written_is_read_back(target: ModelConfig, tmp_path: Path, name:
     config, tensors = load_block(tmp_path / "theirs", target, torch.float32, "cpu")
     if (name, layout) in NO_PLACE:
         with pytest.raises(
-            UserError, match=f"the layout {layout.name} cannot hold this drafter's {NO_PLACE[name, layout]};"
+            UserError, match=f"the layout {layout.name} cannot hold this drafter's {NO_PLACE[name, layout]}"
         ):
             write_ours(tmp_path / "ours", config, tensors, target.num_layers, layout)
         return
@@ -129,21 +134,23 @@ def test_the_mask_token_has_several_names(target: ModelConfig, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("block", "named"),
     [
-        (TinyBlock(outputs=(1, 7)), "target_layer_ids must be ascending numbers from -1 to 6"),
-        (TinyBlock(layout="speculators", outputs=(1, 9)), "must be ascending numbers from 0 to 7"),
+        (TinyBlock(keys={"dflash_config": {"mask_token_id": 1}}), "target_layer_ids is missing"),
+        (TinyBlock(layout="speculators", keys={"aux_hidden_state_layer_ids": None}), "aux_hidden_state_layer_ids is"),
+        (TinyBlock(keys={"dflash_config": {"attention_sink_bias": True}}), "attention_sink_bias True is not supported"),
+        (TinyBlock(outputs=(1, 7)), "target_layer_ids names the output of the target's last layer"),
+        (TinyBlock(outputs=(4, 1)), "target_layer_ids does not name different layers"),
+        (TinyBlock(layout="speculators", outputs=(1, 9)), "it has 8 layers"),
         (TinyBlock(keys={"vocab_size": 200}), "vocab_size is 200, the target has 160"),
         (TinyBlock(keys={"num_target_layers": 36}), "num_target_layers is 36, the target has 8"),
         (
             TinyBlock(keys={"architectures": ["XPressSpeculator"]}),
-            "'XPressSpeculator' is not a supported block drafter",
+            "'XPressSpeculator' is not supported",
         ),
         (
             TinyBlock(layout="speculators", keys={"speculators_model_type": "peagle"}),
-            "'peagle' is not a supported block drafter",
+            "'peagle' is not supported",
         ),
-        (TinyBlock(layout="speculators", keys={"mask_token_id": 160}), "mask_token_id must be at most 159"),
         (TinyBlock(head="markov", keys={"hidden_size": 64}), "of another shape"),
-        (TinyBlock(keys={"block_size": 1}), "block_size must be an integer of 2 or more"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -158,7 +165,7 @@ def test_files_for_something_else_are_refused(
 def test_a_wrong_vocabulary_names_the_knob_of_its_folder(target: ModelConfig, tmp_path: Path) -> None:
     write_block(tmp_path, BLOCKS["dspark"], target)
     rewrite_tensors(tmp_path, {"d2t": torch.full((90,), -1000)})
-    with refused(tmp_path, "d2t names target id -1000", "set drafter.body to"):
+    with refused(tmp_path, "d2t names a token outside", "set drafter.body to"):
         load_block(tmp_path, target, torch.float32, "cpu", "drafter.body")
 
 

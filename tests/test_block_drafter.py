@@ -27,6 +27,7 @@ from tests.scripted_rule import ScriptedAcceptance, ScriptedRule, install
 from tests.slow_block import SlowBlock
 from tests.tiny_blocks import TINY_PRESETS, TinyBlock, write_block
 from tests.tiny_checkpoints import make_tiny_target, rewrite_tensors
+from tests.tiny_gemma4 import make_tiny_gemma4
 
 BLOCKS: dict[str, TinyBlock] = {
     "dflash": TinyBlock(),
@@ -41,6 +42,13 @@ BLOCKS: dict[str, TinyBlock] = {
     "lattice_conv": TinyBlock(head="lattice", conv=True, num_layers=1, outputs=(4,)),
     "window": TinyBlock(window=3),
     "causal_window": TinyBlock(window=3, non_causal=False, sliding=(1,)),
+    "is_causal": TinyBlock(is_causal=True),
+    "is_causal_window": TinyBlock(window=3, is_causal=True, sliding=(1,)),
+    "moving_window": TinyBlock(window=3, is_causal=False),
+    "moving_window_conv": TinyBlock(head="selector", conv=True, window=7, is_causal=False, sliding=(0, 1)),
+    "embedding_scale": TinyBlock(head="gru", embedding_scale=2.5),
+    "output_multiplier": TinyBlock(head="markov", anchor_first=True, output_multiplier=0.3),
+    "softcap": TinyBlock(head="markov", softcap=0.5),
     "embedding_tap": TinyBlock(outputs=(-1, 3, 6)),
     "deepspec": TinyBlock(layout="deepspec", head="markov", anchor_first=True),
     "speculators": TinyBlock(layout="speculators"),
@@ -124,6 +132,23 @@ def test_drafts_equal_the_block_recomputed(target: tuple[Path, Reference], tmp_p
     """Every slot's law is compared, after prompts and after rounds of every n."""
     rule = run_against_slow_block(target, tmp_path, BLOCKS[name])
     assert set(rule.accepted) == {0, 1, 2, 3} and rule.compared > 30
+
+
+@pytest.mark.parametrize("block", [TinyBlock(), TinyBlock(head="gru", embedding_scale=1.5)], ids=["target's", "file's"])
+def test_a_block_starts_from_embeddings_as_scaled_as_gemmas(tmp_path: Path, block: TinyBlock) -> None:
+    """As in the target, unless the file says how raw rows are scaled."""
+    pytest.importorskip("transformers.models.gemma4")
+    make_tiny_gemma4(tmp_path / "target", "31b", vocab_size=160)
+    of_target = tmp_path / "target", Reference(tmp_path / "target")
+    tensors = write_block(tmp_path / "block", replace(block, outputs=(1, 3)), read_model_config(of_target[0]))
+    slow = SlowBlock(tensors, replace(block, outputs=(1, 3)), of_target[1])
+    assert run_against(slow, of_target, tmp_path / "block").compared > 30
+
+
+def test_a_window_of_the_run_cuts_windows_that_move(target: tuple[Path, Reference], tmp_path: Path) -> None:
+    block = TinyBlock(window=5, is_causal=False)
+    tensors = write_block(tmp_path, block, read_model_config(target[0]))
+    assert run_against(SlowBlock(tensors, block, target[1], most_context=2), target, tmp_path, window=2).compared > 30
 
 
 @pytest.mark.parametrize("of_file", [None, 4])

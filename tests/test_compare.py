@@ -16,10 +16,8 @@ import pandas as pd
 import pytest
 
 from spec_lab.core.errors import UserError
-from spec_lab.program.folder import close_sweep
-from spec_lab.program.sweep_lock import LOCK_FILE, SweepLock, was_left
 from spec_lab.record.reading import read_summary
-from spec_lab.record.recorder import LOADING, STILL_RUNNING, write_status
+from spec_lab.record.recorder import write_status
 from spec_lab.record.row_schema import RequestRow
 from spec_lab.record.runs import find_runs
 from spec_lab.record.schema import SCHEMA_VERSION
@@ -34,7 +32,6 @@ from spec_lab.report.origin import signed
 from spec_lab.report.overview_plot import lengths_and_differences
 from spec_lab.report.paired_table import compare
 from spec_lab.report.table import format_table
-from spec_lab.report.tail import follow
 from tests.fake_runs import CHOICES, MAIN, PLAIN, PROVENANCE, make_info, measure, record_run
 from tests.test_record_versions import WRITERS
 from tests.test_study import make_rows
@@ -428,72 +425,3 @@ def test_a_wide_table_goes_on_below_with_its_keys(width: int) -> None:
     assert all(f"a{number}" in cells for number in range(8)), "nothing but the long text is cut"
     if width >= 40:
         assert max(len(line) for part in parts for line in part.splitlines()) <= width
-
-
-@pytest.mark.parametrize("reason", [LOADING, STILL_RUNNING])
-def test_following_a_sweep_shows_jobs_as_they_end(reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One had ended before, one ends meanwhile, the last with the sweep."""
-    record(tmp_path / "0", 0)
-    record(tmp_path / "1", 1)
-    edit(tmp_path / "1", status="interrupted", reason=reason)
-
-    def step_1(_: float) -> None:
-        edit(tmp_path / "1", status="finished", reason=None)
-        monkeypatch.setattr("time.sleep", step_2)
-
-    def step_2(_: float) -> None:
-        write_status(tmp_path / "2", make_info(), "refused", "no such drafter")
-        close_sweep(tmp_path, ["finished", "finished", "refused"])
-
-    monkeypatch.setattr("time.sleep", step_1)
-    assert [run.folder.name for run in follow(tmp_path, was_left)] == ["0", "1", "2"]
-    assert [run.folder.name for run in follow(tmp_path / "1", was_left)] == ["1"], "a run is followed to its end"
-
-
-@pytest.mark.parametrize("mark", [LOCK_FILE, "multirun.yaml"])
-def test_following_a_sweep_that_was_killed_ends(
-    mark: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A process that is killed leaves its lock's file, one that is interrupted takes it with it."""
-    record(tmp_path / "0", 0)
-    record(tmp_path / "1", 1)
-    edit(tmp_path / "1", status="interrupted", reason=STILL_RUNNING)
-    (tmp_path / mark).touch()
-    monkeypatch.setattr("time.sleep", lambda _: pytest.fail("it waits"))
-    assert main(["--tail", str(tmp_path)]) == 1
-    output = capsys.readouterr()
-    assert output.out.startswith("[1] finished: run, ") and "[2]" not in output.out
-    assert output.err == f"{tmp_path}: the sweep was killed or interrupted; type its command again to continue it\n"
-
-
-def test_a_sweep_that_runs_is_not_taken_for_a_killed_one(tmp_path: Path) -> None:
-    (tmp_path / "multirun.yaml").touch()
-    lock = SweepLock(tmp_path)
-    lock.take()
-    assert not was_left(tmp_path)
-    close_sweep(tmp_path, ["finished"])
-    lock.release()
-    assert not was_left(tmp_path)
-    (tmp_path / "sweep.json").unlink()
-    assert was_left(tmp_path)
-
-
-def test_tail_on_the_command_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    record(tmp_path / "0", 0)
-
-    def interrupt(_: float) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("time.sleep", interrupt)
-    assert main(["--tail", str(tmp_path)]) == 130
-    output = capsys.readouterr()
-    assert output.out.startswith("[1] finished: run, ") and str(tmp_path / "0") in output.out
-    assert output.err == (
-        f"{tmp_path} is not the folder of a sweep: its runs are shown as they end, until Ctrl-C\ninterrupted\n"
-    )
-    assert main(["--tail", str(tmp_path / "nowhere")]) == 2
-    close_sweep(tmp_path, ["finished"])
-    capsys.readouterr()
-    assert main(["--tail", str(tmp_path)]) == 0

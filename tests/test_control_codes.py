@@ -15,9 +15,7 @@ from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.core.errors import UserError
 from spec_lab.core.types import Request
 from spec_lab.record.reading import read_summary
-from spec_lab.record.runs import Run
 from spec_lab.report.__main__ import main as report
-from spec_lab.report.tail import format_ended
 from spec_lab.show import request_html
 from spec_lab.show.__main__ import main as show
 from spec_lab.wiring.workloads import check_requests
@@ -98,7 +96,6 @@ def test_nothing_that_is_printed_is_obeyed(runs: Path, capsys: pytest.CaptureFix
     assert_harmless(printed(show, [str(run)], capsys))
     assert_harmless(printed(show, [str(run), first_id(run)], capsys))
     assert_harmless(printed(show, [str(run), f"none{first_id(run)}"], capsys))
-    assert_harmless(format_ended(Run(run, read_summary(run)), 1))
 
 
 def test_nothing_on_a_page_is_obeyed(runs: Path) -> None:

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from spec_lab.app.compose import compose
+from spec_lab.app.compose import compose, conf_folder
 from spec_lab.core.results import GenerationResult, GraphCounts
 from spec_lab.menu.refusals.run import refusals
-from spec_lab.program.options import read_groups
 from spec_lab.record.measured import Measured
 from spec_lab.record.runs import Run
 from spec_lab.record.schema import RoundWork
@@ -131,8 +130,11 @@ def test_without_a_gpu_nothing_is_idle() -> None:
     assert format_graph_comparison(runs).splitlines()[3].split()[7] == "-"
 
 
+OPTIONS = [file.stem for file in (conf_folder() / "graph").glob("*.yaml")]
+
+
 def test_every_graph_option_has_a_place_in_the_table(empty_folder: Path) -> None:
-    names = {compose([f"graph={option}"]).config.graph.name for option in read_groups()["graph"].options}
+    names = {compose([f"graph={option}"]).config.graph.name for option in OPTIONS}
     assert names == set(GRAPH_MODES)
 
 

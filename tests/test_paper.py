@@ -26,7 +26,6 @@ from spec_lab.paper.plan import cells_of, merged
 from spec_lab.paper.printed import as_csv, as_latex, as_markdown, grid_of
 from spec_lab.paper.provenance import COLUMNS, missing, provenance_of
 from spec_lab.paper.table import TableColumn, TableRow, table_of
-from spec_lab.program.yaml_file import read_yaml
 from spec_lab.record.row_schema import RequestRow
 from tests import recorded_runner
 from tests.fake_runs import make_summary
@@ -171,31 +170,6 @@ def test_a_broken_file_is_refused_in_a_line(tmp_path: Path, change: dict[str, An
     assert "\n" not in str(caught.value)
 
 
-def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
-    """YAML's own reader would take the last, without a word."""
-    file = tmp_path / "x.yaml"
-    file.write_text("common: &all {a: 1}\nlines:\n  <<: *all\n  a: 2\n")
-    assert read_yaml(file)["lines"] == {"a": 2}, "what is merged is no second one"
-    file.write_text("a: &a {x: 1}\nouter:\n  b: &b\n    <<: *a\n    x: 2\nc:\n  <<: *b\n")
-    assert read_yaml(file)["outer"] == {"b": {"x": 2}}, "even if another merges it, before it is made"
-    file.write_text('1: a\n"1": b\n')
-    assert read_yaml(file) == {1: "a", "1": "b"}
-    file.write_text("name: x\nlines:\n  a: [drafter=ngram]\n  b: [drafter=none]\n  a: [drafter=eagle3]\n")
-    with pytest.raises(UserError, match="the key a occurs twice in the object of line 3"):
-        read_paper(file)
-
-
-@pytest.mark.parametrize("text", ["x: {values: 1, 2}", "x: {values: eagle3, ngram}", "{speed: {batch_sizes: 1,8}}"])
-def test_a_list_without_brackets_is_refused(tmp_path: Path, text: str) -> None:
-    """YAML's own reader would make a key of what stands behind the comma."""
-    file = tmp_path / "x.yaml"
-    file.write_text(text)
-    with pytest.raises(UserError, match="has no value; write one, or a list in brackets"):
-        read_yaml(file)
-    file.write_text("x: {values: [1, 2], none: null, empty: ''}\ny:\n")
-    assert read_yaml(file) == {"x": {"values": [1, 2], "none": None, "empty": ""}, "y": None}
-
-
 def of_what(**changes: str | None) -> dict[str, str | None]:
     return {**dict.fromkeys(COLUMNS, "none"), **changes}
 
@@ -284,11 +258,6 @@ def test_a_paper_runs_once_and_prints_from_its_json(
     assert again.err.count("finished before") == 4 and "as vllm counts it" in again.out
     assert paper.main(["small.yaml", "--plan"]) == 0
     assert capsys.readouterr().out.startswith("4 runs, 0 of them left")
-
-
-def test_cells_of_a_sweep_are_not_left_out_of_a_paper() -> None:
-    with pytest.raises(UserError, match=r"^leave_out=\[drafter=ngram\]: .*remove a task or a line of the tables"):
-        cells_of(read_paper(EXAMPLE), ["leave_out=[drafter=ngram]"])
 
 
 @pytest.mark.parametrize("typed", ["batch_size=8", "drafter.num_draft_tokens=5", "sampling.temperature=0.5"])

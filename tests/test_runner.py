@@ -14,6 +14,7 @@ import pytest
 
 from spec_lab.core.origins import TokenOrigin
 from spec_lab.measure.lab import load_lab, note_references
+from spec_lab.measure.runner import record_run
 from spec_lab.measure.world import ALONE
 from spec_lab.menu.choices import ReferenceChoice
 from spec_lab.menu.chosen import choose
@@ -67,7 +68,7 @@ def execute(pair: tuple[Path, Path], tmp_path: Path) -> Execute:
         config = make_run_config(pair, prompts, references=["plain"], batch_size=2, **changes)
         config.acceptance, config.record = acceptance, RecordConfig(topk=topk)
         folder = tmp_path / acceptance.name
-        summary = run(choose(config), CHOICES | {"acceptance": acceptance.name}, folder)
+        summary = record_run(choose(config), CHOICES | {"acceptance": acceptance.name}, folder)
         return summary, folder
 
     return execute
@@ -244,7 +245,7 @@ def test_what_a_checker_read_stands_beside_each_answer(
     prompts = write_prompts(tmp_path / "prompts.jsonl", ANSWERED)
     config = make_run_config(pair, prompts, references=["plain"])
     config.workload.checker = "boxed"
-    summary = run(choose(config), dict(CHOICES), tmp_path / "run")
+    summary = record_run(choose(config), dict(CHOICES), tmp_path / "run")
     rows = {row["id"]: row for row in read_request_rows(tmp_path / "run")}
     assert [rows[name].get("checker") for name in ("any", "none")] == ["exact", "boxed"]
     read = rows["any"].get("answer_read")

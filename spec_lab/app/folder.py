@@ -18,6 +18,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from spec_lab.app.labels import fit_for_a_file
+from spec_lab.config.devices import runs_on_cuda, visible_gpus
 from spec_lab.config.extensions import load_options
 from spec_lab.core.errors import KERNELS
 
@@ -33,11 +34,13 @@ SOURCES = (".py", ".yaml", ".jsonl", ".c", ".h")
 
 
 def register_resolvers() -> None:
-    """Make `run_name`, `free` and `sweep_name` of conf/config.yaml known to OmegaConf."""
+    """Make what stands in `conf/` as `${NAME:}` known to OmegaConf."""
+    OmegaConf.register_new_resolver("num_devices", lambda: max(1, len(visible_gpus())), replace=True)
     OmegaConf.register_new_resolver("run_name", run_name, replace=True)
     OmegaConf.register_new_resolver("free", lambda place: str(free(Path(place))), replace=True)
     # Hydra gives each job the names that were cached when the sweep began.
     OmegaConf.register_new_resolver("sweep_name", sweep_name, replace=True, use_cache=True)
+    OmegaConf.register_new_resolver("share_of_a_job", share_of_a_job, replace=True)
 
 
 def run_name(*, _root_: DictConfig) -> str:
@@ -63,6 +66,15 @@ def sweep_name(output_dir: str, name: str, overrides: Sequence[str], params: Any
     base = Path(output_dir) / f"{name}-sweep-{digest(sources(), typed, swept)}"
     *taken, new = _numbered(base)
     return str(taken[-1] if taken and not fresh else new)
+
+
+def share_of_a_job(device: str) -> dict[str, int]:
+    """Return what a job asks Ray for: a GPU, or one of the CPUs of which each machine has one for Ray.
+
+    If its process dies, it is not started again, since its record would then be of another process.
+    """
+    share = {"num_gpus": 1, "num_cpus": 0} if runs_on_cuda(device) else {"num_cpus": 1}
+    return {**share, "max_retries": 0}
 
 
 def free(base: Path) -> Path:

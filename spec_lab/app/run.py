@@ -14,9 +14,11 @@ from omegaconf import DictConfig, OmegaConf
 from spec_lab.app.compose import Composed, chosen_options, to_composed
 from spec_lab.app.finished import READ_FILE, digest_of, finished
 from spec_lab.config.checks import admit
+from spec_lab.config.devices import take_own_gpu
 from spec_lab.config.extensions import load_options
+from spec_lab.config.option import get
 from spec_lab.core.ending import print_error
-from spec_lab.core.errors import UserError, describe_error
+from spec_lab.core.errors import Breakdown, UserError, describe_error
 from spec_lab.core.ranks import ranks
 from spec_lab.record.amend import amend_status
 from spec_lab.record.measured import RunInfo
@@ -36,9 +38,12 @@ def job(cfg: DictConfig) -> float | None:
     settings = HydraConfig.get()
     folder, in_sweep = Path(settings.runtime.output_dir), not OmegaConf.is_missing(settings.job, "num")
     try:
+        take_own_gpu()
         if in_sweep and ranks().size > 1:
             raise UserError("a multirun works in one process; start each of its runs with its own torchrun")
         composed = to_composed(cfg, settings)
+        if ranks().rank > 0:  # the first one records
+            composed.config.logger = get("logger", "jsonl")()
         if in_sweep:
             composed.config.logger.join_sweep(folder.parent.name)
         summary = run(composed, folder, folder.parent if in_sweep and not composed.config.fresh else None)
@@ -79,6 +84,8 @@ def run(composed: Composed, folder: Path, sweep: Path | None = None) -> Summary:
     except BaseException as error:
         if json.loads((folder / SUMMARY_FILE).read_text())["reason"] in NOT_ENDED:
             amend_status(folder, *_ending(error))
+        elif isinstance(error, UserError):  # the run had begun
+            raise Breakdown(str(error)) from error
         raise
 
 

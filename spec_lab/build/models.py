@@ -49,6 +49,8 @@ class Models:
         kernels: the run's kernels.
         experts_read: counters for the layers with experts, of the target and the drafter.
         markers: markers of the thinking phase; None if none are given.
+        warnings: what the record must say of this run, in sentences; `build` of an option may add to it.
+        warnings: what the record must say of this run, in sentences.
     """
 
     target: Decoder
@@ -58,6 +60,7 @@ class Models:
     dtype: torch.dtype
     experts_read: ExpertsRead
     markers: ThinkingMarkers | None = None
+    warnings: list[str] = field(default_factory=list)
     _made: dict[Hashable, Any] = field(default_factory=dict)
 
     @property
@@ -172,9 +175,12 @@ def load_models(
         torch.backends.cuda.enable_cudnn_sdp(False)
     model_config = read_model_config(run.target.folder)
     _refuse_target(run, model_config, max_seq_len)
-    # Positions past the target's last one are clamped to the last row of the table.
+    # Positions past the table's last row are clamped to it. A table reaches past the length before a scaling only if
+    # sequences do, since its frequencies depend on that (`models.rope`).
     behind = max(behind, rows_behind(run, run.drafter.num_draft_tokens))
-    max_positions = min(model_config.max_position_embeddings, max_seq_len + behind)
+    ropes = (plan.rope for plan in model_config.layers if plan.rope.scaling in ("dynamic", "longrope"))
+    ends = {rope.original_max_position_embeddings for rope in ropes} | {model_config.max_position_embeddings}
+    max_positions = min(end for end in (*ends, max_seq_len + behind) if end >= max_seq_len)
     kernels = KERNELS[run.kernels](device, dtype, run.row_invariant)
     backend = _make_backend(run, model_config, BackendContext(run, max_positions, device, dtype, kernels))
     checkpoint = None if run.target.weights == Weights.random else run.target.folder
@@ -207,7 +213,9 @@ class LastModels:
             self._models = self._key = None
             gc.collect()
             self._models, self._key = load_models(run, max_seq_len, markers, partition), key
-        return replace(self._models, markers=markers)
+        target = self._models.target
+        target.num_tokens = target.vocab_size  # a draft model lowers it to the ids that it has
+        return replace(self._models, markers=markers, warnings=[])
 
 
 def _refuse_target(run: Run, target: ModelConfig, max_seq_len: int) -> None:

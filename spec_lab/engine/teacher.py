@@ -120,7 +120,7 @@ class TeacherForcing:
         The argmax is then meaningless, and comparing outputs with plain decoding would not show it.
         """
         for start, logits in self._logits(token_ids):
-            broken = ~logits.isfinite().all(dim=-1)
+            broken = ~(logits < float("inf")).all(dim=-1)  # padding of the vocabulary is -inf
             if bool(broken.any()):
                 position = start + int(broken.nonzero()[0])
                 dtype = str(self._cache.dtype).removeprefix("torch.")

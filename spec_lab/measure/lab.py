@@ -76,6 +76,8 @@ def load_lab(typed: Run, world: World = ALONE, last: LastModels | None = None) -
     note_rollback(config, models)
     note_given(config, requests)
     note_kernels(typed, config, models)
+    for warning in models.warnings:
+        print(warning, file=sys.stderr)
     for request in requests:
         engines[MAIN].scheduler.check(request)
     teacher = build_teacher(config, models, limits)

@@ -95,7 +95,7 @@ class Gemma4Target(Decoder):
             read = read_features(features, taps, stream, hidden, num_rows)
             return TargetOutput(hidden, read, self._num_shared_rows(cut, num_rows, stream.shape[0]))
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def _all_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits = self._head(hidden)
         return logits if self._cap is None else self._cap(logits)
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from spec_lab.core.errors import UserError
-from spec_lab.core.regular import regular_text
 from spec_lab.paper.ablations import ablation_table, quality_table
 from spec_lab.paper.acceptance import acceptance_table, as_tool, difference_table, position_table, tools_table
 from spec_lab.paper.drafters import drafter_table
@@ -85,7 +84,7 @@ def write_content(folder: Path, content: Mapping[str, Any]) -> Path:
 
 def read_tables(file: Path) -> dict[str, PaperTable]:
     """Return the tables in a JSON file, by name."""
-    return {table["name"]: table_from(table) for table in json.loads(regular_text(file))["tables"]}
+    return {table["name"]: table_from(table) for table in json.loads(file.read_text(encoding="utf-8"))["tables"]}
 
 
 def printed(file: Path, form: str, tool: str | None) -> str:

@@ -12,7 +12,6 @@ from spec_lab.checkpoints.checkpoint import without_mtp
 from spec_lab.checkpoints.checkpoint_files import StoredTensor, checkpoint_files, tensors_of
 from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
-from spec_lab.core.regular import regular_text
 from spec_lab.paper.provenance import NONE
 from spec_lab.paper.runs import PaperRun
 from spec_lab.paper.table import PaperTable, TableColumn, TableRow, Value, table_of
@@ -80,7 +79,7 @@ def own_tensors(folder: Path, target: Path) -> list[StoredTensor]:
 def read_card(path: Path) -> dict[str, Value]:
     """Return a model card's entries about training, in the card's words; `NOT_SAID` for those that it does not have."""
     try:
-        text = " ".join(regular_text(path).split()) if path.is_file() else ""
+        text = " ".join(path.read_text(encoding="utf-8").split()) if path.is_file() else ""
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read ({error}); correct it or move it away") from error
     training = text.partition("## Training")[2].partition(" ## ")[0]

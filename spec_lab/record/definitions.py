@@ -185,6 +185,7 @@ DEFINITIONS: dict[str, str] = {
         "they are widened or rounded to."
     ),
     "template": "Twelve digits of the chat template that wrote the prompts (SHA-256); none where there is no template.",
+    "warnings": "Sentences about what may make the numbers mean less than they seem to.",
     "thinking_markers": "Whether the target's tokenizer has the tokens that thinking stands between.",
     "shared_device": "Whether another process was on the run's device, which makes its times meaningless.",
     "memory": (

@@ -51,6 +51,7 @@ class Provenance:
     template: str | None = None
     thinking_markers: bool | None = None
     register_file: str | None = None
+    warnings: list[str] = field(default_factory=list)
 
 
 def collect_provenance(
@@ -64,6 +65,7 @@ def collect_provenance(
     template: str | None = None,
     thinking_markers: bool | None = None,
     register_file: str | None = None,
+    warnings: list[str] | None = None,
 ) -> Provenance:
     """Collect the provenance from this process and machine, without network.
 
@@ -76,6 +78,7 @@ def collect_provenance(
         template: digest of the chat template, twelve digits; `none` if there is none.
         thinking_markers: whether the tokenizer has tokens that begin and end thinking.
         register_file: the vector registers for which kernels=native was compiled; None for other kernels.
+        warnings: what may make the numbers mean less than they seem to, in sentences.
     """
     return Provenance(
         versions=package_versions(),
@@ -92,6 +95,7 @@ def collect_provenance(
         template=template,
         thinking_markers=thinking_markers,
         register_file=register_file,
+        warnings=warnings or [],
     )
 
 

@@ -12,7 +12,6 @@ from typing import Any, cast
 
 from spec_lab.core.errors import UserError
 from spec_lab.core.origins import TokenOrigin
-from spec_lab.core.regular import regular_bytes
 from spec_lab.record.layout import misfit, parse_json
 from spec_lab.record.possible import impossible_numbers, impossible_request, impossible_round
 from spec_lab.record.row_schema import RequestRow, RoundRow
@@ -29,7 +28,7 @@ def read_summary(folder: Path) -> Summary:
     """
     path = folder / SUMMARY_FILE
     try:
-        value = parse_json(regular_bytes(path))
+        value = parse_json(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UserError(f"{path}: {error.strerror}; name the folder of a run; a run prints it at its end") from error
     except OSError as error:
@@ -115,7 +114,7 @@ def read_round_rows(folder: Path) -> list[RoundRow]:
 def _read_rows(path: Path, layout: Any) -> Iterator[Any]:
     """Read the lines of a file. A last line that is incomplete, after a kill or on a full disk, is dropped."""
     try:
-        lines = regular_bytes(path).split(b"\n")
+        lines = path.read_bytes().split(b"\n")
     except FileNotFoundError as error:
         raise UserError(
             f"{path}: missing; a run that never began has none; if a run was moved, name its folder"

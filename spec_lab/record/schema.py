@@ -323,6 +323,7 @@ class Origin(TypedDict):
     template: NotRequired[str | None]
     thinking_markers: NotRequired[bool | None]
     register_file: NotRequired[str | None]
+    warnings: NotRequired[list[str]]
 
 
 class Comparison(TypedDict):

@@ -156,6 +156,7 @@ def _origin(info: RunInfo) -> Origin:
         template=provenance.template,
         thinking_markers=provenance.thinking_markers,
         register_file=provenance.register_file,
+        warnings=provenance.warnings,
     )
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from spec_lab.core.errors import UserError
-from spec_lab.core.regular import open_regular
 from spec_lab.record.layout import misfit, parse_json
 
 TRACE_FILE = "trace.json.gz"
@@ -65,7 +64,7 @@ def read_trace_file(folder: Path) -> list[TraceEvent]:
     """
     path = folder / TRACE_FILE
     try:
-        with open_regular(path) as packed, gzip.open(packed, "rb") as file:
+        with path.open("rb") as packed, gzip.open(packed, "rb") as file:
             trace = parse_json(file.read())
         return list(_events(trace))
     except FileNotFoundError as error:

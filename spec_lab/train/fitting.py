@@ -162,7 +162,7 @@ def body_serves(fitting: Fitting) -> str | None:
         return f"drafter.body={drafter.body} is not a folder; give the folder of a drafter's weights"
     from spec_lab.checkpoints.block_layouts import read_block_file  # torch from here on
 
-    file = read_block_file(Path(drafter.body), "drafter.body")
+    file = read_block_file(Path(drafter.body))
     vocab_size = fitting.target.vocab_size
     found = {
         "block_size": (drafter.block_size, file.fields.integer("block_size")),

@@ -123,8 +123,8 @@ class FrozenTarget:
 def draft_rope(config: ModelConfig) -> RopeConfig:
     """Return the rotary embedding of a head for this target: that of `full_plan`.
 
-    Heads have plain layers, which support neither partial rotation nor scalings other than linear and llama3. If they
-    do not support the target's RoPE, a head takes only its base.
+    A new head's file holds no partial rotation and no scalings other than linear and llama3. Of a target with another
+    RoPE a head takes only the base.
     """
     rope = full_plan(config).rope
     plain = rope.scaling in ("none", "linear", "llama3") and rope.partial_rotary_factor == 1.0

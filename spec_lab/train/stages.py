@@ -18,7 +18,6 @@ from typing import Any, TextIO
 import torch
 
 from spec_lab.core.errors import Breakdown, UserError
-from spec_lab.core.regular import without_waiting
 from spec_lab.train.drafter_config import Loss
 from spec_lab.train.module_config import Optimiser
 from spec_lab.train.reading import read_record, refuse_damaged
@@ -144,7 +143,7 @@ def _locked(file: Path) -> Iterator[None]:
     """
     while True:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with os.fdopen(without_waiting(file, os.O_WRONLY | os.O_CREAT), "w") as opened:
+        with file.open("w") as opened:
             fcntl.flock(opened, fcntl.LOCK_EX)
             if not _lies_at(file, opened):
                 continue

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from spec_lab.checkpoints.checks import refuse_lfs_pointer
 from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.checkpoints.gguf_tokenizer import gguf_tokenizer
 from spec_lab.core.errors import UserError
@@ -161,10 +162,22 @@ class TargetTokenizer:
         return ids
 
 
+def num_other_tokens(folder: Path, other: Path) -> int | None:
+    """Return how many ids mean other tokens in two tokenizers, each of a folder or a GGUF file; None if one has
+    none."""
+    paths = [path if is_gguf(path) else path / "tokenizer.json" for path in (folder, other)]
+    if not all(path.is_file() for path in paths):
+        return None
+    one, two = ((gguf_tokenizer(path) if is_gguf(path) else _from_json(path)) for path in paths)
+    tokens = {token_id: token for token, token_id in one.get_vocab().items()}
+    return sum(tokens.get(token_id, token) != token for token, token_id in two.get_vocab().items())
+
+
 def _from_json(path: Path) -> tokenizers.Tokenizer:
     """Read a `tokenizer.json`. Its settings for truncation and padding, which are for training, are ignored."""
     from tokenizers import Tokenizer
 
+    refuse_lfs_pointer(path)
     tokenizer = Tokenizer.from_file(str(path))
     tokenizer.no_truncation()
     tokenizer.no_padding()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from spec_lab.core.protocols import Drafter
     from spec_lab.models.blocks.model import BlockModel
 
-BLOCK_SIZE, LARGEST_BLOCK = 8, 256
+BLOCK_SIZE = 8
 log = logging.getLogger(__name__)
 
 
@@ -102,7 +102,7 @@ class Dflash(WeightsConfig):
         if self.weights != Weights.random:
             from spec_lab.checkpoints.block_layouts import read_block_file
 
-            size = read_block_file(self.folder(run)).fields.integer("block_size", least=2, most=LARGEST_BLOCK)
+            size = read_block_file(self.folder(run)).fields.integer("block_size")
         return max(2 * self.num_draft_tokens, self.num_draft_tokens + 1 + size)
 
     def build(self, lab: Lab) -> Drafter[Any]:

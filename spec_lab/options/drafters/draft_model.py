@@ -24,7 +24,9 @@ class DraftModel(WeightsConfig):
         from spec_lab.build.caches import attention_kinds
         from spec_lab.drafters.draft_model import DraftModelDrafter, DraftModelTreeDrafter
 
-        model = lab.once(self.key(lab.run), lambda: self.read(lab))
+        model, warnings = lab.once(self.key(lab.run), lambda: self.read(lab))
+        lab.models.warnings.extend(warnings)
+        model.num_tokens = lab.target.num_tokens = min(model.vocab_size, lab.target.vocab_size)
         config, longest = model.config, lab.limits.max_seq_len
         num_positions = min(config.max_position_embeddings, config.max_dense_positions or longest)
         if longest > num_positions:  # its drafts would be useless, in silence
@@ -36,29 +38,46 @@ class DraftModel(WeightsConfig):
         if lab.run.sizes is None:
             kinds, picker = attention_kinds(model.layer_plans), lab.picker(self)
             return DraftModelDrafter(
-                self.num_draft_tokens, model, cache, lab.backend, lab.kept, picker, lab.kernels, kinds
+                self.num_draft_tokens,
+                model,
+                cache,
+                lab.backend,
+                lab.kept,
+                picker,
+                lab.kernels,
+                kinds,
+                lab.target.vocab_size,
             )
         shape = lab.tree()
-        return DraftModelTreeDrafter(shape, lab.siblings(shape), model, cache, lab.tree_backend, lab.kept)
+        return DraftModelTreeDrafter(
+            shape, lab.siblings(shape), model, cache, lab.tree_backend, lab.kept, lab.target.vocab_size
+        )
 
-    def read(self, lab: Lab) -> Decoder:
-        """Load the model; UserError if its layers keep states, or its vocabulary has another size than the target's."""
+    def read(self, lab: Lab) -> tuple[Decoder, list[str]]:
+        """Load the model, and return it with warnings for the record.
+
+        Raises:
+            UserError: its layers keep states, or both its vocabulary's size and its tokenizer are others than the
+                target's.
+        """
         from spec_lab.checkpoints.families.table import read_model_config
         from spec_lab.models.target_loader import WeightSource, load_target
+        from spec_lab.workloads.tokenizer import num_other_tokens
 
         folder = self.folder(lab.run)
-        config = read_model_config(folder, "drafter.path")
+        config = read_model_config(folder)
         if config.keeps_states:
             raise UserError(
                 f"{folder}: rejected drafts would stay in this draft model's states; use another drafter.path"
             )
-        if config.vocab_size != lab.target.vocab_size:
-            raise UserError(
-                f"{folder}: the draft model's vocabulary has {config.vocab_size} tokens, the target's has "
-                f"{lab.target.vocab_size}; set drafter.path to a model of the target's family"
-            )
+        warnings = []
+        if num_others := num_other_tokens(lab.run.target.folder, folder):
+            said = f"{folder}: {num_others} ids of its tokenizer are other tokens than the target's"
+            if config.vocab_size != lab.target.vocab_size:
+                raise UserError(f"{said}; set drafter.path to a model of the target's family")
+            warnings.append(f"{said}, so its drafts mean other texts")
         source = WeightSource(folder, lab.dtype, lab.device)
         products = lab.kernels.draft_model_products
         model = load_target(config, source, lab.backend, lab.target.num_positions, products)
         lab.models.adopt(model.expert_parts)
-        return model
+        return model, warnings

@@ -65,7 +65,7 @@ class MtpConfigBase(WeightsConfig):
             UserError: there are fewer modules than are read.
         """
         folder = Path(run.target.path) if self.path is None and run.target.path else super().folder(run)
-        if (found := read_num_mtp_modules(folder, "drafter.path")) < self.num_modules:
+        if (found := read_num_mtp_modules(folder)) < self.num_modules:
             raise UserError(
                 f"{folder}: config.json names {found} MTP modules, and drafter={self.name} reads {self.num_modules}; "
                 "use drafter=mtp_eagle, fewer drafts, or another drafter.path"

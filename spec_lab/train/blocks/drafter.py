@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -16,10 +16,10 @@ from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.models.blocks.body import BlockBody, BlockPlace
 from spec_lab.models.blocks.confidence import ConfidenceHead
 from spec_lab.models.blocks.heads import BlockHead, BlockRows, HeadParts
-from spec_lab.models.blocks.model import build_confidence, build_head, drafted_rows
+from spec_lab.models.blocks.model import SlotLogits, build_confidence, build_head, drafted_rows
 from spec_lab.models.blocks.scores import SlotScores
 from spec_lab.models.eagle3 import draft_to_target_ids
-from spec_lab.models.linear import DenseLinear, Linear
+from spec_lab.models.linear import DenseLinear
 from spec_lab.models.rope import RotaryTable, rotary_table
 from spec_lab.train.blocks.anchors import AnchoredRows, BlockBatch
 from spec_lab.train.blocks.attention import AnchoredAttention, AnchoredCache
@@ -47,7 +47,7 @@ class Joining:
         confidence: None if the drafter has no confidence head.
     """
 
-    logits: Linear
+    logits: Callable[[Tensor], Tensor]
     head: BlockHead
     confidence: ConfidenceHead | None
 
@@ -161,7 +161,7 @@ class TrainableBlock(SlotDrafter):
         tensors = self.tensors()
         embedding = tensors.get("embed_tokens.weight", self._embedding)
         parts = HeadParts(self.config, tensors, embedding, self.token_map)
-        logits = DenseLinear(tensors.get("lm_head.weight", self._frozen_head), None)
+        logits = SlotLogits(DenseLinear(tensors.get("lm_head.weight", self._frozen_head), None), self.config)
         return Joining(logits, build_head(parts), build_confidence(parts))
 
 
