@@ -11,6 +11,7 @@ import pytest
 
 import spec_lab
 from spec_lab.app.notebook import Result
+from spec_lab.build.workloads import check_requests
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.core.errors import UserError
 from spec_lab.core.types import Request
@@ -18,7 +19,6 @@ from spec_lab.record.reading import read_summary
 from spec_lab.report.__main__ import main as report
 from spec_lab.show import request_html
 from spec_lab.show.__main__ import main as show
-from spec_lab.wiring.workloads import check_requests
 from tests.fake_runs import record_run
 from tests.test_study import SWEEP
 

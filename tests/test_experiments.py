@@ -13,8 +13,8 @@ import yaml
 
 from spec_lab.__main__ import main
 from spec_lab.app.compose import compose, conf_folder
-from spec_lab.menu.chosen import Chosen
-from spec_lab.menu.refusals.run import refusals
+from spec_lab.config.checks import problems
+from spec_lab.config.run import Run
 from spec_lab.record.paired import over_reference
 from spec_lab.record.runs import Run, find_runs
 from spec_lab.report.__main__ import main as report
@@ -56,8 +56,8 @@ def ran(monkeypatch: pytest.MonkeyPatch, empty_folder: Path) -> list[Any]:
     """The configurations that a runner which decodes nothing was given."""
     configs: list[Any] = []
 
-    def run(chosen: Chosen, choices: dict[str, str], folder: Path) -> Any:
-        configs.append(chosen.config)
+    def run(chosen: Run, choices: dict[str, str], folder: Path) -> Any:
+        configs.append(chosen)
         return recorded_runner.run(chosen, choices, folder)
 
     module = recorded_runner.stand_in()
@@ -155,7 +155,7 @@ def test_no_value_of_the_full_size_is_refused(experiment: str) -> None:
     for values in each_value(*grid.values()):
         cell = [f"{key}={value}" for key, value in zip(grid, values, strict=True)]
         config = compose([f"experiment={experiment}", "size=full", "hydra.mode=RUN", *cell]).config
-        assert refusals(config) == [], cell
+        assert list(problems(config)) == [], cell
 
 
 def test_points_of_a_grid_run_by_their_names(ran: list[Any]) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from spec_lab.app.compose import compose, conf_folder
+from spec_lab.config.checks import problems
 from spec_lab.core.results import GenerationResult, GraphCounts
-from spec_lab.menu.refusals.run import refusals
 from spec_lab.record.measured import Measured
 from spec_lab.record.runs import Run
 from spec_lab.record.schema import RoundWork
@@ -145,7 +145,7 @@ def test_the_experiment_fills_its_batches_to_the_end(cell: list[str], empty_fold
     """
     run_ = compose(["experiment=graph_modes", *cell])
     config, choices = run_.config, run_.choices
-    assert refusals(config) == []
+    assert list(problems(config)) == []
     assert choices["drafter"] == "eagle3" and choices["prune"] == "catchup"
     assert config.workload.limit is not None and config.workload.limit % 16 == 0
     skipped_and_last = 3

@@ -35,8 +35,8 @@ from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.taps import Tap
 from spec_lab.collect.__main__ import main as collect
 from spec_lab.core.errors import UserError
-from spec_lab.options.drafters.block_keys import Head
-from spec_lab.options.shipped import ZOO
+from spec_lab.options.drafters.blocks import Head
+from spec_lab.options.drafters.weights import ZOO
 from spec_lab.train.__main__ import main
 from spec_lab.train.block_config import (
     BlockTrainingConfig,
