@@ -6,6 +6,8 @@ must be equal: drafts, tokens, KV and every other tensor of state.
 
 from __future__ import annotations
 
+from tests.lab import part
+
 import dataclasses
 import random
 from collections.abc import Callable
@@ -21,7 +23,7 @@ from spec_lab.build.engine import build_engine
 from spec_lab.build.limits import engine_limits
 from spec_lab.build.models import load_models
 from spec_lab.checkpoints.families.table import read_model_config
-from spec_lab.config.run import AcceptanceConfig, AttentionConfig, GraphConfig, SamplingConfig
+from spec_lab.config.run import AcceptanceConfig, GraphConfig, SamplingConfig
 from spec_lab.core.kv_cache import NULL_PAGE, SCRATCH_PAGE
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request, Sequence, Verification
@@ -129,7 +131,7 @@ class Lab:
             **changes,
         )
         config = dataclasses.replace(
-            config, attention=AttentionConfig(name=attention), acceptance=rule.acceptance, sampling=rule.sampling
+            config, attention=part("attention", attention), acceptance=rule.acceptance, sampling=rule.sampling
         )
         if graph is not None:
             config = dataclasses.replace(config, graph=graph)

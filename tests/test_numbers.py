@@ -117,7 +117,7 @@ def test_float16_on_a_cpu_is_refused_however_the_cpu_was_chosen(
 def test_imposed_acceptance_of_drafts_that_are_end_tokens_goes_on(pair: tuple[Path, Path], drafter: str) -> None:
     """Prompt lookup's filler, 0, is an end token of the target here, as it is of the shipped one; so are most ids."""
     from spec_lab.measure.lab import MAIN
-    from spec_lab.options.rules.synthetic import Synthetic
+    from spec_lab.options.acceptance.synthetic import Synthetic
 
     ends = [0, *range(20, 160)]
     (pair[0] / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))

@@ -176,7 +176,7 @@ def test_plain_decoding_is_a_run_too(execute: Execute, tmp_path: Path) -> None:
 def test_a_sampled_run_has_nothing_to_diverge_from(configure: Callable[..., Run], tmp_path: Path) -> None:
     config = configure("ngram", repeats=2)
     config.acceptance, config.sampling = Rejection(method="one_hot"), SamplingConfig(temperature=1.0)
-    summary = runner.run(config, CHOICES, tmp_path / "run")
+    summary = runner.record_run(config, CHOICES, tmp_path / "run")
     assert summary["divergence"] is None
     assert summary["repeats_identical"] is True
     assert summary["speedup"] is not None
@@ -218,5 +218,5 @@ def test_a_prompt_that_does_not_fit_is_refused_before_anything_is_recorded(
 ) -> None:
     config = configure(cache={"max_seq_len": 40}, max_new_tokens=8)
     with pytest.raises(ValueError, match=r"request r3.*raise cache\.max_seq_len"):
-        runner.run(config, CHOICES, tmp_path / "run")
+        runner.record_run(config, CHOICES, tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from spec_lab.app.compose import compose, quoted
+from spec_lab.build.auto import with_auto_chosen
 from spec_lab.build.engine import build_engine
 from spec_lab.build.limits import Limits, engine_limits
 from spec_lab.build.models import Models, load_models
@@ -88,7 +89,7 @@ class Serving:
             *("references=[]", f"batch_size={batch_size}", "prune=none", "graph=eager", *more),
         )
         longest = Request("longest", "", (0,) * (max_tokens // 2), max_tokens - max_tokens // 2)
-        chosen = admit(compose([*words, "drafter=none"]).config)
+        chosen = with_auto_chosen(admit(compose([*words, "drafter=none"]).config))
         models = load_models(chosen, max_tokens, behind=ROWS_BEHIND)
         return cls(words, models, num_draft_tokens, longest, of_drafter, {"none": chosen})
 
@@ -112,7 +113,7 @@ class Serving:
                 words.append(f"drafter.num_draft_tokens={self.num_draft_tokens}")
             if folder is not None:
                 words += [quoted("drafter.path", folder), *self.of_drafter]
-            self._composed[drafter] = admit(compose(words).config)
+            self._composed[drafter] = with_auto_chosen(admit(compose(words).config))
         chosen = self._composed[drafter]
         if folder is not None:
             drafter_part: Any = chosen.drafter

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from spec_lab.app.compose import compose
+from spec_lab.build.auto import with_auto_chosen
 from spec_lab.build.limits import engine_limits
 from spec_lab.build.models import Models, load_models
 from spec_lab.checkpoints.families.table import read_model_config
@@ -47,7 +48,7 @@ def choose_target(words: Sequence[str], config: TextsConfig, prefix: str = "") -
     device = next((word.partition("=")[2] for word in words if word.startswith("device=")), "auto")
     if "graph" not in named and runs_on_cuda(device):
         own += ["graph=round", f"graph.rounds_per_replay={config.rounds_per_replay}"]
-    chosen = admit(compose([*own, f"seed={config.seed}", *words]).config)
+    chosen = with_auto_chosen(admit(compose([*own, f"seed={config.seed}", *words]).config))
     if chosen.target.weights == Weights.random:
         raise UserError("target.weights=random: no drafter can learn from texts of random weights; leave it out")
     positions = read_model_config(chosen.target.folder).max_position_embeddings
