@@ -25,6 +25,8 @@ from spec_lab.core.errors import UserError
 from spec_lab.measure.company import Company
 from spec_lab.menu import devices
 from spec_lab.menu.config import PruneConfig
+from spec_lab.record.reading import read_request_rows, read_summary
+from spec_lab.record.recorder import STILL_RUNNING
 from tests.fake_runner import FakeRunner, summaries
 
 CHEAP = ("debug=smoke", "references=[]", "profile_rounds=0", "workload.limit=1", "max_new_tokens=4", "kernels=torch")
@@ -294,3 +296,19 @@ def test_a_run_that_shares_its_device_says_so(tmp_path: Path, monkeypatch: pytes
     first, second = (Company(torch.device("cpu")) for _ in range(2))
     assert first.seen() and second.seen(), "the second one began while the first one ran"
     assert not Company(torch.device("cpu")).seen()
+
+
+def test_a_killed_run_keeps_the_requests_that_ended(tmp_path: Path) -> None:
+    arguments = ["hydra.run.dir=X", "max_new_tokens=700", "kernels=torch", "references=[]", "workload.limit=3"]
+    command = [sys.executable, "-m", "spec_lab", *arguments]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    requests = tmp_path / "X" / "requests.jsonl"
+    for _ in range(600):
+        if requests.exists() and requests.read_bytes():
+            break
+        time.sleep(0.1)
+    process.kill()
+    process.wait(60)
+    summary, rows = read_summary(tmp_path / "X"), read_request_rows(tmp_path / "X")
+    assert summary["status"] == "interrupted" and summary["reason"] == STILL_RUNNING
+    assert 1 <= len(rows) <= 3 and all(row["output_ids"] for row in rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from spec_lab.record.paired import order_of_turn
 from spec_lab.record.progress import Progress, said_to_go_on
 from spec_lab.record.provenance import Provenance, collect_provenance
 from spec_lab.record.recorder import Recorder, request_row, utc_now
+from spec_lab.record.row_schema import RequestRow
 from spec_lab.record.schema import Summary
 from spec_lab.record.sinks import Sink
 from spec_lab.record.summary import build_summary
@@ -74,14 +75,19 @@ def _measure(lab: Lab, info: RunInfo, recorder: Recorder, memory: MemoryWatch, m
     checked: dict[str, dict[str, Checked | None]] = {}
     thinking: dict[str, dict[str, int] | None] = {}
     divergences: list[Divergence] | None = None
+
+    def keep_it(record: RequestRecord) -> None:
+        finished.append(record)
+        recorder.decoded(record)
+
     num_requests = config.repeats * len(lab.engines) * len(lab.requests)
     company = Company(lab.models.device) if lab.world.size == 1 else None  # ranks share a CPU
     with Progress(num_requests, "request") as progress, _kept_if_interrupted(lab, recorder) as finished:
         _warm_up(lab, progress)
         for repeat in range(config.repeats):
             for name in order_of_turn(list(lab.engines), repeat):
-                kept = finished if (repeat, name) == (0, MAIN) else []
-                passes[name].append(_timed_pass(lab, name, repeat, progress, kept))
+                keep = keep_it if (repeat, name) == (0, MAIN) else None
+                passes[name].append(_timed_pass(lab, name, repeat, progress, keep))
             recorder.rounds(repeat, passes[MAIN][-1].rounds)
             if repeat == 0:
                 progress.stage("checking the answers")
@@ -157,12 +163,13 @@ def _plain_outputs(lab: Lab) -> dict[str, list[int]]:
 
 
 def _timed_pass(
-    lab: Lab, name: str, repeat: int, progress: Progress, finished: list[RequestRecord]
+    lab: Lab, name: str, repeat: int, progress: Progress, keep: Callable[[RequestRecord], None] | None
 ) -> GenerationResult:
-    """Decode all requests with one engine, and add each to `finished` when it ends."""
+    """Decode all requests with one engine, and call `keep` with each when it ends."""
 
     def end(record: RequestRecord) -> None:
-        finished.append(record)
+        if keep is not None:
+            keep(record)
         progress.advance()
 
     progress.stage(f"{name}, repeat {repeat + 1} of {lab.config.repeats}")
@@ -239,22 +246,23 @@ def _record_requests(
     divergences: Iterable[Divergence],
 ) -> None:
     by_request = {divergence.request_id: divergence for divergence in divergences}
-    for record in records:
+
+    def row(record: RequestRecord) -> RequestRow:
         request_id = record.request_id
         text = lab.tokenizer.decode(record.output_ids)
         answer = checked[request_id]
-        recorder.request(
-            request_row(
-                record,
-                text,
-                None if answer is None else answer.correct,
-                by_request.get(request_id),
-                (thinking or {}).get(request_id),
-                text_ends(lab.tokenizer, record.output_ids, text),
-                None if answer is None else answer.checker,
-                None if answer is None else answer.read,
-            )
+        return request_row(
+            record,
+            text,
+            None if answer is None else answer.correct,
+            by_request.get(request_id),
+            (thinking or {}).get(request_id),
+            text_ends(lab.tokenizer, record.output_ids, text),
+            None if answer is None else answer.checker,
+            None if answer is None else answer.read,
         )
+
+    recorder.requests(map(row, records))
 
 
 def _profile(lab: Lab, folder: Path, progress: Progress) -> RoundProfile:

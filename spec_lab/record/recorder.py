@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -48,7 +48,8 @@ class Recorder:
         self.folder = folder
         self._metrics = metrics or OwnMetrics()
         self._info = info
-        self._sinks: list[Sink] = [FileSink(), *sinks]
+        self._files = FileSink()
+        self._sinks: list[Sink] = [self._files, *sinks]
         self._started: list[Sink] = []
         self._started_at = time.perf_counter()
         self._is_finished = False
@@ -82,8 +83,18 @@ class Recorder:
             for sink in self._started:
                 sink.round(row)
 
+    def decoded(self, record: RequestRecord) -> None:
+        """Write the line of a request that has just ended, without its text and the results of checks."""
+        self._files.request(request_row(record, "", None, None))
+
+    def requests(self, rows: Iterable[RequestRow]) -> None:
+        """Record the finished requests of the first repeat, in place of the lines of `decoded`; see `request_row`."""
+        with self._files.requests_anew():
+            for row in rows:
+                self.request(row)
+
     def request(self, row: RequestRow) -> None:
-        """Record a finished request of the first repeat; `row` is made by `request_row`."""
+        """Record a finished request; `row` is made by `request_row`."""
         for sink in self._started:
             sink.request(row)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -67,6 +68,17 @@ class FileSink:
     def request(self, row: RequestRow) -> None:
         assert self._requests is not None, "start() opens the files"
         self._requests.write(row)
+
+    @contextmanager
+    def requests_anew(self) -> Iterator[None]:
+        """Write the requests again inside the block; the old lines stand until all new ones do."""
+        assert self._requests is not None, "start() opens the files"
+        old, self._requests = self._requests, LineFile(self._folder / f".{REQUESTS_FILE}.tmp")
+        try:
+            yield
+        finally:
+            old.close()
+            (self._folder / f".{REQUESTS_FILE}.tmp").replace(self._folder / REQUESTS_FILE)
 
     def finish(self, summary: Summary) -> None:
         for lines in (self._requests, self._rounds):
