@@ -427,6 +427,7 @@ FORBIDDEN = [
     (["record.topk=129"], "record.topk=129", "record.topk=16"),
     (["logger=wandb", "logger.project=a/b"], "logger.project=a/b", "logger.project=spec_lab"),
     (["logger.mode=sometimes"], "logger.mode=sometimes", "offline"),
+    (["objective=summary.speedupp"], "objective=summary.speedupp", "did you mean summary.speedup?"),
     (["name=a/b"], "name='a/b'", "name=run"),
     (["name=..", "seed=1"], "name='..'", "name=run"),
     (["name=''"], "name=''", "name=run"),

@@ -17,6 +17,7 @@ from spec_lab.menu.bounds import out_of_bounds
 from spec_lab.menu.choices import Dtype
 from spec_lab.menu.chosen import Chosen, choose
 from spec_lab.menu.config import RunConfig
+from spec_lab.menu.nearest import hint, nearest
 from spec_lab.menu.option import Option, WorkloadOption
 from spec_lab.menu.refusals.drafters import DRAFTER_CHECKS, lossless_rule
 from spec_lab.menu.refusals.graphs import GRAPH_CHECKS
@@ -26,6 +27,7 @@ from spec_lab.menu.refusals.ranks import RANK_CHECKS
 from spec_lab.menu.refusals.trees import TREE_CHECKS
 from spec_lab.menu.refusals.weights import WEIGHT_CHECKS
 from spec_lab.menu.registry import KNOBS
+from spec_lab.record.scalars import VARYING, scalar_paths
 
 NUM_RESERVED_PAGES = 2  # as in core.kv_cache, which imports torch; a test checks that they are equal
 MAX_RECORDED_TOPK = 128
@@ -186,6 +188,14 @@ def workload_knobs(chosen: Chosen) -> str | None:
     return None
 
 
+def objective_is_recorded(chosen: Chosen) -> str | None:
+    """The objective is a number of a record, without which all trials of a search would fail."""
+    name = chosen.config.objective
+    if name in scalar_paths() or name.startswith(VARYING):
+        return None
+    return f"objective={name} is not a number of a record{hint(nearest(name, scalar_paths()))}"
+
+
 def recorded_rows(chosen: Chosen) -> str | None:
     """At most `MAX_RECORDED_TOPK` tokens of a verify row are recorded."""
     topk = chosen.config.record.topk
@@ -239,6 +249,7 @@ CHECKS: tuple[Check, ...] = (
     workload_knobs,
     workload_categories,
     recorded_rows,
+    objective_is_recorded,
 )
 
 
