@@ -78,9 +78,8 @@ def test_a_narrow_p_eagle_head_is_what_its_scales_say(target: ModelConfig, tmp_p
     [
         (torch.ones(2, 1), f"{MATRIX}_scale_inv is [2, 1], which does not fit"),
         (torch.full((1, 1), float("nan")), f"{MATRIX} has NaN"),
-        (torch.zeros(1, 1), f"{MATRIX}_scale_inv"),
     ],
-    ids=["shape", "nan", "zero"],
+    ids=["shape", "nan"],
 )
 def test_wrong_scales_are_refused(target: ModelConfig, folder: Path, scales: torch.Tensor, named: str) -> None:
     rewrite_tensors(folder, {f"{MATRIX}_scale_inv": scales})
@@ -90,18 +89,16 @@ def test_wrong_scales_are_refused(target: ModelConfig, folder: Path, scales: tor
 
 def test_scales_that_no_config_tells_of_are_refused(target: ModelConfig, folder: Path) -> None:
     rewrite_config(folder, drop=("quantization_config",))
-    with refused(folder, "has no quantization_config"):
+    with refused(folder, "not expected", "_scale_inv"):
         load_block(folder, target, torch.float32, "cpu")
 
 
-def test_what_is_narrow_is_not_narrowed_again(folder: Path, tmp_path: Path) -> None:
+def test_what_is_narrow_is_not_narrowed_again(folder: Path) -> None:
     with pytest.raises(UserError, match="already has a quantization_config"):
         store_in_fp8(folder)
     rewrite_config(folder, drop=("quantization_config",))
     with pytest.raises(UserError, match="already in 8 bits"):
         store_in_fp8(folder)
-    with pytest.raises(UserError, match="no such folder"):
-        store_in_fp8(tmp_path / "nowhere")
 
 
 def test_a_drafter_whose_reader_takes_no_narrow_one_stays_as_it_is(folder: Path) -> None:

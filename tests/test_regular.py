@@ -12,7 +12,6 @@ from safetensors.torch import save_file
 from torch import zeros
 
 from spec_lab.checkpoints.checkpoint_files import tensors_of
-from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.core.errors import UserError, trouble_of
 from spec_lab.menu.config import WorkloadConfig
 from spec_lab.program.sweep_lock import SweepLock, was_left
@@ -44,9 +43,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "rounds.jsonl": partial(_of_folder, read_round_rows),
     "trace.json.gz": partial(_of_folder, read_trace_file),
     "verify_rows.safetensors": partial(_of_folder, load_verify_rows),
-    "config.json": partial(_of_folder, read_model_config),
     "tokenizer.json": partial(_of_folder, TargetTokenizer),
-    "model.safetensors": tensors_of,
     "prompts.jsonl": _prompts,
     "sweep.yaml": read_yaml,
     "proposals.json": lambda path: Ledger(path.parent, {}),

@@ -128,7 +128,7 @@ def _stored(subject: Subject) -> dict[str, StoredTensor] | None:
     """
     try:
         return stored_tensors(subject.chosen.drafter_folder)
-    except UserError:
+    except OSError:  # a GGUF file, or none in this format
         return None
 
 

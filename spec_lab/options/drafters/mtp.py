@@ -82,10 +82,7 @@ class MtpWeights(DrafterWeights):
             return missing
         if not folder.is_dir():
             return missing_folder(name, str(folder)) if name == "drafter.path" else None  # others are checked elsewhere
-        try:
-            num_modules = read_num_mtp_modules(folder)
-        except UserError as error:
-            return str(error)
+        num_modules = read_num_mtp_modules(folder)
         if num_modules >= num_needed:
             return None
         if num_modules:
