@@ -643,7 +643,7 @@ def test_a_packaged_target_is_found_without_importing_its_package(
     package.mkdir()
     (package / "__init__.py").write_text("raise ImportError('a compiled library is missing')")
     assert packaged.find() is None
-    (package / "model.gguf").touch()
+    (package / "model.gguf").write_bytes(b"no model")
     assert packaged.find() == package / "model.gguf"
     assert "some_model_of_tests" not in sys.modules
     assert refusals(compose(overrides).config) == []

@@ -25,7 +25,7 @@ def model_of(chosen: Chosen) -> ModelConfig | None:
         return None
     try:
         return read_model_config(chosen.target_folder)
-    except UserError:
+    except (UserError, OSError):
         return None
 
 

@@ -82,10 +82,9 @@ class MtpWeights(DrafterWeights):
             return missing
         if not folder.is_dir():
             return missing_folder(name, str(folder)) if name == "drafter.path" else None  # others are checked elsewhere
-        try:
-            num_modules = read_num_mtp_modules(folder)
-        except UserError as error:
-            return str(error)
+        if not (folder / "config.json").is_file():
+            return f"{name}={folder} has no config.json; give the folder of a checkpoint"
+        num_modules = read_num_mtp_modules(folder)
         if num_modules >= num_needed:
             return None
         if num_modules:
