@@ -4,13 +4,14 @@
     python benchmarks/cpu_peers.py [products] [decoding] [--turns 3] [--num-threads 1] [KEY=VALUE ...]
 
 `products` prints the microseconds of products by rows: in C with a weight in float32 and in bfloat16, packed for
-oneDNN, and by `F.linear`. A shape has as many weights as fit into 60 MB, the size of a model beyond the cache.
+oneDNN, and by `F.linear`. A shape has as many weights as fit into 60 MB.
 
-`decoding` runs SmolLM2: plain decoding and `eagle3` with K=3, here in C and in torch, here with weights in bfloat16, in
-llama.cpp in float32 and with the 4 bits of the file, and plain decoding by transformers. Rates are tokens/s of decoding
-without the prompt, on shipped prompts, and of a prompt of 400 tokens. Each contestant takes its turn, in another order
-each time. A rate is the best over turns, since other work on the machine only slows it. A ratio is the median over
-turns, each with the contestants beside one another. llama.cpp has no flash attention, and caches in float32.
+`decoding` runs SmolLM2: plain decoding and `eagle3` with K=3, here in C, in torch, and with weights in bfloat16, in
+llama.cpp in float32 and with the 4 bits of the file, and plain decoding by transformers. Rates are tokens/s of
+decoding, on shipped prompts, and of a prompt of 400 tokens. The time of decoding is that of a whole answer without that
+of an answer of one token. With one thread it is CPU time, which does not count what other work takes of the machine. Each
+contestant takes its turn, in another order each time. A rate is the best over turns, a ratio the median over turns.
+llama.cpp has no flash attention, and caches in float32.
 
 KEY=VALUE overrides the lab's runs. On a processor with AVX-512, the environment `SPEC_LAB_CFLAGS=-mno-avx512f
 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2` has the lab and torch use AVX2 alone. The
@@ -51,8 +52,6 @@ from spec_lab.models.linear import PackedLinear
 from spec_lab.program.compose import compose_run
 from spec_lab.program.ending import guarded
 from spec_lab.program.table import format_table
-from spec_lab.record.acceptance_metrics import acceptance_length
-from spec_lab.record.time_metrics import decode_tokens_per_second
 from spec_lab.workloads.conversations import before_end
 
 SHAPES = ((512, 256), (1536, 256), (256, 768), (960, 576), (3072, 576), (576, 1536), (49_152, 576))
@@ -72,19 +71,50 @@ LAB = {
 
 
 @dataclass(frozen=True, slots=True)
+class Answer:
+    """What a contestant makes of a request; `accepted` has the drafts that it offered, and those that were accepted."""
+
+    text: str
+    num_tokens: int
+    accepted: tuple[int, int] = (0, 0)
+
+
+TextOf = Callable[[Sequence[int]], str]
+"""The text of output tokens up to the end of sequence."""
+Contestant = Callable[[Request], Answer]
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """The tokens/s of decoding and of a prompt, the acceptance length, and the text of each request."""
 
     decoded: float
     prompt: float
     length: float | None
-    outputs: list[str]
+    texts: list[str]
 
 
-TextOf = Callable[[Sequence[int]], str]
-"""The text of output tokens up to the end of sequence."""
-Contestant = Callable[[Sequence[Request], Request], Measured]
-"""Decodes requests, and then a long prompt for its prompt pass alone."""
+def measure(run: Contestant, requests: Sequence[Request], long: Request, clock: Clock) -> Measured:
+    def timed(request: Request) -> tuple[float, Answer]:
+        started = clock()
+        answer = run(request)
+        return clock() - started, answer
+
+    seconds, answers = 0.0, []
+    for request in requests:
+        of_prompt, _ = timed(replace(request, max_new_tokens=1))
+        of_all, answer = timed(request)
+        seconds += of_all - of_prompt
+        answers.append(answer)
+    of_prompt, _ = timed(replace(long, max_new_tokens=1))
+    offered, accepted = (sum(counts) for counts in zip(*(answer.accepted for answer in answers), strict=True))
+    return Measured(
+        decoded=sum(answer.num_tokens - 1 for answer in answers) / seconds,
+        prompt=len(long.prompt_ids) / of_prompt,
+        length=1 + NUM_DRAFTS * accepted / offered if offered else None,
+        texts=[answer.text for answer in answers],
+    )
 
 
 @torch.inference_mode()
@@ -97,19 +127,20 @@ def main() -> None:
     parser.add_argument("words", nargs="*", metavar="products | decoding | KEY=VALUE")
     options = parser.parse_args()
     parts = [word for word in options.words if "=" not in word] or ["products", "decoding"]
+    options.clock = time.process_time if options.num_threads == 1 else time.perf_counter
     options.overrides = [word for word in options.words if "=" in word]
     print(f"C for {register_file()} registers{' and tile registers' if has_tiles() else ''}, torch with", end=" ")
     print(f"{torch.backends.cpu.get_cpu_capability()}, threads {options.num_threads}")
     torch.set_num_threads(options.num_threads)
     use_threads(options.num_threads)
     if "products" in parts:
-        print_products(options.turns)
+        print_products(options.turns, options.clock)
     if "decoding" in parts:
         with tempfile.TemporaryDirectory() as folder:
             print_decoding(options, Path(folder))
 
 
-def print_products(num_turns: int) -> None:
+def print_products(num_turns: int, clock: Clock) -> None:
     """Print a line for each shape and number of rows; `torch over C` compares the faster product of torch."""
     body = []
     for out_features, in_features in SHAPES:
@@ -136,11 +167,11 @@ def print_products(num_turns: int) -> None:
     print(format_table(["out x in", "rows", "C", "C, bfloat16", "packed", "F.linear", "torch over C"], body))
 
 
-def mean_seconds(products: Sequence[Callable[[], object]]) -> float:
-    started = time.perf_counter()
+def mean_seconds(products: Sequence[Callable[[], object]], clock: Clock) -> float:
+    started = clock()
     for product in products:
         product()
-    return (time.perf_counter() - started) / len(products)
+    return (clock() - started) / len(products)
 
 
 def print_decoding(options: argparse.Namespace, folder: Path) -> None:
@@ -150,12 +181,13 @@ def print_decoding(options: argparse.Namespace, folder: Path) -> None:
     contestants["transformers, plain"] = load_transformers(text_of)
     names, turns = list(contestants), []
     for run in contestants.values():
-        run(requests[:1], long)
+        run(replace(requests[0], max_new_tokens=4))
     for turn in range(options.turns):
         shift = turn * 3 % len(names)
-        turns.append({name: contestants[name](requests, long) for name in names[shift:] + names[:shift]})
+        order = names[shift:] + names[:shift]
+        turns.append({name: measure(contestants[name], requests, long, options.clock) for name in order})
     body = []
-    plain = turns[0]["lab, plain"].outputs
+    plain = turns[0]["lab, plain"].texts
     for name in names:
         found, peers = ([turn[key] for turn in turns] for key in (name, f"llama.cpp, {name.split(', ')[-1]}"))
         cells = []
@@ -163,7 +195,7 @@ def print_decoding(options: argparse.Namespace, folder: Path) -> None:
             over = median(rate(ours) / rate(theirs) for ours, theirs in zip(found, peers, strict=True))
             cells += [f"{max(map(rate, found)):.1f}", f"{over:.2f}"]
         length = found[0].length
-        same = sum(a == b for a, b in zip(found[0].outputs, plain, strict=True))
+        same = sum(a == b for a, b in zip(found[0].texts, plain, strict=True))
         body.append([name, *cells, "" if length is None else f"{length:.2f}", f"{same} of {len(plain)}"])
     header = ["", "decode, tok/s", "over llama.cpp", "prompt, tok/s", "over llama.cpp", "length", "as lab, plain"]
     print(format_table(header, body, left=[""]))
@@ -189,13 +221,10 @@ def text(lab: Lab, output_ids: Sequence[int]) -> str:
     return lab.tokenizer.decode(before_end(output_ids, lab.models.target.eos_token_ids)).strip()
 
 
-def run_lab(engine: Engine, text_of: TextOf, requests: Sequence[Request], long: Request) -> Measured:
-    result, prompt = engine.generate(list(requests)), engine.generate([long]).prefills[0]
-    rate, num_drafts = decode_tokens_per_second(result.rounds), result.num_draft_tokens
-    assert rate is not None
-    length = acceptance_length(result.requests, num_drafts) if num_drafts else None
-    texts = {record.request_id: text_of(record.output_ids) for record in result.requests}
-    return Measured(rate, prompt.num_prompt_tokens / prompt.seconds, length, [texts[r.request_id] for r in requests])
+def run_lab(engine: Engine, text_of: TextOf, request: Request) -> Answer:
+    (record,) = engine.generate([request]).requests
+    accepted = sum(record.offered_per_round), sum(record.accepted_per_round)
+    return Answer(text_of(record.output_ids), len(record.output_ids), accepted)
 
 
 def load_llamacpp(num_threads: int, folder: Path) -> dict[str, Contestant]:
@@ -224,24 +253,7 @@ def load_llamacpp(num_threads: int, folder: Path) -> dict[str, Contestant]:
     return runs
 
 
-def run_llamacpp(server: Any, requests: Sequence[Request], long: Request) -> Measured:
-    """Its timings begin when the first token is there, and count it."""
-    num_tokens = seconds = num_drafts = num_accepted = 0.0
-    outputs = []
-    for request in requests:
-        found = complete(server, request)
-        timings = found["timings"]
-        num_tokens += timings["predicted_n"] - 1
-        seconds += timings["predicted_ms"] / 1e3
-        num_drafts += timings.get("draft_n", 0)
-        num_accepted += timings.get("draft_n_accepted", 0)
-        outputs.append(found["choices"][0]["text"].strip())
-    timings = complete(server, long)["timings"]
-    length = 1 + NUM_DRAFTS * num_accepted / num_drafts if num_drafts else None
-    return Measured(num_tokens / seconds, 1e3 * timings["prompt_n"] / timings["prompt_ms"], length, outputs)
-
-
-def complete(server: Any, request: Request) -> dict[str, Any]:
+def run_llamacpp(server: Any, request: Request) -> Answer:
     asked = {
         "prompt": list(request.prompt_ids),
         "n_predict": request.max_new_tokens,
@@ -249,23 +261,14 @@ def complete(server: Any, request: Request) -> dict[str, Any]:
         "cache_prompt": False,
     }
     found = server.handle_completions(asked)
-    return dict(json.loads(found) if isinstance(found, str) else found)
+    found = json.loads(found) if isinstance(found, str) else found
+    timings = found["timings"]
+    accepted = timings.get("draft_n", 0), timings.get("draft_n_accepted", 0)
+    return Answer(found["choices"][0]["text"].strip(), timings["predicted_n"], accepted)
 
 
 def model_file() -> Path:
     return choose(compose_run(["target=smollm2_135m", "drafter=none"])[0]).target_folder
-
-
-class Stamps:
-    """A streamer of transformers that notes when each token came."""
-
-    def __init__(self) -> None:
-        self.at: list[float] = []
-
-    def put(self, value: torch.Tensor) -> None:
-        self.at.append(time.perf_counter())
-
-    def end(self) -> None: ...
 
 
 def load_transformers(text_of: TextOf) -> Contestant:
@@ -282,19 +285,11 @@ def load_transformers(text_of: TextOf) -> Contestant:
     model.load_state_dict(dict(open_tensors(path, shapes, torch.float32, "cpu")), strict=False)
     model.tie_weights()
 
-    def generate(request: Request) -> tuple[list[float], list[int]]:
-        """Return the times of the call and of each token, and the tokens."""
-        stamps, ids = Stamps(), torch.tensor([request.prompt_ids])
+    def run(request: Request) -> Answer:
+        ids = torch.tensor([request.prompt_ids])
         limit = request.max_new_tokens
-        output = model.generate(ids, max_new_tokens=limit, do_sample=False, pad_token_id=0, streamer=stamps)
-        return stamps.at, output[0, ids.shape[1] :].tolist()
-
-    def run(requests: Sequence[Request], long: Request) -> Measured:
-        found = [generate(request) for request in requests]
-        num_tokens = sum(len(at) - 2 for at, _ in found)  # the first stamp is of the prompt
-        prompt, _ = generate(long)
-        rate = num_tokens / sum(at[-1] - at[1] for at, _ in found)
-        return Measured(rate, len(long.prompt_ids) / (prompt[1] - prompt[0]), None, [text_of(ids) for _, ids in found])
+        output = model.generate(ids, max_new_tokens=limit, do_sample=False, pad_token_id=0)[0, ids.shape[1] :]
+        return Answer(text_of(output.tolist()), len(output))
 
     return run
 
