@@ -6,8 +6,6 @@ must be equal: drafts, tokens, KV and every other tensor of state.
 
 from __future__ import annotations
 
-from tests.lab import part
-
 import dataclasses
 import random
 from collections.abc import Callable
@@ -38,7 +36,7 @@ from spec_lab.options.acceptance.synthetic import Synthetic
 from spec_lab.options.graphs import FullLoop, RoundGraph, SplitSeed, StepReplay
 from tests.captures import flat
 from tests.engine_state import find_tensors, is_cache
-from tests.lab import make_config, make_pair, random_requests
+from tests.lab import make_config, make_pair, part, random_requests
 from tests.tiny_assistant import make_tiny_assistant
 from tests.tiny_mtp import make_tiny_mtp
 

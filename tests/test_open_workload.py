@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from tests.lab import part
-
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ import pytest
 from spec_lab.build.workloads import open_workload
 from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
-from tests.lab import make_config
+from tests.lab import make_config, part
 from tests.tiny_checkpoints import TINY_SIZES
 from tests.tiny_runs import write_prompts, write_tokenizer
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from tests.lab import part
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +15,7 @@ from spec_lab.engine.request_k import OFF, GivenK, RunningK
 from spec_lab.measure.lab import note_given
 from spec_lab.workloads.prompt_files import read_jsonl
 from tests.graph_lab import MODES
-from tests.lab import generate, make_config, make_engine, make_pair, random_requests
+from tests.lab import generate, make_config, make_engine, make_pair, part, random_requests
 
 
 def sequence(accepted: list[int], num_draft_tokens: int | None = None) -> Sequence:
