@@ -14,7 +14,6 @@ import yaml
 from spec_lab.__main__ import main
 from spec_lab.app.compose import compose, conf_folder
 from spec_lab.config.checks import problems
-from spec_lab.config.run import Run
 from spec_lab.record.paired import over_reference
 from spec_lab.record.runs import Run, find_runs
 from spec_lab.report.__main__ import main as report
@@ -56,7 +55,7 @@ def ran(monkeypatch: pytest.MonkeyPatch, empty_folder: Path) -> list[Any]:
     """The configurations that a runner which decodes nothing was given."""
     configs: list[Any] = []
 
-    def run(chosen: Run, choices: dict[str, str], folder: Path) -> Any:
+    def run(chosen: Any, choices: dict[str, str], folder: Path) -> Any:
         configs.append(chosen)
         return recorded_runner.run(chosen, choices, folder)
 

@@ -147,9 +147,9 @@ def test_a_run_can_be_shown_and_framed(execute: Execute) -> None:
     request = load_request(folder, "open")
     assert "".join(token.text or "" for token in request.tokens) == request.row["text"]
     assert TokenOrigin.RELAXED in {token.origin for token in request.tokens}
-    for part in request.rounds[1:-1]:
-        own = part.tokens[-1].origin
-        is_full = part.num_accepted == request.num_draft_tokens
+    for one in request.rounds[1:-1]:
+        own = one.tokens[-1].origin
+        is_full = one.num_accepted == request.num_draft_tokens
         assert own == (TokenOrigin.BONUS if is_full else TokenOrigin.CORRECTED)
     frame = load_frame(folder)
     assert list(frame["part"]) == ["this run", "plain"]
