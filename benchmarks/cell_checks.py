@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
 import spec_lab
-from spec_lab.core.errors import UserError
 from spec_lab.config.checks import problems
+from spec_lab.core.errors import UserError
 
 
 class Composable(Protocol):

@@ -9,6 +9,7 @@ import dataclasses
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from spec_lab.config.run import Run
 from spec_lab.record.measured import RunInfo
@@ -20,7 +21,7 @@ from tests.fake_runs import PLAIN, PROVENANCE, FakeEngine, measure
 STAGE_MS = {"verify": 2.4, "accept": 0.1, "catchup": 0.4, "recur": 0.7, "commit": 0.05}
 
 
-def run(config: Run, choices: dict[str, str], folder: Path) -> Summary:
+def run(config: Run, choices: dict[str, str], folder: Path, *_: Any) -> Summary:
     """Stands in for `spec_lab.measure.runner.run` and for `record_run`."""
     info = RunInfo(config.name, choices, dataclasses.asdict(config), PROVENANCE, utc_now())
     engine = FakeEngine(config.drafter.num_draft_tokens, STAGE_MS)

@@ -20,7 +20,7 @@ from spec_lab.config.checks import problems
 from spec_lab.config.run import Run
 from spec_lab.measure.lab import default_num_threads
 from spec_lab.operators.promises import VECTOR, native_takes
-from spec_lab.options.drafters.weights import ZOO
+from spec_lab.options.targets import ZOO
 from tests.tiny_checkpoints import refused
 
 SAMPLED = ["acceptance=rejection", "sampling.temperature=0.7", "drafter.draft_sampling=distribution"]

@@ -27,7 +27,7 @@ from spec_lab.doctor.report import format_findings, summarize
 from spec_lab.doctor.rounds import LoopRound, common_length, spread
 from spec_lab.doctor.subject import MAX_NEW_TOKENS, load_subject, shortened, strict_greedy
 from spec_lab.doctor.teacher_forced import Drafted
-from spec_lab.options.drafters.weights import ZOO
+from spec_lab.options.targets import ZOO
 from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts
 
 TEXTS = [{"prompt": "abcdefgh"[index:] + "xyz" * index} for index in range(4)]

@@ -29,7 +29,7 @@ from spec_lab.doctor.findings import Finding, Verdict, faults
 from spec_lab.doctor.loop import check_bounds
 from spec_lab.doctor.report import summarize
 from spec_lab.doctor.subject import Subject, load_subject, strict_greedy
-from spec_lab.options.drafters.weights import ZOO
+from spec_lab.options.targets import ZOO
 
 QUICK = ("max_new_tokens=16", "device=cpu", "batch_size=9", "kernels=torch")
 """With kernels=native the write that some faults break is inside a layer."""

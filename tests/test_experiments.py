@@ -55,7 +55,7 @@ def ran(monkeypatch: pytest.MonkeyPatch, empty_folder: Path) -> list[Any]:
     """The configurations that a runner which decodes nothing was given."""
     configs: list[Any] = []
 
-    def run(chosen: Any, choices: dict[str, str], folder: Path) -> Any:
+    def run(chosen: Any, choices: dict[str, str], folder: Path, *_: Any) -> Any:
         configs.append(chosen)
         return recorded_runner.run(chosen, choices, folder)
 

@@ -15,7 +15,7 @@ from spec_lab.build.workloads import load_requests
 from spec_lab.config.checks import admit
 from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
-from spec_lab.options.drafters.weights import ZOO
+from spec_lab.options.targets import ZOO
 from spec_lab.workloads.thinking import thinking_markers
 from spec_lab.workloads.tokenizer import TargetTokenizer
 

@@ -15,8 +15,8 @@ from spec_lab.build.models import load_models
 from spec_lab.config.run import GraphConfig
 from spec_lab.core.results import GenerationResult
 from spec_lab.measure.lab import MAIN, load_lab
-from spec_lab.options.drafters.weights import ZOO
 from spec_lab.options.graphs import FullLoop, RoundGraph, SplitSeed, StepReplay
+from spec_lab.options.targets import ZOO
 from spec_lab.record.acceptance_metrics import acceptance_length
 from tests.lab import make_config, make_engine, make_pair, random_requests
 from tests.tiny_checkpoints import refused

@@ -36,7 +36,7 @@ from spec_lab.checkpoints.taps import Tap
 from spec_lab.collect.__main__ import main as collect
 from spec_lab.core.errors import UserError
 from spec_lab.options.drafters.blocks import Head
-from spec_lab.options.drafters.weights import ZOO
+from spec_lab.options.targets import ZOO
 from spec_lab.train.__main__ import main
 from spec_lab.train.block_config import (
     BlockTrainingConfig,

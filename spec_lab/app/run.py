@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
@@ -28,6 +29,9 @@ from spec_lab.record.scalars import scalars
 from spec_lab.record.schema import Status, Summary
 from spec_lab.record.sinks import SUMMARY_FILE
 from spec_lab.report.run_table import format_run
+
+if TYPE_CHECKING:
+    from spec_lab.build.models import LastModels
 
 
 def job(cfg: DictConfig) -> float | None:
@@ -80,13 +84,21 @@ def run(composed: Composed, folder: Path, sweep: Path | None = None) -> Summary:
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # silences the profiler; torch reads it when it loads
         from spec_lab.measure.runner import record_run
 
-        return record_run(composed.config, composed.choices, folder)
+        return record_run(composed.config, composed.choices, folder, last_models())
     except BaseException as error:
         if json.loads((folder / SUMMARY_FILE).read_text())["reason"] in NOT_ENDED:
             amend_status(folder, *_ending(error))
         elif isinstance(error, UserError):  # the run had begun
             raise Breakdown(str(error)) from error
         raise
+
+
+@cache
+def last_models() -> LastModels:
+    """Return the models of this process' last run: jobs in a row that use the same files read them once."""
+    from spec_lab.build.models import LastModels
+
+    return LastModels()
 
 
 def _info(values: dict[str, Any], choices: dict[str, str]) -> RunInfo:

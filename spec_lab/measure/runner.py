@@ -14,6 +14,7 @@ import torch
 from spec_kernels.native.build import register_file
 from spec_lab.acceptance.phase import thinking_mask
 from spec_lab.build.limits import engine_limits
+from spec_lab.build.models import LastModels
 from spec_lab.checkpoints.gguf import quantizations
 from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.config.choices import KernelsChoice, WeightDtype, Weights
@@ -46,8 +47,8 @@ from spec_lab.workloads.text_ends import text_ends
 WARMUP_TOKENS = 32
 
 
-def record_run(config: Run, choices: dict[str, str], folder: Path) -> Summary:
-    """Run and record into `folder`.
+def record_run(config: Run, choices: dict[str, str], folder: Path, last: LastModels | None = None) -> Summary:
+    """Run and record into `folder`. `last` has the models of the run before, which are used again if they are the same.
 
     Raises:
         UserError: a checkpoint, a prompt set or a size is wrong, which is found before anything is recorded; or the
@@ -55,13 +56,20 @@ def record_run(config: Run, choices: dict[str, str], folder: Path) -> Summary:
     """
     memory = MemoryWatch.begin()
     with world_of(config, folder) as world:
-        return _record_in(world, config, choices, folder, memory)
+        return _record_in(world, config, choices, folder, memory, last)
 
 
-def _record_in(world: World, config: Run, choices: dict[str, str], folder: Path, memory: MemoryWatch) -> Summary:
+def _record_in(
+    world: World,
+    config: Run,
+    choices: dict[str, str],
+    folder: Path,
+    memory: MemoryWatch,
+    last: LastModels | None,
+) -> Summary:
     """Run and record. What is loaded here can be freed when this returns, before the process group is closed."""
     with said_to_go_on("loading prompts and weights"):
-        lab = load_lab(config, world)
+        lab = load_lab(config, world, last)
     info = RunInfo(config.name, choices, dataclasses.asdict(lab.config), _provenance(lab), utc_now())
     own: list[Any] = list(options("metric").values())
     metrics = OwnMetrics(own)

@@ -10,8 +10,9 @@ from spec_lab.config.choices import Weights
 from spec_lab.config.option import option
 from spec_lab.config.run import Run, TargetConfig
 from spec_lab.core.errors import UserError
-from spec_lab.options.drafters.weights import ZOO
 
+ZOO = Path(__file__).parents[1] / "zoo"
+"""The shipped weights, each in the folder TARGET or TARGET-DRAFTER."""
 SHAPES = Path(__file__).parents[1] / "checkpoints" / "shapes"
 
 

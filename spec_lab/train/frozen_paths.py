@@ -7,7 +7,7 @@ from pathlib import Path
 from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.checkpoints.packaged import PACKAGED
 from spec_lab.core.errors import UserError
-from spec_lab.options.drafters.weights import ZOO
+from spec_lab.options.targets import ZOO
 from spec_lab.train.target_config import HfTarget, PocketTarget, SmolLm2Target
 
 SMOLLM2 = "smollm2_135m"

@@ -12,9 +12,7 @@ from spec_lab.config.option import knob
 from spec_lab.config.run import Run, TrainedDrafterConfig
 from spec_lab.core.errors import UserError
 from spec_lab.core.file_stamps import file_stamps
-
-ZOO = Path(__file__).parents[2] / "zoo"
-"""The shipped weights, each in the folder TARGET or TARGET-DRAFTER."""
+from spec_lab.options.targets import ZOO
 
 
 @dataclass
