@@ -427,6 +427,7 @@ FORBIDDEN = [
     (["record.topk=129"], "record.topk=129", "record.topk=16"),
     (["logger=wandb", "logger.project=a/b"], "logger.project=a/b", "logger.project=spec_lab"),
     (["logger.mode=sometimes"], "logger.mode=sometimes", "offline"),
+    (["objective=summary.speedupp"], "objective=summary.speedupp", "did you mean summary.speedup?"),
     (["name=a/b"], "name='a/b'", "name=run"),
     (["name=..", "seed=1"], "name='..'", "name=run"),
     (["name=''"], "name=''", "name=run"),
@@ -642,7 +643,7 @@ def test_a_packaged_target_is_found_without_importing_its_package(
     package.mkdir()
     (package / "__init__.py").write_text("raise ImportError('a compiled library is missing')")
     assert packaged.find() is None
-    (package / "model.gguf").touch()
+    (package / "model.gguf").write_bytes(b"no model")
     assert packaged.find() == package / "model.gguf"
     assert "some_model_of_tests" not in sys.modules
     assert refusals(compose(overrides).config) == []

@@ -26,7 +26,7 @@ from tests.covering import each_value
 from tests.fake_runs import CHOICES, make_summary
 
 EXPERIMENTS = sorted(path.stem for path in (conf_folder() / "experiment").glob("*.yaml"))
-OTHERS = ["drafters", "drafters_quick", "graph_modes", "lossy", "relaxed_thinking"]
+OTHERS = ["draft_stop", "drafters", "drafters_quick", "graph_modes", "lossy", "relaxed_thinking"]
 KNOBS = {
     "pruning": {"prune": ["none", "catchup"], "K": ["3"]},
     "prefill_outputs": {"prompt tokens": ["64"], "prefill": ["all_rows", "last_row"]},
@@ -103,6 +103,24 @@ def test_a_cell_of_the_drafters_that_cannot_be_is_refused_and_the_others_run(ran
 def test_four_drafters_are_compared_in_a_moment(ran: list[Any]) -> None:
     assert main(["experiment=drafters_quick"]) == 0
     assert [config.drafter.name for config in ran] == ["random", "ngram", "eagle3", "oracle"]
+
+
+def test_optuna_searches_for_the_objective_and_goes_on_where_it_was(ran: list[Any]) -> None:
+    """A refused trial ends nothing, and the trials of the first call are not run again."""
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="needs the extra `optuna`")
+    space = ["drafter.num_draft_tokens=choice(1,3,40)", "drafter.stop_threshold=0.5", "hydra.sweeper.sampler.seed=2"]
+    assert main(["experiment=draft_stop", "hydra.sweeper.n_trials=3", *space]) == 2
+    tried = [config.drafter.num_draft_tokens for config in ran]
+    assert sorted(tried) == [1, 3]
+    assert main(["experiment=draft_stop", "hydra.sweeper.n_trials=4", *space]) == 2
+    assert len(ran) == 2
+    [folder] = Path("outputs").iterdir()
+    best = yaml.safe_load((folder / "optimization_results.yaml").read_text())
+    finished = [run.summary for run in find_runs([folder]) if run.summary["status"] == "finished"]
+    speedups = {one["config"]["drafter"]["num_draft_tokens"]: one["speedup"]["value"] for one in finished}
+    assert len(set(speedups.values())) == 2
+    assert best["best_value"] == max(speedups.values())
+    assert speedups[best["best_params"]["drafter.num_draft_tokens"]] == best["best_value"]
 
 
 @pytest.mark.parametrize("experiment", list(KNOBS))

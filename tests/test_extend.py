@@ -30,7 +30,6 @@ from spec_lab.config.run import DrafterConfig, Run, WorkloadConfig
 from spec_lab.core.errors import UserError
 from spec_lab.core.types import Request
 from spec_lab.doctor.__main__ import main as examine
-from spec_lab.engine.stopping_loop import collect_drafts
 from spec_lab.menu import registry
 from spec_lab.menu.extensions import find_extensions
 from spec_lab.menu.option import (
@@ -61,7 +60,6 @@ CHEAP = [
     *("max_new_tokens=8", "repeats=1", "warmup_requests=0", "profile_rounds=0", "kernels=torch", "device=cpu"),
     *("references=[plain]", "workload.limit=2", "batch_size=2"),
 ]
-NO_STATE: Any = None
 needs_weights = pytest.mark.skipif(not ZOO.is_dir(), reason="this checkout has no shipped weights")
 
 
@@ -187,33 +185,6 @@ def test_a_metric_that_fails_has_no_value_and_says_so_once(capsys: pytest.Captur
 def test_the_doctor_examines_a_drafter_that_was_added(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert examine([LAB, "drafter=copycat", "kernels=torch", "workload.limit=2", "max_new_tokens=12"]) == 0
     assert "drafter=copycat has no weights" in capsys.readouterr().out
-
-
-@needs_weights
-def test_a_rule_that_returns_nothing_is_named(
-    lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("my_lab.parts.Near.accept", lambda rule, inputs: None)
-    assert main([LAB, "acceptance=near", *CHEAP, f"output_dir={tmp_path}"]) == 1
-    assert "acceptance: Near.accept returns NoneType; return what spec_lab.extend.emit" in capsys.readouterr().err
-
-
-@needs_weights
-def test_a_drafter_that_returns_no_state_is_named(
-    lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("my_lab.parts.Copycat.ingest", lambda drafter, given: None)
-    assert main([LAB, "drafter=copycat", *CHEAP, f"output_dir={tmp_path}"]) == 1
-    assert "Copycat.ingest returns None where prompts end" in capsys.readouterr().err
-
-
-def test_a_drafter_that_returns_nothing_is_named() -> None:
-    drafter: Any = SimpleNamespace(num_draft_tokens=1)
-    with pytest.raises(UserError, match=r"returns NoneType; return a state whose `tokens` \[batch\]"):
-        collect_drafts(drafter, drafter, NO_STATE)
-    state: Any = SimpleNamespace(tokens=torch.zeros(2, 4))
-    with pytest.raises(UserError, match="returns tokens of 2 dimensions"):
-        collect_drafts(drafter, drafter, state)
 
 
 def test_a_draft_outside_the_vocabulary_is_named(

@@ -11,7 +11,6 @@ from spec_lab.checkpoints.checkpoint import FLOAT_DTYPES, read_tensors, stored_t
 from spec_lab.checkpoints.checkpoint_files import StoredTensor
 from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.checkpoints.gguf_tokenizer import has_tokenizer, vocabulary_of
-from spec_lab.core.errors import UserError
 from spec_lab.doctor.findings import Finding, Verdict, does_not_apply
 from spec_lab.doctor.subject import Subject
 
@@ -125,7 +124,7 @@ def _stored(subject: Subject) -> dict[str, StoredTensor] | None:
     """
     try:
         return stored_tensors(subject.drafter_folder)
-    except UserError:
+    except OSError:  # a GGUF file, or none in this format
         return None
 
 

@@ -120,7 +120,8 @@ class TeacherForcing:
         The argmax is then meaningless, and comparing outputs with plain decoding would not show it.
         """
         for start, logits in self._logits(token_ids):
-            broken = ~(logits < float("inf")).all(dim=-1)  # padding of the vocabulary is -inf
+            num_tokens = getattr(self._target, "num_tokens", None)  # ids behind are padding, with logit -inf
+            broken = ~logits[..., :num_tokens].isfinite().all(dim=-1)
             if bool(broken.any()):
                 position = start + int(broken.nonzero()[0])
                 dtype = str(self._cache.dtype).removeprefix("torch.")

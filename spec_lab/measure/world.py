@@ -19,7 +19,7 @@ import torch.distributed as dist
 from spec_lab.build.models import resolve_device
 from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
-from spec_lab.core.ranks import Ranks, ranks, refuse_unless_they_meet
+from spec_lab.core.ranks import Ranks, ranks
 from spec_lab.core.results import GenerationResult
 from spec_lab.measure.shared_failure import failures_shared
 from spec_lab.models.collectives import TorchCollectives
@@ -86,14 +86,13 @@ def world_of(config: Run, folder: Path) -> Iterator[World]:
         folder: folder of the run's record, into which the failure of another process is written.
 
     Raises:
-        UserError: the machine has fewer GPUs than processes, or the processes cannot find each other.
+        UserError: the machine has fewer GPUs than processes.
     """
     if config.target.tensor_parallel == 1:
         yield ALONE
         return
     own = ranks()
     device = _own_device(config, own)
-    refuse_unless_they_meet()
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     with failures_shared(own, folder):
         yield Together(TensorParallel(own.rank, own.size, TorchCollectives(own.size)), device)

@@ -12,6 +12,8 @@ from spec_lab.record.schema import Origin, Summary
 PREFIX = "summary."
 HEADLINE = "value"
 """Names leave this key out: `summary.speedup` is the speedup's `value`, and `summary.speedup.low` its `low`."""
+VARYING = tuple(f"{PREFIX}{part}." for part in ("acceptance_rate_by_position", "stage_ms_per_round", "metrics"))
+"""How the names begin that depend on the run."""
 NOT_RESULTS = {*Origin.__annotations__, "schema_version"}
 
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from spec_lab.core.errors import UserError
-from spec_lab.core.ranks import Ranks, ranks, refuse_unless_they_meet
+from spec_lab.core.ranks import Ranks, ranks
 
 OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
@@ -84,7 +84,6 @@ def joined(wanted: str) -> Iterator[tuple[TrainingGroup, torch.device]]:
         yield ALONE, device
         return
     device = _own_device(device, own)
-    refuse_unless_they_meet()
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     hidden = {name: os.environ.pop(name) for name in OF_TORCHRUN if name in os.environ}
     try:

@@ -49,16 +49,16 @@ STEP void add_input(vec sums[][PANEL / LANES], const float *x, const float *far,
 /* A tile of a product, out [rows, columns * 16], whose rows lie `stride` apart. */
 STEP void product_tile(float *out, int64_t stride, const float *x, const float *at, int64_t column, int64_t num_inputs,
                        const int rows, const int is_narrow) {
-    const int columns = columns_of(rows);
+    const int columns = columns_of(rows), ahead = 32 / (is_narrow ? 2 : 1) * COLUMN;
     const float *far = x + 3 * num_inputs;
     vec sums[MOST_ROWS][PANEL / LANES];
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < columns * VECTORS; v++) sums[r][v] = (vec){};
     int64_t steps = is_narrow ? num_inputs / 2 : num_inputs;
     for (; steps > 0; steps--, x++, far++, at += COLUMN) {
-        /* The processor's own prefetching starts anew on each page of memory. */
-        for (int c = 0; c < columns && (is_narrow || columns < 4); c++)
-            __builtin_prefetch(at + c * column + (columns < 4 ? columns * column : 16 * COLUMN));
+        /* The processor's own prefetching starts anew on each page of memory. It does better alone with one row. */
+        for (int c = 0; c < columns && (rows > 1 || is_narrow); c++)
+            __builtin_prefetch(at + c * column + (columns < 4 ? columns * column : ahead));
         /* The compiler does not see how these move. Else it keeps a pointer for each row, and has too few registers. */
         if (rows > 3) __asm__("" : "+r"(x), "+r"(far));
         add_input(sums, x, far, at, column, num_inputs, rows, is_narrow, 0);
