@@ -206,7 +206,7 @@ if TYPE_CHECKING:
     from spec_lab.engine.graphs.mode import (
         GraphMode as GraphMode,
     )
-    from spec_lab.record.sinks import (
+    from spec_lab.record.recorder import (
         Sink as Sink,
     )
     from spec_lab.wiring.attention import (
@@ -260,7 +260,7 @@ WITH_TORCH = {
     "spec_lab.drafters.picking": ("DraftPicker", "GivenDrafts"),
     "spec_lab.engine.graphs.mode": ("GraphMode",),
     "spec_lab.core.selection": ("AfterAttention", "AllRows", "BeforeAttention"),
-    "spec_lab.record.sinks": ("Sink",),
+    "spec_lab.record.recorder": ("Sink",),
     "spec_lab.wiring.attention": ("BackendContext",),
     "spec_lab.wiring.caches": ("build_cache",),
     "spec_lab.wiring.drafting": ("DrafterFactory", "DrafterResources", "make_picker"),

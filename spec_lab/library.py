@@ -27,11 +27,10 @@ from spec_lab.program.compose import compose_with_hydra, name_options, retyped, 
 from spec_lab.program.dry_run import describe
 from spec_lab.program.ending import refuse_process
 from spec_lab.program.interrupts import Interrupts
-from spec_lab.record.reading import read_all_request_rows
-from spec_lab.record.row_schema import RequestRow
-from spec_lab.record.schema import Summary
+from spec_lab.record.models import Request, Run
+from spec_lab.record.reading import read_requests
 from spec_lab.record.wording import in_html
-from spec_lab.report.run_table import format_run, speed_cells
+from spec_lab.study.run_table import format_run, tables_of_run
 
 ONE_RUN_AT_A_TIME = threading.Lock()
 
@@ -88,27 +87,25 @@ class Result:
     """The results of a finished run. `print` shows its tables and its verdict; a notebook shows them as HTML.
 
     Attributes:
-        summary: as in `summary.json`; `python -m spec_lab.report` prints the definition of every number.
+        run: as in `summary.json`; `python -m spec_lab.report` prints the definition of every number.
         folder: the folder with all of its files.
     """
 
-    summary: Summary
+    run: Run
     folder: Path
 
     @property
-    def requests(self) -> list[RequestRow]:
-        """Return a row for each request, read from the folder; `spec_lab.record.runs.load_requests` returns a pandas
-        frame."""
-        return read_all_request_rows(self.folder, self.summary)
+    def requests(self) -> list[Request]:
+        """Return the requests, read from the folder."""
+        return read_requests(self.folder)
 
     def __str__(self) -> str:
-        return format_run(self.summary)
+        return format_run(self.run)
 
     def _repr_html_(self) -> str:
-        header, body = speed_cells(self.summary)
-        verdict, folder = in_html(self.summary["verdict"]), in_html(str(self.folder))
+        first, *_ = tables_of_run(self.run)
         details = f"<details><summary>stages and categories</summary>{_preformatted(str(self))}</details>"
-        return f"{_table(header, body)}<p>{verdict}</p><p><code>{folder}</code></p>{details}"
+        return f"{first.html()}<p>{in_html(self.run.verdict)}</p><p><code>{in_html(str(self.folder))}</code></p>{details}"
 
 
 def compose(overrides: Sequence[str] = ()) -> Composed:
@@ -208,15 +205,6 @@ def _torch_as_it_was(chosen: Chosen) -> Iterator[None]:
 
             if build.problem() is None:
                 compiled.use_threads(1)  # only a run uses more
-
-
-def _table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    lines = [_row("th", header), *(_row("td", row) for row in body)]
-    return f"<table>{''.join(lines)}</table>"
-
-
-def _row(tag: str, cells: Sequence[str]) -> str:
-    return f"<tr>{''.join(f'<{tag}>{in_html(cell)}</{tag}>' for cell in cells)}</tr>"
 
 
 def _preformatted(text: str) -> str:

@@ -20,12 +20,19 @@ from spec_lab.program.dry_run import describe
 from spec_lab.program.ending import EXIT_CODES, explained, print_ending
 from spec_lab.program.folder import folder_name, full_disk, make_folder, missing_folders, remove_empty
 from spec_lab.program.interrupts import Interrupts
-from spec_lab.record.amend import amend_status
-from spec_lab.record.measured import RunInfo
-from spec_lab.record.provenance import collect_provenance
-from spec_lab.record.recorder import LOADING, NOT_ENDED, utc_now, write_status
-from spec_lab.record.schema import Status
-from spec_lab.record.sinks import REQUESTS_FILE, SUMMARY_FILE
+from spec_lab.record.recorder import (
+    REQUESTS_FILE,
+    STILL_RUNNING,
+    SUMMARY_FILE,
+    Status,
+    amend,
+    begun,
+    ended,
+    write_run,
+)
+
+
+LOADING = "it was killed while its models were loaded"
 
 
 def worst_exit_code(statuses: Iterable[Status]) -> int:
@@ -152,7 +159,7 @@ def _refused(job: Job, folder: Path | None, reason: str) -> JobOutcome:
         return JobOutcome("refused", reason=reason)
     with suppress(UserError, OSError):  # if the folder cannot be written, this job or the next one says so elsewhere
         if folder is not None:
-            amend_status(folder, "refused", reason)
+            amend(folder, "refused", reason)
         elif refuse_name(job.config.name) is None:
             folder = _make_folder(job, "refused", reason)
     return JobOutcome("refused", folder, reason)
@@ -160,10 +167,9 @@ def _refused(job: Job, folder: Path | None, reason: str) -> JobOutcome:
 
 def _make_folder(job: Job, status: Status, reason: str) -> Path:
     """Make the job's folder, with the first record in it."""
-    provenance = collect_provenance(extensions=registry.load(job.config.extensions).origins())
-    info = RunInfo(job.config.name, job.choices, dataclasses.asdict(job.config), provenance, utc_now())
+    info = begun(dataclasses.asdict(job.config), job.choices, registry.load(job.config.extensions).origins())
     name = folder_name(job.config, job.choices)
-    return make_folder(job.base, name, lambda folder: write_status(folder, info, status, reason))
+    return make_folder(job.base, name, lambda folder: write_run(folder, ended(info, status, reason)))
 
 
 def close_record(folder: Path | None, status: Status, reason: str) -> None:
@@ -173,5 +179,5 @@ def close_record(folder: Path | None, status: Status, reason: str) -> None:
         return
     with suppress(OSError):  # the disk is completely full, and the existing record is valid too
         summary = json.loads(regular_text(folder / SUMMARY_FILE))
-        if summary["reason"] in NOT_ENDED:
-            amend_status(folder, status, reason)
+        if summary["reason"] in (LOADING, STILL_RUNNING):
+            amend(folder, status, reason)

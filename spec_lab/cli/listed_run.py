@@ -14,7 +14,6 @@ from spec_lab.program.compose import compose_run
 from spec_lab.program.ending import print_refusal
 from spec_lab.program.folder import display, find_ended, folder_name, make_output_dir, reopen_sweep
 from spec_lab.program.ground import Ground, keep_ground
-from spec_lab.program.mixed import MixNote
 from spec_lab.program.sweep_lock import SweepLock
 
 
@@ -36,7 +35,7 @@ def held_sweep(folder: Path, ground: Ground) -> Iterator[None]:
         lock.release()
 
 
-def run_listed(number: int, overrides: Sequence[str], folder: Path, mix: MixNote) -> JobOutcome:
+def run_listed(number: int, overrides: Sequence[str], folder: Path) -> JobOutcome:
     """Run the configuration that `overrides` compose, in `folder`/NUMBER, counted from 1, unless it has ended there
     before.
 
@@ -48,7 +47,6 @@ def run_listed(number: int, overrides: Sequence[str], folder: Path, mix: MixNote
     except UserError as error:
         print_refusal(error)
         return JobOutcome("refused", reason=str(error))
-    mix.see(config)
     join_sweep(config.logger, folder.name)
     base = folder / f"{number:03d}"
     ended = find_ended(base, folder_name(config, choices))

@@ -12,7 +12,7 @@ from typing import Any
 
 from spec_lab.cli.job import JobOutcome
 from spec_lab.core.regular import regular_text
-from spec_lab.record.sinks import write_json
+from spec_lab.record.recorder import write_json
 
 OUTCOMES_FOLDER = ".jobs"
 DIED = "it has begun but not ended"

@@ -149,11 +149,10 @@ def say_unmatched(task: JobTask) -> None:
 
 def _tables(folder: Path) -> str:
     """Return a line for each run of a sweep, and where to find more."""
-    from spec_lab.record.runs import search_runs
-    from spec_lab.report.run_table import format_runs
+    from spec_lab.record.reading import find_runs
+    from spec_lab.study.run_table import runs_table
 
-    runs = search_runs([folder]).runs
-    return f"{format_runs(runs)}\n\nmore: python -m spec_lab.report {display(folder.absolute())}"
+    return f"{runs_table(find_runs(folder)).text()}\n\nmore: python -m spec_lab.report {display(folder.absolute())}"
 
 
 def call_hydra(task: Callable[[DictConfig], None], arguments: Sequence[str], conf: Path) -> None:

@@ -28,7 +28,7 @@ from spec_lab.program.folder import (
 from spec_lab.program.ground import ground_of, keep_ground
 from spec_lab.program.sweep_lock import SweepLock
 from spec_lab.program.sweep_progress import count_jobs
-from spec_lab.record.schema import Status
+from spec_lab.record.recorder import Status
 
 
 @dataclass(slots=True)

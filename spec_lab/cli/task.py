@@ -26,7 +26,6 @@ from spec_lab.program.folder import display, find_ended, folder_name, forget_pla
 from spec_lab.program.labels import name_groups
 from spec_lab.program.lease import leased, spread
 from spec_lab.program.left_out import cell_left_out
-from spec_lab.program.mixed import MixNote
 from spec_lab.program.options import read_groups
 from spec_lab.program.sweep_lock import sharing_lock
 from spec_lab.program.sweep_progress import SweepProgress
@@ -52,7 +51,6 @@ class JobTask:
     outcomes: list[JobOutcome] = field(default_factory=list)
     extensions: tuple[str, ...] = ()
     knobs: tuple[str, ...] = ()
-    mix: MixNote = field(default_factory=MixNote)
     progress: SweepProgress = field(default_factory=SweepProgress)
     cells: dict[str, None] = field(default_factory=dict)
     left_out: set[str] = field(default_factory=set)
@@ -88,7 +86,6 @@ class JobTask:
 
     def _adapted(self, config: RunConfig) -> RunConfig:
         config = self.adapt(config)
-        self.mix.see(config)
         return config
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:

@@ -15,10 +15,13 @@ class RowCounts:
         drafted: drafts that the device or the host made, offered or not.
         offered: drafts that could be accepted.
         verified: verify rows: pending tokens and drafts, offered or not.
-        catchup_computed: rows of the catch-up step's passes that were computed past the KV write. Context rows of a
-            block drafter end with that write; they count if they are written.
+        catchup_attention: rows of the catch-up step's passes whose queries attended in the drafter's last layer.
+            Context rows of a block drafter end with the KV write; in these three counts they count if they are written.
+        catchup_output: rows of these passes in that layer's attention output product.
+        catchup_mlp: rows of these passes in that layer's MLP.
         catchup_live: one for each active request and pass, since the output of one row is read. P-EAGLE reads the
             output of K rows, and they count as one too.
+        prefill_computed: prompt rows that the target's last layer carried past its KV write.
         prefill_hidden: prompt rows whose features the target returned to the drafter.
         prefill_logits: prompt rows for which the target computed logits.
         prefill_shared: prompt rows that entered the target's layers which only read KV; 0 if there are no such layers.
@@ -27,8 +30,11 @@ class RowCounts:
     drafted: int = 0
     offered: int = 0
     verified: int = 0
-    catchup_computed: int = 0
+    catchup_attention: int = 0
+    catchup_output: int = 0
+    catchup_mlp: int = 0
     catchup_live: int = 0
+    prefill_computed: int = 0
     prefill_hidden: int = 0
     prefill_logits: int = 0
     prefill_shared: int = 0
@@ -37,8 +43,11 @@ class RowCounts:
         self.drafted += other.drafted
         self.offered += other.offered
         self.verified += other.verified
-        self.catchup_computed += other.catchup_computed
+        self.catchup_attention += other.catchup_attention
+        self.catchup_output += other.catchup_output
+        self.catchup_mlp += other.catchup_mlp
         self.catchup_live += other.catchup_live
+        self.prefill_computed += other.prefill_computed
         self.prefill_hidden += other.prefill_hidden
         self.prefill_logits += other.prefill_logits
         self.prefill_shared += other.prefill_shared
@@ -61,7 +70,7 @@ class RoundRecord:
     """The engine's record of one round; lists have an entry for each request.
 
     Rounds that were launched together (`graph.rounds_per_replay`) each get an equal share of their time. A recorder
-    writes the record as a line, `RoundRow`, with the same figures.
+    writes the record as a line, `record.models.Round`, with the same figures.
 
     Attributes:
         stage_seconds: by stage, for the stages that could be timed separately.
@@ -117,6 +126,8 @@ class RequestRecord:
         drafted_by: the name of the drafter of each round, if there are several; else empty.
         token_origins: a letter of `core.origins` for each of `output_ids`.
         truncated: whether the last round was cut by EOS or the length limit.
+        turn: which turn of its conversation it is, from 1.
+        arrived_at: when it was to begin (`Request.arrives_at`); `admitted_at` is when it got a slot.
         emitted_at: time of the first token, then of each round's tokens.
     """
 
@@ -137,6 +148,8 @@ class RequestRecord:
     emitted_at: list[float]
     confidence_per_round: list[list[float]] = field(default_factory=list)
     drafted_by: list[str] = field(default_factory=list)
+    arrived_at: float = 0.0
+    turn: int = 1
 
 
 @dataclass(slots=True)

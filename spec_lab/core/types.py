@@ -37,6 +37,8 @@ class Request:
             `prompt_ids` holds the first.
         system: the system message of a conversation; None without one.
         num_draft_tokens: the most drafts in its rounds; 0 for plain decoding, None for K.
+        turn: which turn of its conversation it is, from 1.
+        arrives_at: seconds after the start of a pass at which it arrives; None for one that arrives when it gets a slot.
     """
 
     request_id: str
@@ -49,6 +51,8 @@ class Request:
     checker: str | None = None
     system: str | None = None
     num_draft_tokens: int | None = None
+    turn: int = 1
+    arrives_at: float | None = None
 
 
 @dataclass(slots=True)
@@ -75,6 +79,7 @@ class Sequence:
     emitted_per_round: list[int] = field(default_factory=list)
     confidence_per_round: list[list[float]] = field(default_factory=list)
     drafted_by: list[str] = field(default_factory=list)
+    arrived_at: float = 0.0
     emitted_at: list[float] = field(default_factory=list)
     truncated: bool = False
     finish_reason: FinishReason | None = None

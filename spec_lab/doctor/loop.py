@@ -17,8 +17,8 @@ from spec_lab.measure.audit import audit
 from spec_lab.menu.config import DrafterConfig
 from spec_lab.options.drafters.oracle import OracleDrafterConfig
 from spec_lab.options.drafters.random import RandomDrafterConfig
-from spec_lab.record.acceptance_metrics import acceptance_length
-from spec_lab.record.answer_metrics import wilson_interval
+from spec_lab.record.draft_counts import acceptance_length
+from spec_lab.record.statistics import wilson_interval
 from spec_lab.wiring.drafting import load_drafter
 
 # A uniformly random draft is right once in vocab_size times, so chance almost never gives a larger length.

@@ -24,7 +24,6 @@ from spec_lab.menu.option import GraphOption
 from spec_lab.menu.refusals.run import problems
 from spec_lab.menu.refusals.weights import model_of
 from spec_lab.operators.promises import native_takes
-from spec_lab.record.mixed import RUNS_ANYWHERE
 
 AUTO = "auto"
 CPU_PREFILL_TOKENS, CUDA_PREFILL_TOKENS = 2048, 8192
@@ -54,6 +53,10 @@ class AutoKnob:
     fast: str
     needs_triton: bool
     fast_on_cpu: str | None = None
+
+
+RUNS_ANYWHERE = {"attention": "torch", "kernels": "torch", "graph": "eager"}
+"""The option of each knob that suits every run."""
 
 
 def _take_attention(config: RunConfig, name: str) -> RunConfig:

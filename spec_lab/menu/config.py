@@ -235,6 +235,16 @@ class WorkloadConfig:
     )
     checker: str = knob("answer", "how the answer is read from an output; a prompt of a file may name its own")
     ignore_eos: bool = knob(False, "continue after the end-of-sequence token, up to max_new_tokens")
+    request_rate: float | None = knob(
+        None, "requests that arrive per second; null lets the next one arrive as soon as a slot is free", above=0
+    )
+    burstiness: float = knob(
+        1.0, "shape of the gaps between arrivals: 1 is a Poisson process, less is burstier", above=0
+    )
+    duration: float | None = knob(None, "seconds after which no request arrives; needs request_rate", above=0)
+    max_in_flight: int | None = knob(
+        None, "most requests that have arrived and not ended, beyond which none arrives; null is no bound", least=1
+    )
 
 
 @dataclass

@@ -19,7 +19,6 @@ from types import ModuleType
 
 from spec_lab.core.errors import OURS, UserError, describe_error
 from spec_lab.record.provenance import git_revision
-from spec_lab.record.schema import ExtensionOrigin
 
 ENTRY_POINTS = "spec_lab.extensions"
 """The group under which an installed package names its module."""
@@ -47,7 +46,7 @@ class Extension:
         folders = [Path(folder) / "conf" for folder in getattr(self.module, "__path__", [])]
         return next((folder.resolve() for folder in folders if folder.is_dir()), None)
 
-    def origin(self) -> ExtensionOrigin:
+    def origin(self) -> dict[str, str | None]:
         """Return its version, and the git revision if its file is tracked in a checkout."""
         file = None if self.module.__file__ is None else Path(self.module.__file__).resolve()
         revision = None if file is None else git_revision(file.parent, file.name)

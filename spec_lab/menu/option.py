@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from spec_lab.drafters.growth import TreeShape
     from spec_lab.engine.graphs.mode import GraphMode
     from spec_lab.menu.readings import Aspect
-    from spec_lab.record.sinks import Sink
+    from spec_lab.record.recorder import Sink
 
 Refusal = Callable[[RunConfig], str | None]
 """Checks a run that chose the option: returns None, or a line that names the knob and the remedy. It imports no
@@ -288,10 +288,13 @@ class MetricOption(Option):
 
     Attributes:
         definition: a sentence about the number, for records and reports.
+        unit: such as `ms`; empty for a count.
         of_round: takes a `RoundRecord` and returns a number; the run's number is then the mean over rounds.
-        of_run: takes a `GenerationResult`, a timed pass, and returns the run's number; used instead of `of_round`.
+        of_run: takes a `GenerationResult`, a timed turn, and returns its number; the run's is the median over turns.
+            Used instead of `of_round`.
     """
 
     definition: str
     of_round: Callable[[Any], float | None] | None = None
     of_run: Callable[[Any], float | None] | None = None
+    unit: str = ""

@@ -41,7 +41,6 @@ from spec_lab.menu.option import (
     TreeOption,
     WorkloadOption,
 )
-from spec_lab.record.schema import ExtensionOrigin
 
 if TYPE_CHECKING:
     from spec_lab.acceptance.deterministic import DraftJudge
@@ -151,7 +150,7 @@ class Registry:
             )
         return judge
 
-    def origins(self) -> dict[str, ExtensionOrigin]:
+    def origins(self) -> dict[str, dict[str, str | None]]:
         """Return version and revision of every extension, for the record."""
         return {extension.name: extension.origin() for extension in self.extensions}
 

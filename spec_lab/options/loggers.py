@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from spec_lab.menu.choices import LoggerMode
-from spec_lab.menu.config import LoggerConfig, RunConfig, knob
+from spec_lab.menu.config import LoggerConfig, knob
 from spec_lab.menu.option import LoggerOption
-from spec_lab.record.wandb_settings import entity_problem, group_problem, key_problem, project_problem, settings_problem
 
 if TYPE_CHECKING:
-    from spec_lab.record.sinks import Sink
+    from spec_lab.record.recorder import Sink
 
 
 @dataclass
@@ -33,9 +32,9 @@ def no_sinks(options: LoggerConfig) -> list[Sink]:
 def wandb_sinks(options: Any) -> list[Sink]:
     """Return the sink for W&B. Its module is imported here, so that other loggers do not load it."""
     from spec_lab.record.wandb_sink import WandbSink
-    from spec_lab.report.saved_plots import run_plots_of
+    from spec_lab.study.figures import draw_run
 
-    return [WandbSink(options.project, options.entity, options.mode, options.group, run_plots_of)]
+    return [WandbSink(options.project, options.entity, options.mode, options.group, draw_run)]
 
 
 def join_sweep(logger: Any, sweep: str) -> None:
@@ -44,19 +43,7 @@ def join_sweep(logger: Any, sweep: str) -> None:
         logger.group = sweep
 
 
-def wandb_takes_it(config: RunConfig) -> str | None:
-    """Refuse names and settings that W&B does not accept, and a mode that needs a key if there is none."""
-    logger: Any = config.logger
-    return (
-        project_problem(logger.project)
-        or entity_problem(logger.entity)
-        or group_problem(logger.group)
-        or settings_problem()
-        or key_problem(logger.mode)
-    )
-
-
 ROWS = (
     LoggerOption(name="jsonl", sinks=no_sinks),
-    LoggerOption(name="wandb", schema=WandbConfig, sinks=wandb_sinks, refusals=(wandb_takes_it,)),
+    LoggerOption(name="wandb", schema=WandbConfig, sinks=wandb_sinks),
 )

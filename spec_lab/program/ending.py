@@ -32,7 +32,7 @@ from spec_lab.program.interrupts import Interrupts
 
 if TYPE_CHECKING:
     from spec_lab.program.options import Menu
-    from spec_lab.record.schema import Status
+    from spec_lab.record.recorder import Status
 
 EXIT_CODES: dict[Status, int] = {"finished": 0, "failed": 1, "refused": 2, "interrupted": 130}
 

@@ -32,10 +32,10 @@ from spec_lab.core.regular import regular_text
 from spec_lab.menu.choices import Rollback
 from spec_lab.menu.config import RunConfig
 from spec_lab.program.ground import GROUND_FILE, Ground, changes, read_ground
-from spec_lab.record.reading import read_summary
-from spec_lab.record.schema import Status
-from spec_lab.record.sinks import SUMMARY_FILE, SWEEP_FILE, replace_text, write_json
+from spec_lab.record.recorder import Status
+from spec_lab.record.recorder import SUMMARY_FILE, replace_text, write_json
 
+SWEEP_FILE = "sweep.json"
 NAMED_GROUPS = ("target", "drafter", "acceptance", "prune", "graph")
 NAMED_UNLESS = {"tree": "none"}
 MAX_PARTS_LENGTH = 120
@@ -249,7 +249,7 @@ def find_ended(base: Path, name: str) -> tuple[Path, Status] | None:
     again; None if there is none."""
     for candidate in itertools.takewhile(Path.exists, (base / numbered for numbered in _numbered(name))):
         with suppress(ValueError, OSError):  # a record that cannot be read counts as not ended
-            status = read_summary(candidate)["status"]
+            status = json.loads((candidate / SUMMARY_FILE).read_text())["status"]
             if status in ("finished", "refused"):
                 return candidate, status
     return None

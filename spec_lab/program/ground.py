@@ -18,7 +18,7 @@ from spec_lab.core.regular import open_regular, regular_text
 from spec_lab.menu import registry
 from spec_lab.program.options import conf_folder
 from spec_lab.record.provenance import package_versions
-from spec_lab.record.sinks import write_json
+from spec_lab.record.recorder import write_json
 
 GROUND_FILE = "stands_on.json"
 READ_WHOLE = 2**24

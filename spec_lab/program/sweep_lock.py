@@ -15,8 +15,8 @@ from typing import TextIO
 
 from spec_lab.core.errors import UserError
 from spec_lab.core.regular import without_waiting
-from spec_lab.record.sinks import SWEEP_FILE
 
+SWEEP_FILE = "sweep.json"
 LOCK_FILE = ".lock"
 MARKS = (LOCK_FILE, "multirun.yaml", "proposals.json")
 """A folder with one of these files is taken for that of a sweep."""

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import json
 import re
-import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
 
 from spec_lab.core.errors import UserError
-from spec_lab.core.regular import open_regular
-from spec_lab.record.layout import misfit, parse_json
 
 TRACE_FILE = "trace.json.gz"
 STAGE_PREFIX = "stage:"
@@ -47,44 +44,29 @@ class TraceEvent:
     is_span: bool = False
 
 
-class _Row(TypedDict):
-    """The keys of an event with a duration that are read."""
-
-    name: str
-    cat: str
-    ts: float
-    dur: float
-
-
 def read_trace_file(folder: Path) -> list[TraceEvent]:
     """Read the events that have a duration and a category of `ON_HOST` or `ON_DEVICE` from the trace in a run's folder,
     in the file's order.
 
     Raises:
-        UserError: the trace is missing or broken.
+        UserError: the run has no trace.
     """
     path = folder / TRACE_FILE
-    try:
-        with open_regular(path) as packed, gzip.open(packed, "rb") as file:
-            trace = parse_json(file.read())
-        return list(_events(trace))
-    except FileNotFoundError as error:
-        raise UserError(f"{path} is missing; a run with profile_rounds=4 writes one") from error
-    except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise UserError(f"{path}: not a trace of the profiler ({error})") from error
-
-
-def _events(trace: Any) -> Iterator[TraceEvent]:
-    if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
-        raise ValueError("it has no list traceEvents")
-    for number, row in enumerate(trace["traceEvents"]):
-        if not isinstance(row, dict) or row.get("ph") != "X" or row.get("cat") not in (*ON_HOST, *ON_DEVICE):
-            continue
-        problem = misfit(row, _Row, f"traceEvents[{number}]")
-        if problem is not None:
-            raise ValueError(problem)
-        is_span = row["name"].startswith(STAGE_PREFIX)
-        yield TraceEvent(row["name"], row["ts"], row["ts"] + row["dur"], row["cat"] in ON_DEVICE, is_span)
+    if not path.exists():
+        raise UserError(f"{path} is missing; a run with profile_rounds=4 writes one")
+    with gzip.open(path, "rb") as file:
+        rows = json.loads(file.read())["traceEvents"]
+    return [
+        TraceEvent(
+            row["name"],
+            row["ts"],
+            row["ts"] + row["dur"],
+            row["cat"] in ON_DEVICE,
+            row["name"].startswith(STAGE_PREFIX),
+        )
+        for row in rows
+        if row.get("ph") == "X" and row.get("cat") in (*ON_HOST, *ON_DEVICE)
+    ]
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:

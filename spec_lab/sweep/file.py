@@ -10,9 +10,7 @@ from typing import Any
 
 from spec_lab.core.errors import UserError
 from spec_lab.menu.choices import Choice
-from spec_lab.menu.nearest import hint, nearest
 from spec_lab.program.yaml_file import read_yaml
-from spec_lab.record.scalars import scalar_paths
 from spec_lab.sweep.command import fixed_overrides
 from spec_lab.sweep.library import load_library, quiet
 from spec_lab.sweep.plain import plain_problem
@@ -171,14 +169,6 @@ def _check_support(config: dict[str, Any]) -> None:
         if config["method"] == SearchMethod.bayes:
             raise UserError("metric: method bayes needs one; add metric: {name: summary.speedup, goal: maximize}")
         return
-    name = config["metric"]["name"]
-    if name not in scalar_paths():
-        raise UserError(f"metric.name: summary.json has no {name}{_did_you_mean(name, scalar_paths())}")
-
-
-def _did_you_mean(word: str, names: Any) -> str:
-    near = nearest(str(word), names)
-    return hint(near) if near else f"; it has {', '.join(sorted(names))}"
 
 
 def _short(message: str, width: int = 160) -> str:

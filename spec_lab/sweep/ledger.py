@@ -9,7 +9,7 @@ from typing import Any
 
 from spec_lab.core.errors import UserError
 from spec_lab.core.regular import regular_text
-from spec_lab.record.sinks import write_json
+from spec_lab.record.recorder import write_json
 
 LEDGER_FILE = "proposals.json"
 

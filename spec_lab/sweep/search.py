@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spec_lab.core.errors import UserError
-from spec_lab.record.schema import Status
+from spec_lab.record.recorder import Status
 from spec_lab.sweep.file import SweepFile
 from spec_lab.sweep.library import load_library, quiet
 from spec_lab.sweep.plain import to_plain

@@ -13,10 +13,8 @@ from spec_lab.cli.job import JobOutcome
 from spec_lab.cli.listed_run import held_sweep, run_listed
 from spec_lab.program.folder import close_sweep
 from spec_lab.program.ground import Ground
-from spec_lab.program.mixed import MixNote
 from spec_lab.program.sweep_progress import SweepProgress
-from spec_lab.record.reading import read_summary
-from spec_lab.record.scalars import scalar
+from spec_lab.record.reading import read_run
 from spec_lab.sweep.command import as_overrides
 from spec_lab.sweep.file import SearchMethod, SweepFile
 from spec_lab.sweep.ledger import Ledger
@@ -61,7 +59,6 @@ class Sweep:
             return self._run_all()
 
     def _run_all(self) -> list[Trial]:
-        mix = MixNote()
         ledger = Ledger(self.folder, {"file": self.file.config, "seed": self.search.seed, "overrides": self.overrides})
         trials: list[Trial] = []
         progress = SweepProgress()
@@ -70,7 +67,7 @@ class Sweep:
             if parameters is None:
                 break
             progress.begin(len(trials) + 1, self._num_runs)
-            trials.append(self._run_one(len(trials), parameters, mix))
+            trials.append(self._run_one(len(trials), parameters))
             progress.end(not trials[-1].outcome.earlier and trials[-1].outcome.status != "refused")
             _note_missing_metric(self.file, trials)
             if _reached(self.file, trials[-1].metric):
@@ -102,11 +99,11 @@ class Sweep:
             ledger.append(parameters)
         return parameters
 
-    def _run_one(self, number: int, parameters: dict[str, Any], mix: MixNote) -> Trial:
-        outcome = run_listed(number + 1, self.overrides_of(parameters), self.folder, mix)
+    def _run_one(self, number: int, parameters: dict[str, Any]) -> Trial:
+        outcome = run_listed(number + 1, self.overrides_of(parameters), self.folder)
         metric = None
         if self.file.metric is not None and outcome.folder is not None and outcome.status == "finished":
-            metric = scalar(read_summary(outcome.folder), self.file.metric)
+            metric = read_run(outcome.folder).scalars().get(self.file.metric)
         return Trial(number, parameters, outcome, metric)
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from spec_lab.program.options import Menu
-    from spec_lab.record.schema import Status
+    from spec_lab.record.recorder import Status
     from spec_lab.train.config import TrainConfig
 
 Action = Callable[[Any], object]

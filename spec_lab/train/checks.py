@@ -19,7 +19,6 @@ from spec_lab.menu.bounds import out_of_bounds
 from spec_lab.menu.choices import Dtype, LoggerMode
 from spec_lab.menu.refusals.run import refuse_output_dir
 from spec_lab.options.shipped import ZOO
-from spec_lab.record.wandb_settings import entity_problem, key_problem, project_problem, settings_problem
 from spec_lab.train.config import TrainConfig
 from spec_lab.train.fitting import Fitting, TargetSizes, decay_is_read, filled
 from spec_lab.train.module_config import LayerConfig, OptimisationConfig
@@ -201,13 +200,7 @@ def tracking(config: TrainConfig) -> str | None:
         return name and f"logger.{name} is not read without a project; leave it out, or add logger.project=spec_lab"
     if target_option(config.target).path is None:
         return "logger.project is not read by this target; leave it out, or choose target=hf"
-    found = (
-        project_problem(logger.project)
-        or entity_problem(logger.entity)
-        or settings_problem()
-        or key_problem(str(logger.mode))
-    )
-    return found and found.replace("logger=jsonl", "logger.project=null")
+    return None
 
 
 def other_layouts(config: TrainConfig) -> str | None:

@@ -26,7 +26,7 @@ class RoundCounts:
 
     @property
     def acceptance_length(self) -> float | None:
-        """The acceptance length, as in `spec_lab.record.acceptance_metrics`; None if too few drafts were judged."""
+        """The acceptance length, as in `spec_lab.record.draft_counts`; None if too few drafts were judged."""
         return self.drafts.acceptance_length
 
     @property

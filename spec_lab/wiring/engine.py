@@ -80,7 +80,14 @@ def build_engine(chosen: Chosen, built: TargetBuild, make_drafter: DrafterFactor
         experts_read=built.experts_read,
     )
     allocator = PageAllocator(limits.num_pages)
-    scheduler = Scheduler(limits.num_slots, allocator, limits.page_size, limits.max_seq_len, limits.margin)
+    scheduler = Scheduler(
+        limits.num_slots,
+        allocator,
+        limits.page_size,
+        limits.max_seq_len,
+        limits.margin,
+        config.workload.max_in_flight,
+    )
     graph = build_graph_mode(chosen, built, limits)
     return Engine(
         build_rounds(chosen, parts, resources, graph.recorder, built),
