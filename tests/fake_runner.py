@@ -8,8 +8,7 @@ from typing import Any
 
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.config import RunConfig
-from spec_lab.record.amend import amend_status
-from spec_lab.record.sinks import REQUESTS_FILE, SUMMARY_FILE
+from spec_lab.record.recorder import REQUESTS_FILE, SUMMARY_FILE, amend
 
 
 class FakeRunner:
@@ -29,7 +28,7 @@ class FakeRunner:
         error = self.errors.get(config.seed, self.error)
         if error is not None:
             raise error
-        amend_status(folder, "finished", "the fake runner is done")
+        amend(folder, "finished", "the fake runner is done")
         return {"status": "finished"}
 
 

@@ -180,7 +180,7 @@ def test_the_record_has_the_mean_of_a_round_and_the_table_shows_it() -> None:
     expected = {"verify": 600 / num_rounds, "catchup": 300 / num_rounds, "recur": 90 / num_rounds}
     assert summary["experts_read"] == expected
     assert summary["expert_bytes_read"] == pytest.approx({stage: 3e6 * count for stage, count in expected.items()})
-    assert summary["references"]["plain"]["experts_read"] is None
+    assert summary.references["plain"]["experts_read"] is None
     table = format_run(summary)
     assert "experts read a round" in table and f"{600 / num_rounds:.1f}" in table
     assert "verify MB" in table and f"{1800 / num_rounds:.2f}" in table
@@ -200,5 +200,5 @@ def test_the_verdict_says_what_pruning_saved() -> None:
     summary = make_summary(main=main, references={"plain": measure(PLAIN), "unpruned": unpruned})
     num_rounds = summary["verify_calls"]
     saved = f"and read {300 / num_rounds:.1f} experts a catch-up where unpruned read {900 / num_rounds:.1f}"
-    assert saved in summary["verdict"]
+    assert saved in summary.verdict
     assert "experts" not in make_summary()["verdict"]

@@ -40,7 +40,7 @@ from spec_lab.options.shipped import ZOO
 from spec_lab.program.compose import compose_run
 from spec_lab.program.named_rules import read_rules
 from spec_lab.record.metrics import OwnMetrics
-from spec_lab.record.runs import read_round_rows, read_summary
+from spec_lab.record.runs import read_rounds, read_run
 from spec_lab.record.scalars import scalars
 from spec_lab.report.__main__ import main as report
 from spec_lab.report.frame import load_frame
@@ -138,14 +138,14 @@ def test_all_three_run_sweep_and_report(
 ) -> None:
     sweep = ["-m", LAB, "drafter=copycat,eagle3", "acceptance=near", "prune=large_batches", *CHEAP, "references=[]"]
     assert main([*sweep, f"output_dir={tmp_path}"]) == 0
-    summaries = [read_summary(file.parent) for file in tmp_path.rglob("summary.json")]
+    summaries = [read_run(file.parent) for file in tmp_path.rglob("summary.json")]
     assert len(summaries) == 2
     for summary in summaries:
-        assert summary["status"] == "finished"
-        assert summary["choices"]["prune"] == "large_batches"
-        assert summary["extensions"] == {"my_lab": {"version": "0.3", "revision": None}}
+        assert summary.status == "finished"
+        assert summary.choices["prune"] == "large_batches"
+        assert summary.machine.extensions == {"my_lab": {"version": "0.3", "revision": None}}
         assert summary["divergence"] is not None
-        assert summary["divergence"]["bugs"] == 0
+        assert summary["divergence.bugs"] == 0
     capsys.readouterr()
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(lab)])
     monkeypatch.setitem(sys.modules, "my_lab", None)  # any import of it fails from here on
@@ -160,11 +160,11 @@ def test_metrics_and_a_stage_that_were_added_go_the_whole_way(
     assert main([LAB, "drafter=copycat", *CHEAP, f"output_dir={tmp_path}"]) == 0
     assert "longest_output" in capsys.readouterr().out
     folder = only_run(tmp_path)
-    summary = read_summary(folder)
-    per_round = [row["metrics"]["all_kept"] for row in read_round_rows(folder)]
-    assert summary["metrics"]["all_kept"] == pytest.approx(sum(map(float, per_round)) / len(per_round))
-    assert summary["metrics"]["longest_output"] == summary["references"]["plain"]["metrics"]["longest_output"] == 8
-    assert summary["definitions"]["metrics.longest_output"] == "Tokens of the longest output."
+    summary = read_run(folder)
+    per_round = [row["metrics"]["all_kept"] for row in read_rounds(folder)]
+    assert summary["metrics.all_kept"] == pytest.approx(sum(map(float, per_round)) / len(per_round))
+    assert summary["metrics.longest_output"] == summary.references["plain"]["metrics.longest_output"] == 8
+    assert summary.definitions["metrics.longest_output"] == "Tokens of the longest output."
     stages = summary["stage_ms_per_round"]
     assert 0 < (stages["look_back"] or 0) < (stages["catchup"] or 0)
     frame = load_frame(tmp_path)
@@ -257,8 +257,8 @@ def test_a_head_learns_on_collected_states_and_drafts_in_parallel(lab: Path, tmp
     accepted = {}
     for name, more in {"chain": [], "pruned": ["prune=catchup", "graph=round"], "tree": ["tree=dynamic"]}.items():
         assert main([*run, *more, f"output_dir={tmp_path / name}"]) == 0
-        summary = read_summary(only_run(tmp_path / name))
-        assert summary["divergence"] is not None and summary["divergence"]["bugs"] == 0
+        summary = read_run(only_run(tmp_path / name))
+        assert summary["divergence"] is not None and summary["divergence.bugs"] == 0
         accepted[name] = summary["acceptance_length"]
     assert accepted["pruned"] == accepted["chain"] <= accepted["tree"] and accepted["tree"] > 1.2
 

@@ -29,7 +29,7 @@ from spec_lab.options.graphs.full_loop import FullLoopGraphConfig
 from spec_lab.options.graphs.round import RoundGraphConfig
 from spec_lab.options.graphs.split_seed import SplitSeedGraphConfig
 from spec_lab.options.graphs.step_replay import StepReplayGraphConfig
-from spec_lab.record.reading import read_summary
+from spec_lab.record.reading import read_run
 from spec_lab.record.trace import STAGE_PREFIX, TraceEvent, outermost
 from tests.fake_runs import CHOICES
 from tests.lab import make_config, make_engine, random_requests
@@ -379,9 +379,9 @@ def configure(pair: tuple[Path, Path], tmp_path: Path) -> RunConfig:
 def test_a_captured_run_records_its_counts(configure: RunConfig, tmp_path: Path) -> None:
     configure.profile_rounds = 1
     summary = runner.run(choose(configure), CHOICES, tmp_path / "run")
-    assert summary["graph"]["mode"] == "full_loop" and summary["graph"]["captures"] == 2
-    assert set(summary["graph"]["nodes"]) == {"verify", "draft"}
-    assert set(summary["references"]["plain"]["graph"]["nodes"]) == {"verify"}
+    assert summary["graph.mode"] == "full_loop" and summary["graph.captures"] == 2
+    assert set(summary["graph.nodes"]) == {"verify", "draft"}
+    assert set(summary.references["plain"]["graph.nodes"]) == {"verify"}
     assert summary["replays_per_round"] == 2 and summary["host_syncs_per_round"] == 1
     assert summary["gpu_busy_ms_per_round"] is summary["gpu_idle_share"] is None
     assert summary["launch_ms"] is not None and summary["round_ms"] is not None
@@ -395,12 +395,12 @@ def test_a_run_of_several_rounds_a_replay_records_them(configure: RunConfig, tmp
     configure.graph = RoundGraphConfig(rounds_per_replay=4)
     configure.profile_rounds = 3
     summary = runner.run(choose(configure), CHOICES, tmp_path / "run")
-    assert summary["graph"]["rounds_per_replay"] == 4 and set(summary["graph"]["nodes"]) == {"rounds"}
+    assert summary["graph.rounds_per_replay"] == 4 and set(summary["graph.nodes"]) == {"rounds"}
     lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
     first = [line for line in lines if line["repeat"] == 0]
     assert summary["verify_calls"] == len(first) and (len(first) + summary["wasted_rounds"]) % 4 == 0
-    assert summary["wasted_rounds"] > 0 and summary["references"]["plain"]["wasted_rounds"] >= 0
-    assert summary["divergence"] is not None and summary["divergence"]["diverged"] == 0
+    assert summary["wasted_rounds"] > 0 and summary.references["plain"]["wasted_rounds"] >= 0
+    assert summary["divergence"] is not None and summary["divergence.diverged"] == 0
     assert summary["replays_per_round"] == pytest.approx(1 / 4)
 
 
@@ -413,6 +413,6 @@ def test_rounds_that_run_eagerly_fail_the_run(
     monkeypatch.setattr(CapturedMode, "run", run)
     with pytest.raises(RuntimeError, match="replayed 0 times"):
         runner.run(choose(configure), CHOICES, tmp_path / "run")
-    summary = read_summary(tmp_path / "run")
-    assert summary["status"] == "failed"
-    assert summary["reason"] is not None and "graph=full_loop replayed 0 times" in summary["reason"]
+    summary = read_run(tmp_path / "run")
+    assert summary.status == "failed"
+    assert summary.reason is not None and "graph=full_loop replayed 0 times" in summary.reason

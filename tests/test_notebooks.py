@@ -17,7 +17,7 @@ from nbclient.util import run_sync
 from spec_lab.__main__ import main
 from spec_lab.gallery.__main__ import main as gallery
 from spec_lab.gallery.export import KERNEL, conclusion_of, execute, read_notebook, run_notebook
-from spec_lab.record.reading import read_summary
+from spec_lab.record.reading import read_run
 from spec_lab.record.runs import newest_run
 from tests import recorded_runner
 from tests.test_study import DELTA, STRICT, FakeRun
@@ -149,7 +149,7 @@ def shows_the_newest_run(records: Path) -> None:
     folder = newest_run(records).folder
     assert sum("image/png" in output.get("data", {}) for output in shown) == 4
     assert str(folder) in text and "acceptance_length_all" in text
-    assert conclusion_of(notebook) == read_summary(folder)["verdict"]
+    assert conclusion_of(notebook) == read_run(folder).verdict
 
 
 def test_every_notebook_of_a_study_is_tested() -> None:

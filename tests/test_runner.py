@@ -25,8 +25,8 @@ from spec_lab.options.graphs.round import RoundGraphConfig
 from spec_lab.options.rules.relaxed_thinking import RelaxedThinkingConfig
 from spec_lab.options.rules.strict import StrictAcceptanceConfig
 from spec_lab.options.rules.synthetic import SyntheticConfig
-from spec_lab.record.reading import read_request_rows
-from spec_lab.record.schema import Summary
+from spec_lab.record.reading import read_requests
+from spec_lab.record.models import Run
 from spec_lab.record.sinks import VERIFY_ROWS_FILE
 from spec_lab.record.verify_rows import load_verify_rows
 from spec_lab.report.frame import load_frame
@@ -35,7 +35,7 @@ from spec_lab.show.rounds import load_request
 from tests.fake_runs import CHOICES
 from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts, write_tokenizer
 
-Execute = Callable[..., tuple[Summary, Path]]
+Execute = Callable[..., tuple[Run, Path]]
 LOOSE = RelaxedThinkingConfig(topk=128, delta=1.0)
 PROMPTS = [
     {"id": "open", "category": "thinking", "prompt": f"{THINK_START}abc", "form": "continue", "answer": "7"},
@@ -64,7 +64,7 @@ def execute(pair: tuple[Path, Path], tmp_path: Path) -> Execute:
     """Run a rule over `PROMPTS`; the summary, and the folder of the record."""
     prompts = write_prompts(tmp_path / "prompts.jsonl", PROMPTS)
 
-    def execute(acceptance: AcceptanceConfig, topk: int = 0, **changes: Any) -> tuple[Summary, Path]:
+    def execute(acceptance: AcceptanceConfig, topk: int = 0, **changes: Any) -> tuple[Run, Path]:
         config = make_run_config(pair, prompts, references=["plain"], batch_size=2, **changes)
         config.acceptance, config.record = acceptance, RecordConfig(topk=topk)
         folder = tmp_path / acceptance.name
@@ -99,14 +99,14 @@ def test_graphs_are_gone_when_the_processes_part(
 
 def test_a_lossy_run_says_what_it_cost(execute: Execute) -> None:
     summary, folder = execute(LOOSE)
-    rows = {row["id"]: row for row in read_request_rows(folder)}
-    assert summary["acceptance_lossless"] is False
-    assert summary["relaxed"] is not None and summary["relaxed"]["hits"] > 5
-    assert summary["relaxed"]["per_1000_tokens"] == 1000 * summary["relaxed"]["hits"] / summary["emitted_tokens"]
-    parts = summary["by_category"]
+    rows = {row["id"]: row for row in read_requests(folder)}
+    assert summary.acceptance_lossless is False
+    assert summary["relaxed"] is not None and summary["relaxed.hits"] > 5
+    assert summary["relaxed.per_1000_tokens"] == 1000 * summary["relaxed.hits"] / summary["emitted_tokens"]
+    parts = summary.by_category
     assert parts["plain"]["relaxed"] == {"hits": 0, "per_1000_tokens": 0.0}
     assert parts["thinking"]["relaxed"] == summary["relaxed"] | {
-        "per_1000_tokens": 1000 * summary["relaxed"]["hits"] / parts["thinking"]["emitted_tokens"]
+        "per_1000_tokens": 1000 * summary["relaxed.hits"] / parts["thinking"]["emitted_tokens"]
     }
     assert rows["open"]["num_thinking_tokens"] == 12
     assert rows["closed"]["num_thinking_tokens"] == 0
@@ -123,8 +123,8 @@ def test_a_lossy_run_says_what_it_cost(execute: Execute) -> None:
     change = summary["accuracy_change"]
     assert change is not None
     assert (change["over"], change["n"], change["lost"], change["gained"]) == ("plain", 2, 0, 0)
-    assert "acceptance=relaxed_thinking is lossy: 66.7% of the outputs are plain" in summary["verdict"]
-    assert "all checked outputs were cut before an answer; raise max_new_tokens" in summary["verdict"]
+    assert "acceptance=relaxed_thinking is lossy: 66.7% of the outputs are plain" in summary.verdict
+    assert "all checked outputs were cut before an answer; raise max_new_tokens" in summary.verdict
 
 
 def test_rounds_carry_their_relaxed_hits(execute: Execute) -> None:
@@ -132,10 +132,10 @@ def test_rounds_carry_their_relaxed_hits(execute: Execute) -> None:
     lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     assert all(len(line["relaxed"]) == len(line["request_ids"]) for line in lines)
     assert summary["relaxed"] is not None
-    assert sum(sum(line["relaxed"]) for line in lines) == summary["relaxed"]["hits"]
-    rows = read_request_rows(folder)
+    assert sum(sum(line["relaxed"]) for line in lines) == summary["relaxed.hits"]
+    rows = read_requests(folder)
     kept = sum((row["token_origins"] or "").count("r") for row in rows)
-    assert 0 < kept <= summary["relaxed"]["hits"], "a limit may cut the last ones"
+    assert 0 < kept <= summary["relaxed.hits"], "a limit may cut the last ones"
     for row in rows:
         origins, ends = row["token_origins"], row["text_ends"]
         assert origins is not None and len(origins) == len(row["output_ids"])
@@ -159,21 +159,21 @@ def test_a_run_can_be_shown_and_framed(execute: Execute) -> None:
 
 def test_a_lossless_run_counts_thinking_too(execute: Execute) -> None:
     summary, folder = execute(AcceptanceConfig(name="strict"))
-    assert summary["acceptance_lossless"] is True
+    assert summary.acceptance_lossless is True
     assert summary["relaxed"] is None
-    assert summary["thinking"] is not None and summary["thinking"]["mean_tokens"] == 4.0
-    assert summary["references"]["plain"]["thinking"] == summary["thinking"]
+    assert summary["thinking"] is not None and summary["thinking.mean_tokens"] == 4.0
+    assert summary.references["plain"]["thinking"] == summary["thinking"]
     assert summary["equal_to_plain"] == 1.0
-    assert "lossy" not in summary["verdict"]
+    assert "lossy" not in summary.verdict
     assert json.loads((folder / "rounds.jsonl").read_text().splitlines()[0])["relaxed"] is None
 
 
 def test_imposed_acceptance_has_no_accuracy_and_says_so(execute: Execute, capsys: pytest.CaptureFixture[str]) -> None:
     summary, _ = execute(SyntheticConfig(mean_length=2.5))
-    assert (summary["acceptance_imposed"], summary["acceptance_lossless"]) == (True, False)
+    assert (summary.acceptance_imposed, summary.acceptance_lossless) == (True, False)
     assert summary["accuracy"] == {"value": None, "low": None, "high": None, "n": 0, "cut": 0}
     assert summary["accuracy_change"] is None
-    assert "lossy and imposed: its text comes from neither model" in summary["verdict"]
+    assert "lossy and imposed: its text comes from neither model" in summary.verdict
     tables = capsys.readouterr().out.split("\n\n")
     for table in (tables[0], tables[2]):
         assert "imposed" in table
@@ -183,7 +183,7 @@ def test_imposed_acceptance_has_no_accuracy_and_says_so(execute: Execute, capsys
 @pytest.mark.parametrize("rule", [LOOSE, AcceptanceConfig(name="strict")], ids=["relaxed", "strict"])
 def test_kept_rows_give_the_acceptance_that_was_timed(rule: AcceptanceConfig, execute: Execute) -> None:
     summary, folder = execute(rule, topk=128)
-    accepted = {row["id"]: row["accepted_per_round"] for row in read_request_rows(folder)}
+    accepted = {row["id"]: row["accepted_per_round"] for row in read_requests(folder)}
     assert rescore(folder, rule) == accepted
     assert len(load_verify_rows(folder).accepted) == summary["rounds"]
 
@@ -202,7 +202,7 @@ def test_a_tokenizer_without_markers_has_no_thinking(pair: tuple[Path, Path], ex
     finally:
         write_tokenizer(pair[0])
     assert summary["thinking"] is None
-    assert {row["num_thinking_tokens"] for row in read_request_rows(folder)} == {None}
+    assert {row["num_thinking_tokens"] for row in read_requests(folder)} == {None}
 
 
 def test_what_an_earlier_job_left_is_gone_before_the_next_loads(
@@ -246,7 +246,7 @@ def test_what_a_checker_read_stands_beside_each_answer(
     config = make_run_config(pair, prompts, references=["plain"])
     config.workload.checker = "boxed"
     summary = run(choose(config), dict(CHOICES), tmp_path / "run")
-    rows = {row["id"]: row for row in read_request_rows(tmp_path / "run")}
+    rows = {row["id"]: row for row in read_requests(tmp_path / "run")}
     assert [rows[name].get("checker") for name in ("any", "none")] == ["exact", "boxed"]
     read = rows["any"].get("answer_read")
     assert read and read in rows["any"]["text"] and rows["none"].get("answer_read") is None

@@ -20,10 +20,10 @@ from spec_lab.__main__ import main
 from spec_lab.core.errors import UserError
 from spec_lab.menu.refusals.run import refusals
 from spec_lab.program.compose import compose_run
-from spec_lab.record.reading import read_summary
+from spec_lab.record.reading import read_run
 from spec_lab.record.recorder import Recorder
 from spec_lab.record.scalars import scalars
-from spec_lab.record.schema import Summary
+from spec_lab.record.models import Run
 from spec_lab.record.wandb_content import NOT_RESULTS, without_user_paths
 from spec_lab.record.wandb_settings import has_key
 from spec_lab.record.wandb_sink import WandbSink
@@ -95,7 +95,7 @@ def merged(updates: Any) -> dict[str, Any]:
     return values
 
 
-def draw_a_dot(summary: Summary, folder: Path) -> list[tuple[Path, str | None]]:
+def draw_a_dot(summary: Run, folder: Path) -> list[tuple[Path, str | None]]:
     """Stands in for the plots of a run, which take longer to draw than all else here."""
     folder.mkdir(parents=True)
     Image.new("RGB", (2, 2)).save(folder / "dot.png")
@@ -103,17 +103,17 @@ def draw_a_dot(summary: Summary, folder: Path) -> list[tuple[Path, str | None]]:
 
 
 @pytest.fixture
-def recorded(workplace: Path) -> tuple[Path, Summary]:
+def recorded(workplace: Path) -> tuple[Path, Run]:
     folder = workplace / "outputs" / "run"
     sink = WandbSink("a_project", group="a_sweep", draw=draw_a_dot)
     return folder, record_run(Path("outputs/run"), [sink], make_info(DISTINCT_CONFIG))
 
 
-def test_offline_run_says_the_same_as_the_files(recorded: tuple[Path, Summary]) -> None:
+def test_offline_run_says_the_same_as_the_files(recorded: tuple[Path, Run]) -> None:
     folder, summary = recorded
     records = read_offline(folder)
 
-    found = merged(item for record in records for item in record.summary.update)
+    found = merged(item for record in records for item in record.run.update)
     results = {key: value for key, value in summary.items() if key not in NOT_RESULTS}
     assert {key: found[key] for key in results} == results
     assert {key: found[key] for key in scalars(summary)} == scalars(summary), "where W&B's sweeps look for a metric"
@@ -125,19 +125,19 @@ def test_offline_run_says_the_same_as_the_files(recorded: tuple[Path, Summary]) 
     [run] = [record.run for record in records if record.HasField("run")]
     config = merged(run.config.update)
     assert {key: config[key] for key in DISTINCT_CONFIG} == DISTINCT_CONFIG
-    assert config["origin"]["git_revision"] == summary["git_revision"]
+    assert config["origin"]["git_revision"] == summary.machine.git_revision
     assert config["origin"]["extensions"] == {}
-    assert config["origin"]["versions"] == summary["versions"]
-    assert config["origin"]["choices"] == summary["choices"]
+    assert config["origin"]["versions"] == summary.machine.versions
+    assert config["origin"]["choices"] == summary.choices
     assert run.host == "not recorded"
     assert (run.project, run.run_group, run.job_type) == ("a_project", "a_sweep", "bench")
     assert run.display_name == "run eagle3 catchup"
     of_no_group = {"drafter.num_draft_tokens=3", "batch_size=1"}
-    assert set(run.tags) == {f"{group}={name}" for group, name in summary["choices"].items()} | of_no_group
+    assert set(run.tags) == {f"{group}={name}" for group, name in summary.choices.items()} | of_no_group
     assert [record.exit.exit_code for record in records if record.HasField("exit")] == [0]
 
 
-def test_offline_run_has_step_metrics(recorded: tuple[Path, Summary]) -> None:
+def test_offline_run_has_step_metrics(recorded: tuple[Path, Run]) -> None:
     folder, summary = recorded
     records = read_offline(folder)
     steps = {record.metric.glob_name: record.metric.step_metric for record in records if record.HasField("metric")}
@@ -147,10 +147,10 @@ def test_offline_run_has_step_metrics(recorded: tuple[Path, Summary]) -> None:
     assert [row["request/index"] for row in history if "request/index" in row] == [8, 12]
     assert [row["request/emitted_tokens"] for row in history if "request/index" in row][-1] == summary["emitted_tokens"]
     rates = [row["repeat/decode_tokens_per_second"] for row in history if "repeat/index" in row]
-    assert rates == pytest.approx([repeat["decode_tokens_per_second"] for repeat in summary["repeats"]])
+    assert rates == pytest.approx([repeat["decode_tokens_per_second"] for repeat in summary.repeats])
 
 
-def test_offline_run_has_the_table_and_the_files(recorded: tuple[Path, Summary]) -> None:
+def test_offline_run_has_the_table_and_the_files(recorded: tuple[Path, Run]) -> None:
     folder, summary = recorded
     [table_path] = folder.glob("wandb/offline-run-*/files/media/table/requests*.json")
     table = json.loads(table_path.read_text())
@@ -165,18 +165,18 @@ def test_offline_run_has_the_table_and_the_files(recorded: tuple[Path, Summary])
 
     [kernels_path] = folder.glob("wandb/offline-run-*/files/media/table/kernel_times*.json")
     kernels = json.loads(kernels_path.read_text())
-    assert [dict(zip(kernels["columns"], row, strict=True)) for row in kernels["data"]] == summary["kernels"]
+    assert [dict(zip(kernels["columns"], row, strict=True)) for row in kernels["data"]] == summary.kernels
     [artifact] = [record.artifact for record in read_offline(folder) if record.HasField("artifact")]
     entries = {entry.path: entry.local_path for entry in artifact.manifest.contents}
     assert set(entries) == {"config.yaml", "environment.json", "requests.jsonl", "rounds.jsonl", "summary.json"}
     assert not any(Path(local_path).is_absolute() for local_path in entries.values())
     environment = json.loads((Path.cwd() / entries.pop("environment.json")).read_text())
-    assert (environment["versions"], environment["device"]) == (summary["versions"], summary["device"])
+    assert (environment["versions"], environment["device"]) == (summary.machine.versions, summary.machine.device)
     for name, local_path in entries.items():
         assert (Path.cwd() / local_path).read_bytes() == (folder / name).read_bytes()
 
 
-def test_nothing_tells_who_and_where(recorded: tuple[Path, Summary], workplace: Path) -> None:
+def test_nothing_tells_who_and_where(recorded: tuple[Path, Run], workplace: Path) -> None:
     folder, _ = recorded
     wandb.teardown()
     files = [path for path in (folder / "wandb").rglob("*") if path.is_file() or path.is_symlink()]
@@ -202,7 +202,7 @@ def test_a_users_path_is_cut_to_its_last_part(workplace: Path) -> None:
     folder = workplace.parents[2] / "elsewhere"
     record_run(folder, [WandbSink("p")], make_info({"target": {"path": str(secret)}}))
 
-    assert read_summary(folder)["config"]["target"]["path"] == str(secret)
+    assert read_run(folder).config["target"]["path"] == str(secret)
     records = read_offline(folder)
     [run] = [record.run for record in records if record.HasField("run")]
     assert merged(run.config.update)["target"] == {"path": "my-llama"}
@@ -264,7 +264,7 @@ def test_a_killed_run_tells_nothing_either(workplace: Path) -> None:
 def test_what_cannot_be_drawn_costs_a_warning(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record_run(Path("run"), [WandbSink("p", draw=draw_a_dot)])
     assert "warning: W&B: plot not drawn: no axis can show it" in capsys.readouterr().err
-    found = merged(item for record in read_offline(workplace / "run") for item in record.summary.update)
+    found = merged(item for record in read_offline(workplace / "run") for item in record.run.update)
     assert [key for key in found if key.startswith("figures/")] == ["figures/dot"]
 
 
@@ -288,8 +288,8 @@ def test_every_run_of_a_multirun_carries_its_sweep_and_its_factors(
     folders = [path.parent for path in sweep.glob("*/summary.json")]
     runs = []
     for folder in folders:
-        summary, records = read_summary(folder), read_offline(folder)
-        found = merged(item for record in records for item in record.summary.update)
+        summary, records = read_run(folder), read_offline(folder)
+        found = merged(item for record in records for item in record.run.update)
         assert found["acceptance_length"] == summary["acceptance_length"]
         figures = {key.removeprefix("figures/") for key in found if key.startswith("figures/")}
         assert figures == {"acceptance_by_position", "acceptance_by_category", "stage_times"}
@@ -306,7 +306,7 @@ def test_a_failed_run_ends_as_failed(workplace: Path) -> None:
         raise RuntimeError("out of memory")
     records = read_offline(workplace / "run")
     assert [record.exit.exit_code for record in records if record.HasField("exit")] == [1]
-    assert merged(item for record in records for item in record.summary.update)["status"] == "failed"
+    assert merged(item for record in records for item in record.run.update)["status"] == "failed"
 
 
 def test_runs_of_one_process_stay_apart(workplace: Path) -> None:
@@ -333,7 +333,7 @@ def test_online_without_network_is_refused(workplace: Path, monkeypatch: pytest.
     unreachable_server(monkeypatch)
     with pytest.raises(ValueError, match=r"use logger\.mode=auto or offline"):
         record_run(Path("run"), [WandbSink("p", mode="online")])
-    assert read_summary(Path("run"))["status"] == "failed"
+    assert read_run(Path("run")).status == "failed"
 
 
 def logger_refusals(*overrides: str) -> list[str]:
@@ -429,7 +429,7 @@ def test_a_name_that_gets_through_ends_in_a_line(mode: str, workplace: Path) -> 
     with pytest.raises(UserError, match=r"Invalid project name 'a/b'") as caught:
         record_run(Path("run"), [WandbSink("a/b", mode=mode)])
     assert str(caught.value).isprintable()
-    assert read_summary(Path("run"))["status"] == "failed"
+    assert read_run(Path("run")).status == "failed"
 
 
 def test_unknown_mode_is_refused() -> None:
@@ -439,7 +439,7 @@ def test_unknown_mode_is_refused() -> None:
 
 def test_disabled_leaves_the_files_only(workplace: Path) -> None:
     record_run(Path("run"), [WandbSink("p", mode="disabled")])
-    assert read_summary(Path("run"))["status"] == "finished"
+    assert read_run(Path("run")).status == "finished"
     assert not list(Path("run").rglob("*.wandb"))
 
 

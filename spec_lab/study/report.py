@@ -36,9 +36,9 @@ class Report:
 
     def text(self) -> str:
         """Return it for a terminal."""
-        parts = []
+        parts = [paragraph(self.under)]
         for section in self.sections:
-            parts += [section.title, *([paragraph(section.text)] if section.text else [])]
+            parts += [f"== {section.title} ==", *([paragraph(section.text)] if section.text else [])]
             parts += [table.text() for table in section.tables]
         return "\n\n".join([*parts, "python -m spec_lab.report --definitions explains every number"])
 

@@ -51,7 +51,7 @@ class Table:
         """Return it for a terminal, in parts if it is too wide."""
         width = shutil.get_terminal_size((100, 24)).columns
         body = self.shown.to_string(index=False, line_width=width) if len(self.shown) else "(no rows)"
-        return f"{self.title}\n\n{body}\n\n{paragraph(self.caption, width)}".rstrip()
+        return f"{self.title}\n\n{body}\n\n{paragraph(self.note, width)}".rstrip()
 
     def markdown(self) -> str:
         """Return it for a document."""
