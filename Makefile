@@ -9,7 +9,10 @@ BASE ?= main
 # Compiled modules are kept, also where the environment forbids it: compiling them takes a third of collecting the tests.
 PYTEST = PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: help install smoke lint docs test slow costs bits gpu
+# Files and folders that are new: `make lines` counts them by themselves.
+NEW = spec_lab/engines
+
+.PHONY: help install smoke lint lines docs test slow costs bits gpu
 
 help: ## the targets
 	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' Makefile | expand --tabs=16
@@ -28,6 +31,9 @@ lint: ## style, types and the order of imports; pre-commit runs the same
 	ruff format --check
 	lint-imports --no-logo --no-cache
 	mypy
+
+lines: ## code lines by package, beside what they are to come to
+	@$(PYTHON) scripts/lines.py $(NEW)
 
 docs: ## the documentation as a site, in site/
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict

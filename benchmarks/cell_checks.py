@@ -4,12 +4,11 @@ which gives a line of the table."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
 import spec_lab
 from spec_lab.core.errors import UserError
-from spec_lab.menu.config import RunConfig
 from spec_lab.menu.refusals.run import refusals
 
 
@@ -36,9 +35,8 @@ def chosen(cells: Iterable[ACell], only: Sequence[str]) -> list[ACell]:
     return found
 
 
-def refused(cells: Iterable[Composable], also: Callable[[RunConfig], str | None] = lambda config: None) -> int:
-    """Compose `cells`, and print for each what dry_run=true prints. Return 2 if one is refused, by the lab or by
-    `also`, else 0."""
+def refused(cells: Iterable[Composable]) -> int:
+    """Compose `cells`, and print for each what dry_run=true prints. Return 2 if one is refused, else 0."""
     code = 0
     for cell in cells:
         try:
@@ -48,8 +46,5 @@ def refused(cells: Iterable[Composable], also: Callable[[RunConfig], str | None]
             code = 2
             continue
         print(f"-- {cell.name}", composed, sep="\n")
-        reason = also(composed.config)
-        if reason is not None:
-            print(f"{cell.name}: {reason}", file=sys.stderr)
-        code = 2 if reason is not None or refusals(composed.config) else code
+        code = 2 if refusals(composed.config) else code
     return code

@@ -22,9 +22,9 @@ import torch.nn.functional as F
 from spec_kernels.native.compiled import use_threads
 from spec_kernels.native.part_operators import multiply
 from spec_kernels.native.parts import NativeProduct
+from spec_lab.core.ending import ended
 from spec_lab.models.linear import PackedLinear
-from spec_lab.program.ending import guarded
-from spec_lab.program.table import format_table
+from spec_lab.record.wording import format_table
 
 NUM_TURNS = 30
 ROWS = (1, 4)
@@ -76,4 +76,4 @@ def least_microseconds(products: Sequence[Callable[[], object]]) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    sys.exit(ended(main))

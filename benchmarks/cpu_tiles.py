@@ -18,8 +18,8 @@ from verify_rows import load_parts, seconds
 
 from spec_kernels.native import compiled
 from spec_kernels.native import parts as native_parts
-from spec_lab.program.ending import guarded
-from spec_lab.program.table import format_table
+from spec_lab.core.ending import ended
+from spec_lab.record.wording import format_table
 
 NUM_TURNS = 60
 ROWS = (1, 4, 8, 16, 32, 64, 128)
@@ -47,4 +47,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    sys.exit(ended(main))

@@ -38,22 +38,21 @@ from typing import Any
 
 import torch
 
+from spec_lab.app.compose import compose
 from spec_lab.checkpoints.checkpoint import open_tensors
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
+from spec_lab.core.ending import ended
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.measure.lab import MAIN, load_lab
 from spec_lab.menu.chosen import choose
 from spec_lab.menu.config import RunConfig
-from spec_lab.program.compose import compose_run
-from spec_lab.program.ending import guarded
-from spec_lab.program.table import format_table
 from spec_lab.record import acceptance_metrics, averages, time_metrics
 from spec_lab.record.paired import of_turns
-from spec_lab.record.wording import number, with_range
+from spec_lab.record.wording import format_table, number, with_range
 from spec_lab.workloads.prompt_files import shipped_prompts
 
 DRAFTERS = ("eagle3", "ngram", "oracle", "random")
@@ -131,7 +130,7 @@ def load(
         *options.overrides,
     ]
     labs = {
-        name: load_lab(choose(compose_run([*common, f"drafter={drafter}", "references=[]"])[0]))
+        name: load_lab(choose(compose([*common, f"drafter={drafter}", "references=[]"]).config))
         for name, drafter in {"plain": "none", **{name: name for name in options.drafters}}.items()
     }
     first = labs["plain"]
@@ -261,4 +260,4 @@ def cells(row: dict[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    sys.exit(ended(main))

@@ -11,8 +11,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from spec_lab.core.ending import ended
 from spec_lab.core.errors import UserError
-from spec_lab.program.ending import guarded
 from spec_lab.train.narrow import store_in_fp8
 
 
@@ -24,4 +24,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(lambda: main(sys.argv[1:])))
+    sys.exit(ended(lambda: main(sys.argv[1:])))

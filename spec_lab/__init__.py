@@ -23,8 +23,9 @@ from spec_lab.core.version import VERSION
 if TYPE_CHECKING:
     import pandas as pd
 
+    from spec_lab.app.compose import Composed
+    from spec_lab.app.notebook import Result
     from spec_lab.doctor.findings import Finding
-    from spec_lab.library import Composed, Result
 
 __version__ = VERSION
 
@@ -35,9 +36,9 @@ def compose(overrides: Sequence[str] = ()) -> Composed:
     Raises:
         UserError: an override is mistyped, does not fit the options chosen, or asks for several runs.
     """
-    from spec_lab import library
+    from spec_lab.app import compose
 
-    return library.compose(overrides)
+    return compose.compose(overrides)
 
 
 def run(config: Composed) -> Result:
@@ -46,9 +47,9 @@ def run(config: Composed) -> Result:
     Raises:
         UserError: the run is refused, or the machine cannot do it; the message has a remedy.
     """
-    from spec_lab import library
+    from spec_lab.app import notebook
 
-    return library.run(config)
+    return notebook.run(config)
 
 
 def load_frame(folders: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> pd.DataFrame:
@@ -68,6 +69,12 @@ def examine(config: Composed) -> list[Finding]:
     Raises:
         UserError: the run is refused, or the doctor cannot examine it.
     """
-    from spec_lab import library
+    from spec_lab.menu.refusals.ranks import refuse_split
+    from spec_lab.menu.refusals.run import admit
 
-    return library.examine(config)
+    refuse_split(config.config, "spec_lab.examine")
+    chosen = admit(config.config)
+    from spec_lab.doctor.examine import examine
+    from spec_lab.doctor.subject import load_subject
+
+    return examine(load_subject(chosen))

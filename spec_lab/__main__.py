@@ -1,58 +1,62 @@
-"""`python -m spec_lab`: checks the command line, lets Hydra compose one run or a sweep, and runs the jobs.
+"""`python -m spec_lab`: Hydra composes one run or a multirun, and each job is run and recorded in its folder.
 
-Exit codes: 0 finished, 1 failed, 2 refused, 130 interrupted. A sweep goes on past a job that is refused or fails, and
-ends with the code of its worst job. Composing a run does not import torch, nor does refusing its config.
+Exit codes: 0 finished, 1 failed, 2 refused, 130 interrupted. A multirun goes on past a job that is refused or fails,
+and ends with the code of its worst job. Composing and refusing import no torch.
 """
 
 from __future__ import annotations
 
-from spec_lab.program.interrupts import end_at_signals
-
-if __name__ == "__main__":
-    end_at_signals()
-
+import os
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NoReturn
 
-from spec_lab.cli.follower import Adapt, on_this_rank
-from spec_lab.program.ending import guarded, leave
+from spec_lab.core.ending import ended, leave
+from spec_lab.core.ranks import ranks
+
+SECONDS_FOR_THE_FIRST = 5.0
+"""How long another rank waits after an error before it ends, since torchrun then ends the first rank too."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line `arguments` (default: those of the process), and return the exit code."""
-    typed = sys.argv[1:] if arguments is None else arguments
-    return on_this_rank(lambda adapt: guarded(lambda: _run(typed, adapt)))
+    return ended(lambda: _run(list(sys.argv[1:] if arguments is None else arguments)))
 
 
 def command() -> NoReturn:
     """Run the command line of the process, and end the process."""
-    leave(main())
+    leave(main)
 
 
-def _run(arguments: Sequence[str], adapt: Adapt) -> int:
-    from spec_lab.program.overrides import extensions_in
+def _run(arguments: list[str]) -> int:
+    from spec_lab.app.compose import call_hydra, conf_folder, extensions_in, knobs, prepared, with_override
+    from spec_lab.app.run import job
+    from spec_lab.menu import registry
 
-    if "--help" in arguments or "-h" in arguments:
-        from spec_lab.program.help import groups_in_help, help_text
+    rank = ranks().rank
+    with _scratch(rank) as own:
+        for override in own:
+            arguments = with_override(arguments, override)
+        try:
+            known = knobs(registry.load(extensions_in(arguments)))
+            return call_hydra(job, prepared(arguments), conf_folder(), known)
+        except Exception:
+            time.sleep(SECONDS_FOR_THE_FIRST if rank else 0)
+            raise
 
-        print(help_text(extensions_in(arguments), groups_in_help(arguments)))
-        return 0
-    if "--version" in arguments:
-        from spec_lab.program.help import version_text
 
-        print(version_text())
-        return 0
-    from spec_lab.cli.completion import complete, is_asked
-    from spec_lab.cli.session import Session
-
-    if is_asked(arguments):
-        complete(arguments)
-        return 0
-    session = Session(adapt)
-    session.run(arguments)
-    session.report()
-    return session.exit_code()
+@contextmanager
+def _scratch(rank: int) -> Iterator[list[str]]:
+    """Yield the overrides of a rank. Of the ranks of torchrun, which all compose the same run, the first records."""
+    if rank == 0:
+        yield []
+        return
+    with TemporaryDirectory() as folder, Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
+        yield [f"hydra.run.dir={folder}", "logger=jsonl"]
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import pytest
 from spec_lab.core.results import RequestRecord
 from spec_lab.record import acceptance_metrics
 from spec_lab.record.draft_counts import DraftCounts
-from tests.bench_modules import imported
 from tests.fake_runs import make_request
 
 NUM_DRAFT_TOKENS = 5
@@ -194,9 +193,3 @@ def test_a_position_that_is_never_offered_has_no_rate() -> None:
     assert acceptance_metrics.acceptance_length(requests, 3) == 1.5
     assert rates["unconditional"] == [0.5, 0.0, 0.0]
     assert rates["conditional"] == [0.5, None, None]
-
-
-def test_the_benchmark_of_short_outputs_cuts_every_list_of_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    with imported("acceptance_length_bias", monkeypatch) as bias:
-        shown = bias.cut(make_request("r", [1, 2, 0], offered=[3, 3, 3]), 3)
-        assert [way([shown], 3) for way in bias.WAYS.values()] == [2, 2, 2, 2]

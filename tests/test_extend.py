@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 
+from spec_lab import extend
 from spec_lab.__main__ import main
 from spec_lab.collect.__main__ import main as collect
 from spec_lab.core.errors import UserError
@@ -682,3 +684,18 @@ def chosen_with(made: Callable[[], Any]) -> Any:
     row = SimpleNamespace(name="mine", load=lambda config, tokenizer: made())
     config = SimpleNamespace(workload=WorkloadConfig("mine", limit=2, categories=["c"]))
     return SimpleNamespace(workload=row, config=config, registry=registry.load(()))
+
+
+def test_an_extension_may_import_all_that_is_named_and_no_name_is_named_twice() -> None:
+    """What a type checker sees and what is imported when it is asked for are the same names."""
+    assert extend.__file__ is not None
+    tree = ast.parse(Path(extend.__file__).read_text())
+    [seen] = [node for node in tree.body if isinstance(node, ast.If)]
+    typed = {
+        (node.module, alias.name) for node in seen.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert typed == {(module, name) for module, names in extend.WITH_TORCH.items() for name in names}
+    for module, name in typed:
+        assert getattr(extend, name) is getattr(import_module(str(module)), name)
+    with pytest.raises(AttributeError, match="no_such_name"):
+        extend.no_such_name  # noqa: B018

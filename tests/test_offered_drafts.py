@@ -18,7 +18,6 @@ from spec_lab.acceptance.rejection import METHODS
 from spec_lab.core.types import AcceptanceInputs
 from spec_lab.engine.offered import DraftOffers, are_within_budget
 from tests.acceptance_cases import CPU, RULES, TRUNCATED, emitted, make_inputs, request
-from tests.bench_modules import imported
 from tests.covering import each_value
 from tests.test_rejection import (
     PLAIN,
@@ -262,17 +261,6 @@ def test_each_draft_has_a_temperature_of_its_own() -> None:
     confidences.go_on(slots, torch.tensor([0.9, 0.0]), torch.tensor([1]))
     expected = torch.tensor([[2 / 3, 2 / 3 * 81 / 82], [1.0, 0.0]])
     torch.testing.assert_close(confidences.survival[slots], expected)
-
-
-def test_temperatures_are_found_that_the_drafter_was_too_sure_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draft 1 is right as often as is said, and draft 2 as often as half of its logits say."""
-    generator = torch.Generator().manual_seed(0)
-    said = torch.rand((40_000, 2), generator=generator, dtype=torch.float64)
-    true = torch.sigmoid(torch.logit(said) / torch.tensor([1.0, 2.0]))
-    is_right = torch.rand(said.shape, generator=generator) < true
-    with imported("confidence_temperatures", monkeypatch) as script:
-        found = script.temperatures(said, is_right.cumprod(dim=1).sum(dim=1))
-    assert found == pytest.approx([1.0, 2.0], rel=0.15)
 
 
 def test_drafts_wait_that_were_noted_or_else_expected() -> None:

@@ -32,7 +32,7 @@ def run(command: list[str], folder: Path, *paths: Path) -> subprocess.CompletedP
 
 
 def ignore_leftovers(folder: str, names: list[str]) -> set[str]:
-    """Name what copying leaves out. Below the root every folder counts: spec_lab/assembly is a package."""
+    """Name what copying leaves out. Below the root every folder counts."""
     left_out = LEFTOVERS(folder, names)
     return left_out | NOT_IN_THE_WHEEL(folder, names) if Path(folder) == ROOT else left_out
 
@@ -104,7 +104,6 @@ def test_wheel_holds_every_file_of_the_tree(tree: Path, wheel: Path) -> None:
     assert found == expected
     assert licences == {"LICENSE", "NOTICE"}
     assert {
-        "spec_lab/assembly/__init__.py",
         "spec_lab/conf/drafter/eagle3.yaml",
         "spec_lab/conf/train/config.yaml",
     } <= found

@@ -47,7 +47,7 @@ class LatentSizes:
         """Return whether computing keys and values of all rows takes fewer multiplications than absorbed queries do.
 
         Absorbed queries are better for few rows over many keys. For a long prompt's chunk, computing keys and values is
-        better. Times on a CPU follow this count (`benchmarks/latent_attention.py`).
+        better. Times on a CPU follow this count (docs/log/moe.md).
         """
         maps = self.kv_lora_rank * (self.qk_nope_head_dim + self.v_head_dim)
         absorbed = num_queries * (num_keys * (self.row_width + self.kv_lora_rank) + maps)

@@ -5,19 +5,17 @@ python -m spec_lab.collect target=hf target.path=DIR texts=FOLDER output_dir=DIR
 
 from __future__ import annotations
 
-from spec_lab.program.interrupts import end_at_signals
-
-if __name__ == "__main__":
-    end_at_signals()
-
 import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from omegaconf import OmegaConf
+
+from spec_lab.core.ending import ended, leave
 from spec_lab.core.errors import UserError
-from spec_lab.menu.refusals.run import refuse_output_dir
-from spec_lab.program.ending import guarded, leave
+from spec_lab.menu.bounds import out_of_bounds
 from spec_lab.train.collect_config import CollectConfig
 
 INTRODUCTION = """\
@@ -34,7 +32,7 @@ It first prints how many bytes each token takes. The same command continues afte
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with `arguments` (default: those of the process), and return the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    return guarded(lambda: _run(arguments), interrupted="interrupted; the same command continues from here")
+    return ended(lambda: _run(arguments))
 
 
 def _run(arguments: Sequence[str]) -> int:
@@ -55,15 +53,16 @@ def parse(arguments: Sequence[str]) -> tuple[CollectConfig, Path]:
     Raises:
         UserError: a word is unknown, a value has another type or is out of bounds, or a file or folder is missing.
     """
-    from spec_lab.program.words import read_words
-
     of_target = [word for word in arguments if word.startswith(("target=", "target.path="))]
-    config = read_words(CollectConfig, [word for word in arguments if word not in of_target])
+    words = [word for word in arguments if word not in of_target]
+    config: Any = OmegaConf.to_object(
+        OmegaConf.merge(OmegaConf.structured(CollectConfig), OmegaConf.from_dotlist(words))
+    )
+    for problem in out_of_bounds(config):
+        raise UserError(problem)
     for name in ("texts", "output_dir"):
         if not getattr(config, name):
             raise UserError(f"{name} has no value; set {name}=FOLDER")
-    if problem := refuse_output_dir(config.output_dir):
-        raise UserError(problem)
     target = dict(word.split("=", 1) for word in of_target)
     return config, _checkpoint(target.get("target", "hf"), target.get("target.path"))
 
@@ -94,4 +93,4 @@ def _checkpoint(target: str, at: str | None) -> Path:
 
 
 if __name__ == "__main__":
-    leave(main())
+    leave(main)

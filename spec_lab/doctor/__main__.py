@@ -5,25 +5,14 @@ Exit codes: 0 no fault found, 1 a fault found or a failure of the program, 2 ref
 
 from __future__ import annotations
 
-from spec_lab.program.interrupts import end_at_signals
-
-if __name__ == "__main__":
-    end_at_signals()
-
 import sys
 from collections.abc import Sequence
 
-from hydra.types import RunMode
-
-from spec_lab.core.errors import UserError
+from spec_lab.app.compose import compose
+from spec_lab.core.ending import ended, leave
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.refusals.ranks import refuse_split
 from spec_lab.menu.refusals.run import admit
-from spec_lab.program.compose import compose_run, compose_with_hydra
-from spec_lab.program.ending import guarded, leave
-from spec_lab.program.flags import split_flags
-from spec_lab.program.help import help_text, version_text
-from spec_lab.program.overrides import extensions_in
 
 INTRODUCTION = """\
 spec_lab.doctor: why is acceptance low? Takes the overrides of one run, looks at its drafter, target and loop, and names
@@ -32,47 +21,22 @@ the most likely fault. Exit code 0: none found, 1: found, 2: refused. What each 
   python -m spec_lab.doctor drafter=eagle3
   python -m spec_lab.doctor target=hf target.path=DIR drafter=eagle3 drafter.path=DIR graph=full_loop
 
-It takes the overrides below, but no flag except --help and --version.
+It takes the overrides of python -m spec_lab, which python -m spec_lab --help lists, and no flags.
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Examine the run given by `arguments` (default: those of the process), and return the exit code."""
-    return guarded(lambda: _run(sys.argv[1:] if arguments is None else arguments))
+    return ended(lambda: _run(sys.argv[1:] if arguments is None else arguments))
 
 
 def _run(arguments: Sequence[str]) -> int:
     if "--help" in arguments or "-h" in arguments:
-        print(INTRODUCTION + "\n" + help_text(extensions_in(arguments)))
+        print(INTRODUCTION)
         return 0
-    if "--version" in arguments:
-        print(version_text())
-        return 0
-    return _examine(_composed(arguments))
-
-
-def _composed(arguments: Sequence[str]) -> Chosen:
-    flag = next((word for word in arguments if word.startswith("-")), None)
-    if flag is not None:
-        raise UserError(
-            f"{flag}: spec_lab.doctor examines one run and has only the flags --help and --version; leave it out"
-        )
-    _, overrides = split_flags(arguments)
-    config, choices = compose_run(overrides)
-    if _is_sweep(overrides):
-        experiment = choices.get("experiment")
-        cause = f"experiment={experiment}" if experiment else "hydra.mode=MULTIRUN"
-        raise UserError(f"{cause} is a sweep: spec_lab.doctor examines one run; leave it out and name one drafter")
-    if config.dry_run:
-        raise UserError("dry_run=true: spec_lab.doctor writes nothing anyway; leave it out")
+    config = compose(arguments).config
     refuse_split(config, "spec_lab.doctor")
-    return admit(config)
-
-
-def _is_sweep(overrides: Sequence[str]) -> bool:
-    """Return whether an experiment's file, or an override, asks for a sweep. `compose_run` ignores this and composes
-    one run."""
-    return bool(compose_with_hydra(overrides).hydra.mode is RunMode.MULTIRUN)
+    return _examine(admit(config))
 
 
 def _examine(chosen: Chosen) -> int:
@@ -94,4 +58,4 @@ def _examine(chosen: Chosen) -> int:
 
 
 if __name__ == "__main__":
-    leave(main())
+    leave(main)

@@ -12,16 +12,11 @@ length and speed are printed after all requests are answered.
 
 from __future__ import annotations
 
-from spec_lab.program.interrupts import end_at_signals
-
-if __name__ == "__main__":
-    end_at_signals()
-
 import sys
 from collections.abc import Sequence
 
+from spec_lab.core.ending import ended, leave
 from spec_lab.core.errors import UserError
-from spec_lab.program.ending import EXIT_CODES, guarded
 
 MODEL = "spec_lab"
 INSTALL = "pip install -c constraints.txt -e '.[eval]'"
@@ -30,13 +25,13 @@ INSTALL = "pip install -c constraints.txt -e '.[eval]'"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Hand `arguments` (default: those of the process) on to the harness and return the exit code."""
     typed = list(sys.argv[1:] if arguments is None else arguments)
-    return guarded(lambda: _run(typed))
+    return ended(lambda: _run(typed))
 
 
 def _run(typed: list[str]) -> int:
     if not typed or "--help" in typed or "-h" in typed:
         print(__doc__)
-        return EXIT_CODES["finished"]
+        return 0
     if any(text == "--model" or text.startswith("--model=") for text in typed):
         raise UserError(f"--model is {MODEL} here; leave it out, and name target and drafter in --model_args")
     try:
@@ -54,11 +49,11 @@ def _run(typed: list[str]) -> int:
         cli = harness.HarnessCLI()
         cli.execute(cli.parse_args())
     except SystemExit as error:  # argparse has said why
-        return error.code if isinstance(error.code, int) else EXIT_CODES["refused"]
+        return error.code if isinstance(error.code, int) else 2
     finally:
         sys.argv = argv
-    return EXIT_CODES["finished"]
+    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    leave(main)

@@ -14,13 +14,13 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 
+from spec_lab.app.compose import compose
 from spec_lab.core.errors import UserError
 from spec_lab.core.results import RequestRecord, RoundRecord
 from spec_lab.core.types import Request
 from spec_lab.lm_eval.reading import cut_at, overrides_of, require_sampling
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.refusals.run import admit
-from spec_lab.program.compose import compose_run
 from spec_lab.record.draft_counts import acceptance_length
 from spec_lab.record.times import decode_rate
 from spec_lab.record.wording import number
@@ -53,7 +53,7 @@ class SpecLabModel(LM):  # type: ignore[misc]  # mypy does not follow the harnes
         super().__init__()
         sizes = {"batch_size": batch_size, "device": device}
         typed = {key: value for key, value in sizes.items() if value is not None} | overrides
-        config, _ = compose_run(overrides_of(typed))
+        config = compose(overrides_of(typed)).config
         self._chosen: Chosen = admit(config)
         self._tokenizer = TargetTokenizer(self._chosen.target_folder)
         longest = longest_sequence(self._chosen)

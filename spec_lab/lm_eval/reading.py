@@ -12,7 +12,7 @@ USUAL: Mapping[str, str] = {"references": "[]", "profile_rounds": "0"}
 """Default overrides, with which an evaluation has no references and no profile."""
 OF_MEASURING = {
     *("workload", "references", "repeats", "warmup_requests", "profile_rounds", "record", "logger"),
-    *("name", "output_dir", "fresh", "leave_out", "experiment", "debug", "size"),
+    *("name", "output_dir", "fresh", "objective", "experiment", "debug", "size"),
 }
 """Parts of a run for prompts, measurement and records, which an evaluation does not read."""
 

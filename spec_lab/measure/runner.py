@@ -19,6 +19,7 @@ from spec_lab.core.results import GenerationResult, GraphCounts, RequestRecord
 from spec_lab.core.types import Request
 from spec_lab.measure.answers import check_answers, note_unread
 from spec_lab.measure.audit import audit
+from spec_lab.measure.company import Company
 from spec_lab.measure.identity import digest_of
 from spec_lab.measure.lab import MAIN, Lab, load_lab, plain_engine
 from spec_lab.measure.memory import MemoryWatch
@@ -36,7 +37,6 @@ from spec_lab.record.provenance import machine_of
 from spec_lab.record.recorder import Recorder, Sink, begun, request_row
 from spec_lab.record.summary import finished_run
 from spec_lab.record.verify_rows import save_verify_rows
-from spec_lab.study.run_table import format_run
 from spec_lab.wiring.limits import engine_limits
 from spec_lab.workloads.arrivals import arriving
 from spec_lab.workloads.chat_template import NO_TEMPLATE, template_digest
@@ -44,13 +44,7 @@ from spec_lab.workloads.checker import Checked
 from spec_lab.workloads.text_ends import text_ends
 
 WARMUP_TOKENS = 32
-
-
-def run(chosen: Chosen, choices: dict[str, str], folder: Path) -> Run:
-    """Do the same as `record_run`, and print the table and the verdict."""
-    recorded = record_run(chosen, choices, folder)
-    print(format_run(recorded))
-    return recorded
+SHARED = "its times mean nothing, since another process was on its device"
 
 
 def record_run(chosen: Chosen, choices: dict[str, str], folder: Path) -> Run:
@@ -83,6 +77,7 @@ def _measure(lab: Lab, info: Run, recorder: Recorder, memory: MemoryWatch, metri
     passes: dict[str, list[GenerationResult]] = {name: [] for name in lab.engines}
     rows: dict[str, list[RequestRow]] = {}
     num_requests = config.repeats * len(lab.engines) * len(offered)
+    company = Company(lab.models.device) if lab.world.size == 1 else None  # ranks share a CPU
     with Progress(num_requests, "request") as progress, _kept_if_interrupted(lab, recorder) as finished:
         _warm_up(lab, progress)
         for repeat in range(config.repeats):
@@ -120,7 +115,7 @@ def _measure(lab: Lab, info: Run, recorder: Recorder, memory: MemoryWatch, metri
         acceptance_lossless=traits.lossless,
         row_invariant=lab.models.row_invariant,
         tree_rows=passes[MAIN][0].tree_rows,
-        notes=["its times mean nothing (shared_device=true)"] if config.shared_device else [],
+        notes=[SHARED] if company is not None and company.seen() else [],
     )
 
 

@@ -41,8 +41,8 @@ def knob(
     number.
     """
     metadata = {"help": explanation, BOUNDS: Bounds(least, most, above)}
-    if isinstance(default, list):
-        return field(default_factory=lambda: list(default), metadata=metadata)
+    if isinstance(default, (list, dict)):
+        return field(default_factory=lambda: default.copy(), metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
@@ -266,8 +266,22 @@ class LoggerConfig:
 
 
 @dataclass
+class StudyConfig:
+    """What a study's runs show: `spec_lab.study.studies` explains the keys."""
+
+    question: str | None = knob(None, "what the study asks")
+    lines: dict[str, Any] = knob({}, "overrides of each line, by name: what `line=NAME` stands for")
+    keys: dict[str, str] = knob({}, "what names a row of the table: column of the frame by header")
+    columns: dict[str, str] = knob({}, "numbers of a row: column of the frame by header")
+    across: str | None = knob(None, "a key whose values become columns")
+    plot: dict[str, Any] = knob({}, "x, y, hue and even of the figure")
+    tables: list[str] = knob([], "tables that are printed; [] is the one of keys and columns")
+    figures: list[str] = knob([], "figures that are drawn; [] is the plot")
+
+
+@dataclass
 class RunConfig:
-    """A whole run. `experiment`, `debug` and `size` only set other keys, so they are not part of it."""
+    """A whole run. `experiment`, `line` and `debug` only set other keys, so they are not part of it."""
 
     target: TargetConfig = knob(MISSING, "the model whose decoding is to become faster")
     drafter: DrafterConfig = knob(MISSING, "what proposes the draft tokens")
@@ -285,12 +299,11 @@ class RunConfig:
     recurrent: RecurrentConfig = field(default_factory=RecurrentConfig, metadata={"help": "layers that keep a state"})
     cache: CacheConfig = field(default_factory=CacheConfig, metadata={"help": "the paged KV cache"})
     record: RecordConfig = field(default_factory=RecordConfig, metadata={"help": "what is recorded besides"})
+    study: StudyConfig = field(default_factory=StudyConfig, metadata={"help": "what a study's runs show"})
+    size: str = knob("small", "small or full, which studies read")
     name: str = knob("run", "first part of the name of the run's folder")
     seed: int = knob(0, "seed of everything random")
     device: str = knob("auto", "auto (CUDA where there is one), cpu, cuda, cuda:1")
-    shared_device: bool = knob(
-        False, "jobs of a launcher may share a device, which makes times meaningless: docs/use.md"
-    )
     dtype: Dtype = knob(Dtype.auto, "type of weights and activations")
     kernels: KernelsChoice = knob(
         KernelsChoice.auto,
@@ -319,7 +332,6 @@ class RunConfig:
     )
     auto: list[str] = knob([], "the knobs among attention, graph and kernels that the lab chose; written by the lab")
     extensions: list[str] = knob([], "modules outside this package that add options: docs/extend.md")
-    output_dir: str = knob("outputs", "folder in which the run makes its own folder")
-    fresh: bool = knob(False, "repeat an ended sweep in a new folder; without it the same command only shows the sweep")
-    leave_out: list[str] = knob([], "cells of a multirun's grid that are left out, each as 'KEY=VALUE KEY=VALUE'")
-    dry_run: bool = knob(False, "print the composed parts and the refusals, and run nothing; also --dry-run")
+    output_dir: str = knob("outputs", "folder in which runs and sweeps make their folders")
+    fresh: bool = knob(False, "run all jobs of a multirun again, in a new folder")
+    objective: str = knob("summary.speedup", "the number that a job returns to a sweeper that searches")

@@ -2,7 +2,7 @@
 
 All shapes are fixed and nothing synchronises with the host, so that a graph can capture a forward. Rows are sorted by
 expert. A grouped product (`torch.nn.functional.grouped_mm`) multiplies each group with its expert's weights, so only
-weights of chosen experts are read. `benchmarks/expert_products.py` compares it with other ways on a CPU.
+weights of chosen experts are read. docs/log/moe.md compares it with other ways on a CPU.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ text there. So these drafts are censored, as in survival analysis (Kaplan and Me
 position if it is in the text. The rate at a position is over the rounds that could be judged there.
 
 A token limit hides nothing: the round was judged before it was cut, and counts as judged. Whether a round takes place
-then depends only on the rounds before it, so the mean is unbiased (Wald 1944). `benchmarks/acceptance_length_bias.py`
+then depends only on the rounds before it, so the mean is unbiased (Wald 1944). docs/log/acceptance_length.md
 compares the ways of counting.
 
 A round that offers fewer than K drafts accepts none at later positions. It still counts in the unconditional rates. The

@@ -23,7 +23,10 @@ SUMMARY_FILE = "summary.json"
 CONFIG_FILE = "config.yaml"
 REQUESTS_FILE = "requests.jsonl"
 ROUNDS_FILE = "rounds.jsonl"
+LOADING = "it was killed while its models were loaded"
 STILL_RUNNING = "it still runs, or was killed before its end"
+NOT_ENDED = (LOADING, STILL_RUNNING)
+"""Reasons in the record of a run that has not ended, or was killed."""
 DIGITS = 5
 """Decimals of a confidence in a record."""
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from spec_lab.record.answers import answers_cut
-from spec_lab.record.models import Run
 from spec_lab.record.statistics import LEAST_TURNS, PairedRatio, over_reference
 from spec_lab.record.wording import number, percent, with_range
+
+if TYPE_CHECKING:
+    from spec_lab.record.models import Run
 
 
 def verdict(run: Run) -> str:

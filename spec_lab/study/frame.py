@@ -23,7 +23,7 @@ from spec_lab.record.times import draft_ms, in_plain_steps
 
 BESIDE_THE_RUN = (
     *("output_dir", "dry_run", "fresh", "leave_out", "shared_device", "auto", "extensions", "references"),
-    *("logger", "name", "record", "profile_rounds", "study"),
+    *("logger", "name", "record", "profile_rounds", "study", "size", "objective"),
 )
 """Keys that say how a run is started, and what it records. They do not change what it decodes."""
 SHORT_REVISION = 7
@@ -120,7 +120,7 @@ def varied(runs: pd.DataFrame) -> list[str]:
     with the same option differ in it."""
     rows = own(runs, finished=False)
     names = dict.fromkeys(name for names in rows["settings"] for name in names if name in rows)
-    groups = {name for name in names if f"{name}.name" in names}
+    groups = {name for name in names if "." not in name and any(other.startswith(f"{name}.") for other in names)}
 
     def differs(name: str) -> bool:
         if name in groups or name.partition(".")[0] not in groups:
@@ -140,7 +140,7 @@ def provenance(runs: pd.DataFrame) -> pd.DataFrame:
 def _word(name: str, value: Any, runs: pd.DataFrame) -> str:
     if value is None or (isinstance(value, float) and pd.isna(value)):
         return ""
-    return str(value) if f"{name}.name" in runs or name == "drafter" else f"{name.rpartition('.')[2]}={value}"
+    return str(value) if "." not in name and isinstance(value, str) else f"{name.rpartition('.')[2]}={value}"
 
 
 def _rows(number: int, found: Found) -> Iterable[dict[str, Any]]:
@@ -149,7 +149,6 @@ def _rows(number: int, found: Found) -> Iterable[dict[str, Any]]:
     knobs = pd.json_normalize(config).iloc[0].to_dict() if config else {}
     knobs = {key: json.dumps(value) if isinstance(value, (list, dict)) else value for key, value in knobs.items()}
     sampling = run.sampling
-    study = run.config.get("study") or {}
     shared = {
         **knobs,
         **run.choices,
@@ -158,7 +157,7 @@ def _rows(number: int, found: Found) -> Iterable[dict[str, Any]]:
         "folder": str(found.folder),
         "status": run.status,
         "name": run.name,
-        "line": study.get("line"),
+        "line": run.choices.get("line"),
         "started_at": run.started_at,
         "date": run.started_at[:10],
         "imposed": run.acceptance_imposed,

@@ -15,7 +15,7 @@ from spec_lab.study.frame import frame
 from spec_lab.study.page import Section
 from spec_lab.study.run_table import runs_table, tables_of_run
 from spec_lab.study.studies import studies_in, study_figures, study_tables
-from spec_lab.study.tables import Table, paragraph
+from spec_lab.study.tables import Table, joined, paragraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,14 @@ def report_of(runs: Sequence[Found], base: int = 1) -> Report:
     every = {**definitions(), **(finished[-1].run.definitions if finished else {})}
     main = study_parts or [overview]
     return Report(names, described(frame(finished)) if finished else "", sections, main, every, finished[-1].run if finished else None)
+
+
+def sweep_text(runs: Sequence[Found]) -> str:
+    """Write what a multirun shows at its end: the tables of the studies among the runs, else of all runs; and how runs
+    ended that did not finish."""
+    tables = [table for spec, of_study in studies_in(runs) for table in study_tables(spec, of_study)]
+    unfinished = [f"{found.run.status}: {found.folder.name}: {found.run.reason}" for found in runs if found.run.reason]
+    return "\n\n".join([joined(tables or [runs_table(runs)]), *unfinished])
 
 
 def _of_run(found: Found) -> dict[str, Draw]:

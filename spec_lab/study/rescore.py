@@ -54,16 +54,18 @@ def rescore_table(found: Found, rules: Sequence[Sequence[str]]) -> Table:
     Args:
         rules: the overrides of each rule, such as `["acceptance=relaxed_thinking", "acceptance.topk=3"]`.
     """
-    from spec_lab.program.compose import compose_run
+    from spec_lab.app.compose import compose
 
     rows = load_verify_rows(found.folder)
+    most = max(1, rows.draft_ids.shape[-1])
     requests = {request.id: request for request in found.requests()}
     prompts = {key: request.prompt_ids for key, request in requests.items()}
     accepted = iter(rows.accepted.tolist())
     counts = zip(rows.origin.request_ids, rows.num_rounds.tolist(), strict=True)
     judged = {f"{found.run.choices.get('acceptance')} (the run's own)": {k: [next(accepted) for _ in range(n)] for k, n in counts}}
     for rule in rules:
-        config, _ = compose_run([*rule, f"drafter.num_draft_tokens={max(1, rows.draft_ids.shape[-1])}"])
+        of_run = [f"extensions=[{','.join(found.run.config.get('extensions', []))}]", f"drafter.num_draft_tokens={most}"]
+        config = compose([*of_run, *rule]).config
         name = " ".join(text.removeprefix("acceptance=").removeprefix("acceptance.") for text in rule)
         judged[name] = rescore_rows(rows, prompts, config.acceptance, config.extensions)
     lines = []

@@ -39,6 +39,7 @@ SPEED = {
     "peak memory": "memory.peak_rss_bytes",
     "on the GPU": "memory.peak_cuda_bytes",
 }
+SHOWN_ANYWAY = ("drafter", "prune", "acceptance", "drafter.num_draft_tokens", "experiment", "size")
 EXPERTS = ("verify", "catchup", "recur")
 
 
@@ -162,7 +163,7 @@ def categories_table(run: Run) -> Table:
 def runs_table(runs: Sequence[Found]) -> Table:
     """Return a line for each run: what distinguishes it, its main numbers, how it ended, and its folder."""
     rows = own(frame(runs), finished=False)
-    knobs = {name: name for name in varied(rows) if name not in ("drafter", "prune", "acceptance")}
+    knobs = {name: name for name in varied(rows) if name not in SHOWN_ANYWAY}
     columns = {
         "#": "run",
         "drafter": "drafter",

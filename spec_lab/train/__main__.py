@@ -5,25 +5,15 @@ Exit codes are those of `python -m spec_lab`: 0 finished, 1 failed, 2 refused, 1
 
 from __future__ import annotations
 
-from spec_lab.program.interrupts import end_at_signals
-
-if __name__ == "__main__":
-    end_at_signals()
-
-import io
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout, suppress
 from typing import TYPE_CHECKING, Any
 
-from spec_lab.program.ending import guarded, leave, print_trouble
+from spec_lab.core.ending import ended, leave
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from spec_lab.program.options import Menu
-    from spec_lab.record.recorder import Status
     from spec_lab.train.config import TrainConfig
 
 Action = Callable[[Any], object]
@@ -45,85 +35,18 @@ With one of these flags a training for target=hf or target=smollm2_135m does som
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with `arguments` (default: those of the process), and return the exit code."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    return guarded(lambda: _run(arguments), _menu, "interrupted; the same command continues from here")
-
-
-def _menu() -> Menu:
-    """Return the menu. Its module is imported late: that takes a second, in which Ctrl-C must already work."""
-    from spec_lab.train.menu import train_menu
-
-    return train_menu()
+    return ended(lambda: _run(sys.argv[1:] if arguments is None else arguments))
 
 
 def _run(arguments: Sequence[str]) -> int:
-    if "--help" in arguments or "-h" in arguments:
-        from spec_lab.program.help import describe_menu
-
-        print(f"{INTRODUCTION}\n{describe_menu(_menu())}")
-        return 0
-    if "--version" in arguments:
-        from spec_lab.program.help import version_text
-
-        print(version_text())
-        return 0
-    from spec_lab.cli.job import worst_exit_code
-    from spec_lab.cli.session import call_hydra, check_came_to_jobs
-    from spec_lab.program.compose import store_schemas
-    from spec_lab.program.launchers import refuse_launcher
-    from spec_lab.program.overrides import check_arguments
-    from spec_lab.program.own_options import check_own_options, refuse_misplaced, typed_folders
-    from spec_lab.train.menu import train_folder
+    from spec_lab.app.compose import call_hydra, conf_folder, store
     from spec_lab.train.options import SCHEMAS
 
     arguments, action = action_of(arguments)
-    menu = _menu()
-    refuse_misplaced(arguments, menu)
-    checked = check_arguments(arguments, menu)
-    check_own_options(typed_folders(checked), train_folder(), menu.groups)
-    refuse_launcher(checked, "a training")
-    store_schemas(SCHEMAS)
-    statuses: list[Status] = []
-    with _scratch_folder():
-        _refuse_to_share(checked)
-        call_hydra(lambda composed: statuses.append(_train(composed, action)), checked, train_folder())
-    check_came_to_jobs(len(statuses), checked)
-    return worst_exit_code(statuses)
-
-
-def _refuse_to_share(arguments: Sequence[str]) -> None:
-    """Compose all jobs of a multirun before the first is trained, and refuse those that cannot share their folder."""
-    from spec_lab.cli.session import call_hydra
-    from spec_lab.core.errors import UserError
-    from spec_lab.program.flags import FLAGS_THAT_SHOW
-    from spec_lab.train.menu import train_folder
-    from spec_lab.train.sharing import refuse_to_share
-
-    is_multirun = any(text in ("-m", "--multirun") or text.startswith("hydra.mode=") for text in arguments)
-    if not is_multirun or any(flag in FLAGS_THAT_SHOW for flag in arguments):
-        return
-    configs: list[TrainConfig] = []
-
-    def compose(composed: DictConfig) -> None:
-        with suppress(UserError):  # a refused job does not stop the others; it is refused again when its turn comes
-            configs.append(config_of(composed))
-
-    with redirect_stdout(io.StringIO()):  # Hydra announces jobs, but none is run here
-        call_hydra(compose, arguments, train_folder())
-    refuse_to_share(configs)
-
-
-@contextmanager
-def _scratch_folder() -> Iterator[None]:
-    """Give Hydra a temporary folder for the files that it writes in a multirun. Nothing reads these files.
-
-    The configuration names it `${scratch_folder:}`. Each job makes its `output_dir` itself.
-    """
-    from omegaconf import OmegaConf
-
-    with tempfile.TemporaryDirectory() as folder:
-        OmegaConf.register_new_resolver("scratch_folder", lambda: folder, replace=True)
-        yield
+    store(SCHEMAS)
+    codes = [0]
+    code = call_hydra(lambda composed: codes.append(_train(composed, action)), arguments, conf_folder() / "train")
+    return code or max(codes)
 
 
 def action_of(arguments: Sequence[str]) -> tuple[list[str], Action]:
@@ -150,39 +73,21 @@ def action_of(arguments: Sequence[str]) -> tuple[list[str], Action]:
     return kept, lambda pipeline: print(pipeline.show_data(int(number)))
 
 
-def _train(composed: DictConfig, action: Action) -> Status:
-    """Hydra's task: one composed training. Errors become a status, so that a multirun goes on."""
+def _train(composed: DictConfig, action: Action) -> int:
+    """Hydra's task: one composed training. A refusal becomes an exit code, so that a multirun goes on."""
     from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf
 
-    from spec_lab.core.errors import is_interruption
     from spec_lab.train.checks import refuse
+    from spec_lab.train.recipes import build_pipeline
 
-    try:
-        config = config_of(composed)
+    def train() -> None:
+        config: Any = OmegaConf.to_object(composed)
         refuse_unread(HydraConfig.get().overrides.task, config)
         refuse(config)
-        from spec_lab.train.recipes import build_pipeline
-
         action(build_pipeline(config))
-    except Exception as error:
-        if is_interruption(error):
-            raise KeyboardInterrupt from error
-        return print_trouble(error, _menu())
-    return "finished"
 
-
-def config_of(composed: DictConfig) -> TrainConfig:
-    """Return the typed form of a composed training.
-
-    Raises:
-        UserError: a key has no value, or nothing reads it.
-    """
-    from spec_lab.program.compose import to_typed
-    from spec_lab.train.config import TrainConfig
-
-    config = to_typed(composed, _menu())
-    assert isinstance(config, TrainConfig)
-    return config
+    return ended(train)
 
 
 def refuse_unread(overrides: Iterable[str], config: TrainConfig) -> None:
@@ -224,4 +129,4 @@ def _readers(config: TrainConfig) -> Iterator[tuple[tuple[str, ...], bool, str]]
 
 
 if __name__ == "__main__":
-    leave(main())
+    leave(main)

@@ -21,8 +21,6 @@ from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.json_input import read_json
 from spec_lab.checkpoints.taps import SPELLINGS, Tap, taps_of_inputs
 from spec_lab.core.errors import UserError
-from spec_lab.program.folder import make_output_dir, room_under
-from spec_lab.program.sweep_lock import alone_in
 from spec_lab.train.collect_config import CollectConfig
 from spec_lab.train.frozen_target import FrozenTarget
 from spec_lab.train.group import training_device
@@ -49,7 +47,7 @@ def collect(path: Path, config: CollectConfig) -> Path:
     a_token = (len(taps) + 1) * model.hidden_size * BYTES_OF_A_STATE + BYTES_OF_AN_ID
     total = a_token * len(texts.tokens)
     print(f"{a_token:,} bytes a token, {len(texts.tokens):,} tokens of {len(texts)} texts: {total / 1e9:.2f} GB")
-    make_output_dir(output)
+    output.mkdir(parents=True, exist_ok=True)
     # An interrupted collection's files are kept or replaced, so their bytes count as free.
     room = shutil.disk_usage(output).free + sum(file.stat().st_size for file in output.glob("hidden-*.safetensors"))
     if total > room:
@@ -63,9 +61,8 @@ def collect(path: Path, config: CollectConfig) -> Path:
         "num_texts": len(texts),
         "tokens_per_file": config.tokens_per_file,
     }
-    with room_under(output), alone_in(output):
-        _begin(output / "header.json", header)
-        _write(path, texts, taps, config, device)
+    _begin(output / "header.json", header)
+    _write(path, texts, taps, config, device)
     return output
 
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
+from spec_lab.app.compose import quoted
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.core.errors import UserError
 from spec_lab.menu.chosen import Chosen
-from spec_lab.program.override_text import as_override
 from spec_lab.train.config import TrainConfig
 from spec_lab.train.stages import RunFolder, run_stage
 from spec_lab.train.texts.folder import Texts
@@ -176,7 +176,7 @@ class HeadTexts:
     def _chosen(self, settings: TextsConfig) -> Chosen:
         words = [
             "target=hf",
-            as_override("target.path", self.path),
+            quoted("target.path", self.path),
             f"device={self.device}",
             f"dtype={self.config.dtype}",
         ]

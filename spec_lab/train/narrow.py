@@ -14,7 +14,6 @@ from spec_lab.checkpoints.config import read_config_json
 from spec_lab.checkpoints.keep_fp8 import narrowed_in_blocks
 from spec_lab.checkpoints.quantization import SCALES_SUFFIX
 from spec_lab.core.errors import UserError
-from spec_lab.program.folder import room_under
 from spec_lab.train.checkpoint import WEIGHTS, load_weights, save_config, save_weights
 
 KEY = "quantization_config"
@@ -44,11 +43,11 @@ def store_in_fp8(folder: Path, output: Path | None = None) -> None:
     if narrow := [name for name, tensor in wide.items() if tensor.element_size() == 1 and tensor.is_floating_point()]:
         raise UserError(f"{folder}: {narrow[0]} is already in 8 bits; take the checkpoint in bfloat16")
     tensors = with_narrow_matrices(wide)
-    knob, output = "output_dir" if output is None else "OUTPUT", output or folder
+    output = output or folder
     if output.exists() and not output.samefile(folder) and (not output.is_dir() or any(output.iterdir())):
         raise UserError(f"{output} is not empty; name a new folder, or {folder} itself")
     output.mkdir(parents=True, exist_ok=True)
-    with room_under(output, knob), tempfile.TemporaryDirectory(dir=output, prefix=".narrow-") as beside:
+    with tempfile.TemporaryDirectory(dir=output, prefix=".narrow-") as beside:
         unfinished = Path(beside)
         save_weights(tensors, unfinished)
         save_config({**config, KEY: SCHEME}, unfinished)

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from spec_lab.core.errors import UserError, describe_os_error
-from spec_lab.program.folder import room_under
 
 LOG_FILE = "spec_lab.train.log"
 BOOKKEEPING = ("records", "checkpoints")
@@ -30,7 +29,7 @@ def output_folder(root: Path) -> Iterator[None]:
     """
     made = _make(root)
     try:
-        with room_under(root), _logging_to(root / LOG_FILE):
+        with _logging_to(root / LOG_FILE):
             yield
     except UserError:
         if made:

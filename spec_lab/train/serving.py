@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spec_lab.app.compose import compose, quoted
 from spec_lab.core.prompts import PromptPack
 from spec_lab.core.ragged import whole_prompt
 from spec_lab.core.results import RequestRecord
@@ -18,10 +19,8 @@ from spec_lab.core.selection import AllRows
 from spec_lab.core.types import DraftStep, Request
 from spec_lab.drafters.picking import DraftedRows, DraftHead, GivenDrafts
 from spec_lab.engine.engine import Engine
-from spec_lab.library import compose
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.refusals.run import admit
-from spec_lab.program.override_text import as_override
 from spec_lab.wiring.drafting import load_drafter
 from spec_lab.wiring.engine import build_engine
 from spec_lab.wiring.limits import Limits, engine_limits
@@ -86,7 +85,7 @@ class Serving:
         `more` are further overrides of every run, and `of_drafter` those of the drafter in training.
         """
         words = (
-            *("target=hf", as_override("target.path", path), f"device={device}", f"dtype={dtype}"),
+            *("target=hf", quoted("target.path", path), f"device={device}", f"dtype={dtype}"),
             *("references=[]", f"batch_size={batch_size}", "prune=none", "graph=eager", *more),
         )
         longest = Request("longest", "", (0,) * (max_tokens // 2), max_tokens - max_tokens // 2)
@@ -113,7 +112,7 @@ class Serving:
             if drafter != "none":
                 words.append(f"drafter.num_draft_tokens={self.num_draft_tokens}")
             if folder is not None:
-                words += [as_override("drafter.path", folder), *self.of_drafter]
+                words += [quoted("drafter.path", folder), *self.of_drafter]
             self._composed[drafter] = admit(compose(words).config)
         chosen = self._composed[drafter]
         if folder is not None:

@@ -5,21 +5,18 @@ python -m spec_lab.train.texts target=smollm2_135m num_texts=100 output_dir=text
 
 from __future__ import annotations
 
-from spec_lab.program.interrupts import end_at_signals
-
-if __name__ == "__main__":
-    end_at_signals()
-
 import dataclasses
 import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from omegaconf import OmegaConf
+
+from spec_lab.core.ending import ended, leave
 from spec_lab.core.errors import UserError
-from spec_lab.menu.refusals.run import refuse_output_dir
-from spec_lab.program.ending import guarded, leave
+from spec_lab.menu.bounds import out_of_bounds
 from spec_lab.train.texts.settings import TextsConfig, sampling_problem
 
 if TYPE_CHECKING:
@@ -48,7 +45,7 @@ READ = {"target", "device", "dtype", "kernels", "attention", "graph", "cache", "
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `arguments` (default: those of the process), and return the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    return guarded(lambda: _run(arguments), interrupted="interrupted; the same command continues from here")
+    return ended(lambda: _run(arguments))
 
 
 def _run(arguments: Sequence[str]) -> int:
@@ -141,16 +138,15 @@ def parse(arguments: Sequence[str]) -> tuple[TextsConfig, Path, list[str]]:
     Raises:
         UserError: a setting has a wrong value or is not read, or there is no folder.
     """
-    from spec_lab.program.words import read_words
-
     own = {field.name for field in dataclasses.fields(TextsConfig)}
     mine = [word for word in arguments if word.partition("=")[0] in own]
     folders = [word.partition("=")[2] for word in arguments if word.startswith("output_dir=")]
     if not folders or not folders[-1]:
         raise UserError("output_dir has no value; set output_dir=DIR, the folder of the texts")
-    config = read_words(TextsConfig, mine)
-    if found := sampling_problem(config, "", bool(config.prompts)) or refuse_output_dir(folders[-1]):
-        raise UserError(found)
+    config: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TextsConfig), OmegaConf.from_dotlist(mine)))
+    for found in [*out_of_bounds(config), sampling_problem(config, "", bool(config.prompts))]:
+        if found:
+            raise UserError(found)
     others = [word for word in arguments if word not in mine and not word.startswith("output_dir=")]
     _refuse_unread(others)
     return config, Path(folders[-1]), others
@@ -158,19 +154,11 @@ def parse(arguments: Sequence[str]) -> tuple[TextsConfig, Path, list[str]]:
 
 def _refuse_unread(words: Sequence[str]) -> None:
     """Refuse settings of a run that the writing of texts does not read, such as `drafter=` and `workload.limit=`."""
-    from spec_lab.program.options import Menu, keys_of, run_menu
-    from spec_lab.program.overrides import check_overrides, extensions_in
-
-    menu = run_menu(extensions_in(words))
-    parts = {*menu.groups, *(key.partition(".")[0] for key in menu.keys)}
     for word in words:
         part = re.split(r"[=.]", word.lstrip("+~"))[0]
-        if part in parts - READ:
+        if part not in READ:
             raise UserError(f"{word}: {part} is not read when texts are written; leave it out")
-    groups = {name: group for name, group in menu.groups.items() if name in READ}
-    keys = {name: key for name, key in menu.keys.items() if name.partition(".")[0] in READ}
-    check_overrides(words, menu=Menu(groups, {**keys, **keys_of(TextsConfig)}))
 
 
 if __name__ == "__main__":
-    leave(main())
+    leave(main)

@@ -11,8 +11,6 @@ from pathlib import Path
 from spec_lab.core.errors import UserError
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import FinishReason, Request
-from spec_lab.program.folder import make_output_dir, missing_folders, remove_empty, room_under
-from spec_lab.program.sweep_lock import alone_in
 from spec_lab.train.texts.chat import ChatForm
 from spec_lab.train.texts.folder import ANSWERS, FOLLOW_UPS, MOST_FILE_BYTES, PROMPTS, Answered, TextsFolder
 from spec_lab.train.texts.header import HEADER, TextsHeader, digest_of_file
@@ -52,14 +50,8 @@ def write_texts(writer: Writer, config: TextsConfig, root: Path) -> TextsFolder:
     form = ChatForm(writer.tokenizer)
     form.refuse_unless_usable(begins_turns=not config.prompts)
     header = TextsHeader(writer.written_by(), settings_of_texts(config), digests_of_sources(config))
-    missing = missing_folders(root)
-    make_output_dir(root)
-    try:
-        with room_under(root), alone_in(root):
-            return _write_new(writer, config, root, header, form)
-    except UserError:
-        remove_empty(missing)
-        raise
+    root.mkdir(parents=True, exist_ok=True)
+    return _write_new(writer, config, root, header, form)
 
 
 def _write_new(writer: Writer, config: TextsConfig, root: Path, header: TextsHeader, form: ChatForm) -> TextsFolder:

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import torch
 
+from spec_lab.app.compose import compose
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.core.errors import UserError
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
-from spec_lab.library import compose
 from spec_lab.measure.lab import plain_engine, use_threads
 from spec_lab.menu.choices import Weights
 from spec_lab.menu.chosen import Chosen

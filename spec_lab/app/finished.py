@@ -1,0 +1,45 @@
+"""A job of a sweep that finished is not run again while everything that it read is unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from spec_lab.app.folder import digest, sources, values_read
+from spec_lab.menu.chosen import Chosen
+from spec_lab.record.models import Run
+from spec_lab.record.reading import read_run
+from spec_lab.record.recorder import SUMMARY_FILE
+
+READ_FILE = "read.txt"
+"""The file in a run's folder with the digest of what the run read."""
+
+
+def digest_of(chosen: Chosen) -> str:
+    """Return a digest of a run's configuration, the source files, and the weights and prompt files that it names."""
+    values = values_read(asdict(chosen.config))
+    weights = [chosen.target_folder, *([chosen.drafter_folder] if chosen.drafter.folder is not None else [])]
+    files = [file for place in [*weights, *_paths(values)] for file in (place.iterdir() if place.is_dir() else [place])]
+    seen = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(files) if file.is_file()]
+    return digest(sources(tuple(chosen.config.extensions)), values, seen)
+
+
+def finished(sweep: Path, read: str) -> tuple[Path, Run] | None:
+    """Return the finished run below the folder of a sweep that read the same; None if there is none."""
+    for file in sorted(sweep.glob(f"*/{READ_FILE}")):
+        if file.read_text() == read and (file.parent / SUMMARY_FILE).exists():
+            run = read_run(file.parent)
+            if run.status == "finished":
+                return file.parent, run
+    return None
+
+
+def _paths(values: Any) -> Iterator[Path]:
+    """Yield the files and folders that a configuration names."""
+    if isinstance(values, dict):
+        for key, value in values.items():
+            if isinstance(value, str) and key.endswith("path") and Path(value).exists():
+                yield Path(value)
+            yield from _paths(value)

@@ -1,0 +1,68 @@
+"""The lab for other programs and notebooks: `spec_lab.run`. Only one run at a time is possible."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from html import escape
+from pathlib import Path
+
+from spec_lab.app.compose import Composed
+from spec_lab.app.folder import NAMED_GROUPS, NOT_NAMED, folder_name, free
+from spec_lab.app.run import run as run_in
+from spec_lab.menu.refusals.ranks import refuse_split
+from spec_lab.record.models import Request, Run
+from spec_lab.record.reading import read_requests
+from spec_lab.study.run_table import format_run
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The results of a finished run. `print` shows its tables and its verdict, and so does a notebook.
+
+    Attributes:
+        run: as in `summary.json`; `python -m spec_lab.report` prints the definition of every number.
+        folder: the folder with all of its files.
+    """
+
+    run: Run
+    folder: Path
+
+    @property
+    def requests(self) -> list[Request]:
+        """Return the requests; `spec_lab.study.frame.requests_frame` makes a frame of them."""
+        return read_requests(self.folder)
+
+    def __str__(self) -> str:
+        return format_run(self.run)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}\n{escape(str(self.folder))}</pre>"
+
+
+def run(composed: Composed) -> Result:
+    """Implement `spec_lab.run`."""
+    refuse_split(composed.config, "spec_lab.run")
+    folder = folder_of(composed)
+    with _threads_as_they_were():
+        return Result(run_in(composed, folder), folder)
+
+
+def folder_of(composed: Composed) -> Path:
+    """Return a new folder for a run, in its `output_dir`."""
+    choices = composed.choices
+    named = [choices[group] for group in NAMED_GROUPS if choices.get(group, NOT_NAMED[0]) not in NOT_NAMED]
+    return free(Path(composed.config.output_dir).absolute() / folder_name(asdict(composed.config), named))
+
+
+@contextmanager
+def _threads_as_they_were() -> Iterator[None]:
+    """Restore the caller's number of threads of torch, which a run sets."""
+    import torch
+
+    num_threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)

@@ -1,0 +1,105 @@
+"""Runs one composed run in its folder. The record there is valid from the beginning, and says how the run ended."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from spec_lab.app.compose import Composed, chosen_options, to_composed
+from spec_lab.app.finished import READ_FILE, digest_of, finished
+from spec_lab.core.errors import UserError, describe_error
+from spec_lab.core.ranks import ranks
+from spec_lab.menu import registry
+from spec_lab.menu.chosen import choose
+from spec_lab.menu.refusals.run import admit
+from spec_lab.options.loggers import join_sweep
+from spec_lab.record.models import Run
+from spec_lab.record.reading import read_run
+from spec_lab.record.recorder import LOADING, NOT_ENDED, SUMMARY_FILE, Status, begun, ended, write_run
+from spec_lab.study.run_table import format_run
+
+
+def job(cfg: DictConfig) -> float | None:
+    """Hydra's task: run what was composed, and return the number that `objective` names.
+
+    In a multirun it returns None after an error, which is printed and recorded, so that the other jobs go on.
+    """
+    settings = HydraConfig.get()
+    folder, in_sweep = Path(settings.runtime.output_dir), not OmegaConf.is_missing(settings.job, "num")
+    try:
+        if in_sweep and ranks().size > 1:
+            raise UserError("a multirun works in one process; start each of its runs with its own torchrun")
+        composed = to_composed(cfg, settings)
+        if in_sweep:
+            join_sweep(composed.config.logger, folder.parent.name)
+        done = run(composed, folder, folder.parent if in_sweep and not composed.config.fresh else None)
+        print(f"{format_run(done)}\n{display(folder)}")
+        return done.scalars().get(composed.config.objective)
+    except Exception as error:
+        if not (folder / SUMMARY_FILE).exists():  # it could not be composed
+            values: Any = OmegaConf.to_container(cfg, throw_on_missing=False)
+            write_run(folder, ended(_begun(values, chosen_options(settings)), *_ending(error)))
+        if not in_sweep:
+            raise
+        print_error(error)
+        return None
+
+
+def run(composed: Composed, folder: Path, sweep: Path | None = None) -> Run:
+    """Check a run, run it in `folder`, and return its record.
+
+    Args:
+        sweep: a folder of runs. If one of them finished and read the same, its record is returned instead.
+
+    Raises:
+        UserError: the run is refused, or the machine cannot do it.
+    """
+    chosen = choose(composed.config)
+    read = digest_of(chosen)
+    if sweep is not None and (before := finished(sweep, read)) is not None:
+        print(f"finished before: {display(before[0])}")
+        return before[1]
+    folder.mkdir(parents=True, exist_ok=True)
+    write_run(folder, ended(_begun(asdict(composed.config), composed.choices), "interrupted", LOADING))
+    (folder / READ_FILE).write_text(read)
+    try:
+        admit(composed.config)
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # silences the profiler; torch reads it when it loads
+        from spec_lab.measure.runner import record_run
+
+        return record_run(chosen, composed.choices, folder)
+    except BaseException as error:
+        if (so_far := read_run(folder)).reason in NOT_ENDED:
+            write_run(folder, ended(so_far, *_ending(error)))
+        raise
+
+
+def _begun(values: dict[str, Any], choices: dict[str, str]) -> Run:
+    return begun(values, choices, registry.load(values["extensions"]).origins())
+
+
+def _ending(error: BaseException) -> tuple[Status, str]:
+    """Return how a run that did not begin ended by this error, and why."""
+    if isinstance(error, UserError):
+        return "refused", str(error)
+    return "interrupted" if isinstance(error, KeyboardInterrupt) else "failed", describe_error(error)
+
+
+def print_error(error: BaseException) -> None:
+    """Print a refusal in a line on stderr, and any other error with its traceback."""
+    if isinstance(error, UserError):
+        print("refused:", error, file=sys.stderr)
+    else:
+        traceback.print_exception(error)
+
+
+def display(folder: Path) -> str:
+    """Return the path, relative to the working directory if it is below it."""
+    return str(folder.relative_to(Path.cwd())) if folder.is_relative_to(Path.cwd()) else str(folder)

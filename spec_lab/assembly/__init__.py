@@ -1,1 +1,0 @@
-"""Old names, for one release. Extensions import `spec_lab.extend`."""

@@ -1,1 +1,0 @@
-"""Runs and sweeps from the command line: it runs their jobs, and collects how these ended."""

@@ -1,1 +1,0 @@
-"""The command line as a library, which the programs use: help, typo checks, composing, folders of runs."""
