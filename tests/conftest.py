@@ -15,7 +15,6 @@ from types import ModuleType
 import pytest
 from hypothesis import settings
 
-from tests import composed, few_sources
 from tests.costs import CostRecorder, choose_named, mark_slow
 from tests.fake_runner import FakeRunner
 
@@ -42,8 +41,6 @@ if find_spec("triton") is not None:
     from tests import interpreter
 
     interpreter.install()
-composed.install()
-few_sources.install()
 # A shell ignores Ctrl-C for what it starts in the background, and processes inherit that: the tests of Ctrl-C need it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -124,6 +121,6 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def runner(monkeypatch: pytest.MonkeyPatch) -> FakeRunner:
     fake = FakeRunner()
     module = ModuleType("spec_lab.measure.runner")
-    module.run = fake.run  # type: ignore[attr-defined]
+    module.record_run = fake.record_run  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "spec_lab.measure.runner", module)
     return fake

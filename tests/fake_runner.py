@@ -8,6 +8,8 @@ from typing import Any
 
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.config import RunConfig
+from spec_lab.record.models import Run
+from spec_lab.record.reading import read_run
 from spec_lab.record.recorder import REQUESTS_FILE, SUMMARY_FILE, amend
 
 
@@ -20,7 +22,7 @@ class FakeRunner:
         self.begins = True
         self.errors: dict[int, BaseException] = {}
 
-    def run(self, chosen: Chosen, choices: dict[str, str], folder: Path) -> dict[str, Any]:
+    def record_run(self, chosen: Chosen, choices: dict[str, str], folder: Path) -> Run:
         config = chosen.config
         self.calls.append((config, choices, folder))
         if self.begins:
@@ -29,7 +31,7 @@ class FakeRunner:
         if error is not None:
             raise error
         amend(folder, "finished", "the fake runner is done")
-        return {"status": "finished"}
+        return read_run(folder)
 
 
 def summaries(folder: Path) -> dict[str, dict[str, Any]]:

@@ -19,7 +19,7 @@ STAGE_MS = {"verify": 2.4, "accept": 0.1, "catchup": 0.4, "recur": 0.7, "commit"
 
 
 def run(chosen: Chosen, choices: dict[str, str], folder: Path) -> Run:
-    """Stands in for `spec_lab.measure.runner.run` and for `record_run`."""
+    """Stands in for `spec_lab.measure.runner.record_run`."""
     config = chosen.config
     begun = make_begun(dataclasses.asdict(config), name=config.name, choices=choices, started_at=utc_now())
     engine = FakeEngine(config.drafter.num_draft_tokens, STAGE_MS)
@@ -32,7 +32,6 @@ def run(chosen: Chosen, choices: dict[str, str], folder: Path) -> Run:
 def stand_in() -> ModuleType:
     """A module for `sys.modules["spec_lab.measure.runner"]`."""
     module = ModuleType("spec_lab.measure.runner")
-    module.run = run  # type: ignore[attr-defined]
     module.record_run = run  # type: ignore[attr-defined]
     return module
 

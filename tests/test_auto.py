@@ -12,6 +12,7 @@ import torch
 
 from spec_kernels.native import build
 from spec_kernels.native.packing import LANES
+from spec_lab.app.compose import compose
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.measure.lab import default_num_threads
 from spec_lab.menu import auto, devices
@@ -20,9 +21,6 @@ from spec_lab.menu.chosen import choose
 from spec_lab.menu.refusals.run import refusals
 from spec_lab.operators.promises import VECTOR, native_takes
 from spec_lab.options.shipped import ZOO
-from spec_lab.program.compose import compose_run
-from spec_lab.program.dry_run import describe
-from spec_lab.program.folder import folder_name
 from spec_lab.record.mixed import RUNS_ANYWHERE
 from spec_lab.wiring.models import resolve_device
 from tests.tiny_checkpoints import refused
@@ -32,7 +30,7 @@ SAMPLED = ["acceptance=rejection", "sampling.temperature=0.7", "drafter.draft_sa
 
 def taken(*overrides: str) -> tuple[str, str, str]:
     """Attention, kernels and graph of a run that composes without a refusal."""
-    config, _ = compose_run(overrides)
+    config = compose(overrides).config
     assert refusals(config) == []
     return config.attention.name, str(config.kernels), config.graph.name
 
@@ -59,7 +57,7 @@ def what_is_fast_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_cpu_has_the_kernels_in_c_where_they_fit(overrides: list[str], kernels: str) -> None:
-    config, _ = compose_run(["device=cpu", *overrides])
+    config = compose(["device=cpu", *overrides]).config
     assert (config.attention.name, str(config.kernels)) == ("torch", kernels)
 
 
@@ -67,11 +65,11 @@ def test_a_cpu_without_a_compiler_has_the_reference_of_everything(monkeypatch: p
     """And says so, where nothing else is in the way of kernels in C."""
     monkeypatch.setattr("spec_lab.menu.auto.problem_of_native", lambda: "there is no C compiler")
     assert taken("device=cpu") == ("torch", "torch", "eager")
-    assert describe_auto(compose_run(["device=cpu"])[0]).endswith(
+    assert describe_auto(compose(["device=cpu"]).config).endswith(
         "kernels=torch, not kernels=native: there is no C compiler"
     )
     monkeypatch.setattr("spec_lab.menu.auto.problem_of_native", lambda: None)
-    assert describe_auto(compose_run(["device=cpu"])[0]).endswith("kernels=native")
+    assert describe_auto(compose(["device=cpu"]).config).endswith("kernels=native")
 
 
 @pytest.mark.parametrize(
@@ -89,14 +87,14 @@ def test_a_run_says_what_it_computes_with_and_why_not_the_other(
 ) -> None:
     monkeypatch.setattr("spec_lab.menu.auto.problem_of_native", lambda: problem)
     shape = ["target=llama3_8b", "target.weights=random", "drafter=none", "workload=random_ids", "device=cpu"]
-    assert re.search(said, why_kernels(choose(compose_run([*shape, *overrides])[0])))
+    assert re.search(said, why_kernels(choose(compose([*shape, *overrides]).config)))
 
 
 def test_kernels_in_c_have_one_thread_and_others_what_the_target_or_the_machine_has() -> None:
     shape = ["target=llama3_8b", "target.weights=random", "drafter=none", "workload=random_ids", "device=cpu"]
-    threads = [default_num_threads(choose(compose_run([*shape, f"kernels={name}"])[0])) for name in ("native", "torch")]
+    threads = [default_num_threads(choose(compose([*shape, f"kernels={name}"]).config)) for name in ("native", "torch")]
     assert threads == [1, os.cpu_count()]
-    assert default_num_threads(choose(compose_run(["device=cpu", "kernels=torch"])[0])) == 1
+    assert default_num_threads(choose(compose(["device=cpu", "kernels=torch"]).config)) == 1
 
 
 def test_what_is_missing_for_kernels_in_c_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +147,7 @@ def test_a_gpu_has_what_is_fast_and_not_refused(overrides: list[str], expected: 
     ],
 )
 def test_how_many_prompt_rows_share_a_forward(overrides: list[str], expected: int) -> None:
-    assert compose_run(overrides)[0].cache.prefill_tokens == expected
+    assert compose(overrides).config.cache.prefill_tokens == expected
 
 
 @pytest.mark.parametrize(
@@ -166,7 +164,7 @@ def test_how_many_prompt_rows_share_a_forward(overrides: list[str], expected: in
 )
 def test_how_many_rows_a_chunk_has(overrides: list[str], expected: int) -> None:
     """Masks of attention=torch are as large as a chunk times the keys it sees."""
-    assert compose_run(overrides)[0].cache.chunk_size == expected
+    assert compose(overrides).config.cache.chunk_size == expected
 
 
 @pytest.mark.parametrize(
@@ -176,7 +174,7 @@ def test_how_many_rows_a_chunk_has(overrides: list[str], expected: int) -> None:
     ],
 )
 def test_what_is_named_is_refused_as_ever(overrides: list[str], refusal: str) -> None:
-    config, _ = compose_run(["device=cuda", *overrides])
+    config = compose(["device=cuda", *overrides]).config
     assert [refusal in line for line in refusals(config)] == [True]
 
 
@@ -190,11 +188,12 @@ def test_without_triton_the_graph_alone_is_taken(missing: str, monkeypatch: pyte
 
 
 def test_the_record_and_the_name_say_what_was_taken() -> None:
-    asked, named = (compose_run(overrides) for overrides in ([], ["graph=eager", "attention=torch", "kernels=native"]))
+    asked, named = (compose(overrides) for overrides in ([], ["graph=eager", "attention=torch", "kernels=native"]))
     assert asked[0].auto == ["attention", "graph", "kernels"] and named[0].auto == []
     assert asked[1] == named[1] and asked[1]["graph"] == "eager"
     assert folder_name(*asked) == folder_name(*named), "they are the same run"
-    config, choices = compose_run(["device=cuda", "kernels=torch"])
+    run_ = compose(["device=cuda", "kernels=torch"])
+    config, choices = run_.config, run_.choices
     assert choices["graph"] == "round" and "-round-" in folder_name(config, choices)
     assert "auto        attention=triton graph=round (device=cuda: a CUDA device)" in describe(config, choices, [])
     assert "auto  " not in describe(*named, [])
@@ -202,7 +201,7 @@ def test_the_record_and_the_name_say_what_was_taken() -> None:
 
 def test_auto_is_not_typed() -> None:
     with refused("auto=", "leave it out"):
-        compose_run(["auto=[graph]"])
+        compose(["auto=[graph]"])
 
 
 def test_where_a_gpu_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

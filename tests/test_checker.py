@@ -11,18 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spec_lab.app.compose import compose
 from spec_lab.core.errors import UserError
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import FinishReason, Request
-from spec_lab.corpus.example import Example, render_example, render_prompt
 from spec_lab.measure.answers import check_answers, note_unread
 from spec_lab.menu.chosen import choose
 from spec_lab.menu.config import RunConfig
 from spec_lab.menu.refusals.run import refusals
 from spec_lab.options.workloads import CHECKERS
-from spec_lab.program.compose import compose_run
 from spec_lab.wiring.workloads import load_requests, open_workload
 from spec_lab.workloads.checker import Checked, check, is_correct, reply_of
+from spec_lab.workloads.pocket_form import render_prompt
 from spec_lab.workloads.prompt_files import read_jsonl
 from spec_lab.workloads.tokenizer import IdsAlone
 from tests.fake_runs import make_request
@@ -136,18 +136,10 @@ def test_any_text_is_read(checker: str, text: str, expected: str) -> None:
     assert found.read is not None or not found.correct
 
 
-def test_rendered_chat_begins_with_its_prompt_and_checks() -> None:
-    example = Example("arithmetic", "chat", "6 times 7?", "that is 42.", "Answer: 42")
-    rendered, prompt = render_example(example), render_prompt("chat", "6 times 7?")
-    assert prompt == "<|user|>\n6 times 7?<|end|>\n<|assistant|>\n"
-    assert rendered == prompt + "<think>\nthat is 42.\n</think>\nAnswer: 42<|end|>"
-    assert is_correct("42", rendered.removeprefix(prompt))
-
-
-def test_rendered_continuation_is_raw_text() -> None:
-    assert render_example(Example("code", "continue", "def f():\n", "", "    return 1\n")) == (
-        "<|endoftext|>def f():\n    return 1\n"
-    )
+def test_prompts_are_rendered_in_the_targets_form_and_outputs_are_checked() -> None:
+    assert render_prompt("chat", "6 times 7?") == "<|user|>\n6 times 7?<|end|>\n<|assistant|>\n"
+    assert render_prompt("continue", "def f():\n") == "<|endoftext|>def f():\n"
+    assert is_correct("42", "<think>\nthat is 42.\n</think>\nAnswer: 42<|end|>")
 
 
 class Parts:
@@ -175,7 +167,7 @@ def checked_of(config: RunConfig, text: str, **changes: Any) -> tuple[Any, list[
 
 def test_the_prompt_or_the_workload_names_the_checker(capsys: pytest.CaptureFixture[str]) -> None:
     """What stands behind an end of sequence is not read, and the mark of the end is no part of an answer."""
-    config = compose_run(["workload.checker=last_number"])[0]
+    config = compose(["workload.checker=last_number"]).config
     checked, records = checked_of(config, "it is 42")
     assert checked["r0"] == Checked("last_number", "42", True)
     note_unread(records, checked)
@@ -206,7 +198,7 @@ def yes(empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_an_extension_brings_its_own(yes: str) -> None:
-    config = compose_run([f"extensions=[{yes}]", "workload.checker=yes"])[0]
+    config = compose([f"extensions=[{yes}]", "workload.checker=yes"]).config
     assert refusals(config) == []
     assert checked_of(config, "oh yes")[0]["r0"] == Checked("yes", "yes", True)
     for name, why in (("broken", "ZeroDivisionError"), ("reads_a_list", "a list"), ("says_yes", "same gives a str")):
@@ -216,13 +208,13 @@ def test_an_extension_brings_its_own(yes: str) -> None:
 
 
 def test_a_checker_that_there_is_not_is_refused_before_anything_loads(tmp_path: Path) -> None:
-    config = compose_run()[0]
+    config = compose().config
     config.workload.checker = "mine"
     [refusal] = refusals(config)
     assert refusal.startswith("workload.checker=mine: nothing builds it; use one of answer, last_number")
     path = tmp_path / "mine.jsonl"
     path.write_text('{"prompt": "a", "answer": 1, "checker": "mine"}')
-    config = compose_run(["workload=jsonl", f"workload.path={path}"])[0]
+    config = compose(["workload=jsonl", f"workload.path={path}"]).config
     with pytest.raises(UserError, match=r"prompt mine-\d+ has the checker mine, which nothing builds; give it one of"):
         load_requests(choose(config), IdsOfLetters())
     for wrong in ("5", "[]", '"a b"', '""'):
@@ -271,6 +263,6 @@ def test_a_checker_that_has_nothing_to_check_is_refused(
 ) -> None:
     prompts = write_prompts(tmp_path / "prompts.jsonl", [{"id": "q", "prompt": "x", "form": "continue", **row}])
     words = ["workload=jsonl", f"workload.path={prompts}", f"workload.checker={checker}"]
-    chosen = choose(compose_run(words)[0])
+    chosen = choose(compose(words).config)
     with nullcontext() if reason is None else pytest.raises(UserError, match=reason):
         open_workload(chosen)

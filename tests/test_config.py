@@ -12,11 +12,11 @@ import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
+from spec_lab.app.compose import conf_folder, read_groups, read_keys
 from spec_lab.menu import registry
 from spec_lab.menu.config import RunConfig
 from spec_lab.options.rules.relaxed_thinking import RelaxedThinkingConfig
 from spec_lab.program.compose import (
-    compose_run,
     compose_with_hydra,
     register_schemas,
     to_config_and_options,
@@ -24,7 +24,6 @@ from spec_lab.program.compose import (
 )
 from spec_lab.program.folder import folder_name
 from spec_lab.program.help import help_text
-from spec_lab.program.options import conf_folder, read_groups, read_keys
 from tests import composed
 from tests.uncomposed import run_of
 
@@ -43,7 +42,8 @@ def test_every_option_composes_by_the_command_of_its_file(group: str, option: st
     program, *overrides = shlex.split(source.command.removeprefix("python -m "))
     assert program == "spec_lab"
     assert f"{group}={option}" in overrides
-    config, choices = compose_run(overrides)
+    run_ = compose(overrides)
+    config, choices = run_.config, run_.choices
     assert isinstance(config, RunConfig)
     typed = {word.partition("=")[0].removeprefix(f"{group}.") for word in overrides if word.startswith(f"{group}.")}
     assert typed or choices[group] == option or option == "auto"
@@ -99,7 +99,8 @@ def test_tests_compose_what_hydra_composes(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_defaults_are_those_of_the_design() -> None:
-    config, choices = compose_run()
+    run_ = compose()
+    config, choices = run_.config, run_.choices
     assert choices == {
         "target": "pocket",
         "drafter": "eagle3",
@@ -127,12 +128,13 @@ def test_defaults_are_those_of_the_design() -> None:
     ],
 )
 def test_prune_presets_set_both_knobs(preset: str, prefill: str, catchup: str) -> None:
-    config, _ = compose_run([f"prune={preset}"])
+    config = compose([f"prune={preset}"]).config
     assert (config.prune.prefill, config.prune.catchup) == (prefill, catchup)
 
 
 def test_debug_smoke_is_cheap_and_leaves_what_was_chosen() -> None:
-    config, choices = compose_run(["debug=smoke", "drafter=ngram", "repeats=2"])
+    run_ = compose(["debug=smoke", "drafter=ngram", "repeats=2"])
+    config, choices = run_.config, run_.choices
     assert (config.workload.limit, config.max_new_tokens, config.repeats) == (2, 16, 2)
     assert choices["drafter"] == "ngram"
 
@@ -177,7 +179,8 @@ def test_help_shows_the_default_of_each_option_where_they_differ() -> None:
 
 
 def test_folder_name_has_the_choices_and_a_hash_of_the_rest() -> None:
-    config, choices = compose_run(["prune=catchup", "name=mine"])
+    run_ = compose(["prune=catchup", "name=mine"])
+    config, choices = run_.config, run_.choices
     name = folder_name(config, choices)
     stem, _, digest = name.rpartition("-")
     assert stem == "mine-pocket-eagle3-strict-catchup-eager"
@@ -186,14 +189,16 @@ def test_folder_name_has_the_choices_and_a_hash_of_the_rest() -> None:
 
 
 def test_folder_name_has_what_makes_another_round_and_belongs_to_no_group() -> None:
-    config, choices = compose_run(["drafter=eagle3", "verify.budget=24", "batch_size=8", "recurrent.rollback=replay"])
+    run_ = compose(["drafter=eagle3", "verify.budget=24", "batch_size=8", "recurrent.rollback=replay"])
+    config, choices = run_.config, run_.choices
     assert folder_name(config, choices).startswith("run-pocket-eagle3-strict-none-eager-budget24-replay-")
 
 
 def test_hash_follows_what_runs_and_not_where_it_is_written() -> None:
     names = {}
     for override in ("seed=0", "seed=1", "output_dir=elsewhere", "logger=wandb", "batch_size=2"):
-        config, choices = compose_run([override])
+        run_ = compose([override])
+        config, choices = run_.config, run_.choices
         names[override] = folder_name(config, choices)
     assert names["seed=0"] == names["output_dir=elsewhere"] == names["logger=wandb"]
     assert len({names["seed=0"], names["seed=1"], names["batch_size=2"]}) == 3
@@ -201,7 +206,7 @@ def test_hash_follows_what_runs_and_not_where_it_is_written() -> None:
 
 def test_a_key_forced_in_is_refused_not_dropped() -> None:
     """OmegaConf's own conversion drops it silently; a sweep's parameters can smuggle one in past the command line."""
-    config, _ = compose_run(["drafter=none"])
+    config = compose(["drafter=none"]).config
     composed = OmegaConf.structured(config)
     OmegaConf.update(composed, "drafter.max_ngram", 3, force_add=True)
     with pytest.raises(ValueError, match=r"drafter\.max_ngram is not read.*choose drafter=ngram"):
@@ -232,7 +237,7 @@ def test_points_of_a_grid_exist_and_begin_with_strict(grid: Path) -> None:
 @pytest.mark.parametrize("point", sorted((conf_folder() / "experiment" / "relaxed_thinking" / "point").glob("*.yaml")))
 def test_a_point_is_what_its_name_and_its_command_say(point: Path) -> None:
     command, _ = [line for line in point.read_text().splitlines() if line.startswith("# ")][1:3]
-    named, _ = compose_run(command.removeprefix("# python -m spec_lab ").split())
+    named = compose(command.removeprefix("# python -m spec_lab ").split()).config
     register_schemas(registry.load())
     with initialize_config_dir(str(conf_folder().absolute()), version_base="1.3"):
         composed = compose("config", overrides=["experiment=relaxed_thinking", f"{POINT}={point.stem}"])
@@ -246,15 +251,16 @@ def test_a_point_is_what_its_name_and_its_command_say(point: Path) -> None:
 
 
 def test_the_size_of_an_experiment_sets_its_grid() -> None:
-    small, choices = compose_run(["experiment=relaxed_thinking"])
-    full, _ = compose_run(["experiment=relaxed_thinking", "size=full"])
+    run_ = compose(["experiment=relaxed_thinking"])
+    small, choices = run_.config, run_.choices
+    full = compose(["experiment=relaxed_thinking", "size=full"]).config
     assert choices["size"] == "small"
-    assert (small.workload.per_category, full.workload.per_category) == (12, 200)
+    assert (small.workload.limit, full.workload.limit) == (84, None)
     assert full.references == []
-    drafters = [compose_run(["experiment=drafters", f"size={size}"])[0] for size in ("small", "full")]
+    drafters = [compose(["experiment=drafters", f"size={size}"]).config for size in ("small", "full")]
     assert [config.workload.limit for config in drafters] == [9, 180]
     for overrides in (["size=full"], ["experiment=drafters_quick", "size=full"]):
         with pytest.raises(
             ValueError, match=r"size=full: only experiments .*; add experiment=adaptive_k \(or batch_scaling, drafters"
         ):
-            compose_run(overrides)
+            compose(overrides)

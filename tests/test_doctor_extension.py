@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from spec_lab.app.compose import compose
 from spec_lab.doctor import examine
 from spec_lab.doctor.evidence import Evidence
 from spec_lab.doctor.findings import Verdict, does_not_apply
@@ -23,7 +24,6 @@ from spec_lab.menu.chosen import choose
 from spec_lab.menu.config import DrafterConfig, RunConfig
 from spec_lab.menu.option import DrafterOption
 from spec_lab.menu.readings import Aspect, Reading
-from spec_lab.program.compose import compose_run
 from spec_lab.wiring.drafting import DrafterFactory
 from tests.tiny_runs import make_runnable_pair
 
@@ -59,7 +59,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
     """A run with the extension's drafter `mine`."""
     (tmp_path / "mine_lab.py").write_text(MINE_LAB)
     monkeypatch.syspath_prepend(str(tmp_path))
-    config, _ = compose_run(["drafter=eagle3"])
+    config = compose(["drafter=eagle3"]).config
     config.extensions = ["mine_lab"]
     config.drafter.name = registry.load(config.extensions).find(DrafterOption, "mine").name
     return config
@@ -191,7 +191,7 @@ def test_a_drafter_that_recycles_nothing_has_no_fault_there(
     (tmp_path / "heads.jsonl").write_text("\n".join(f'{{"prompt": "{text}", "form": "continue"}}' for text in "abcd"))
     prompts = ["workload=jsonl", f"workload.path={tmp_path / 'heads.jsonl'}", "max_new_tokens=24", "num_threads=1"]
     chosen = [f"extensions=[{name}]", "target=hf", f"target.path={target}", "drafter=eagle3", *prompts]
-    config, _ = compose_run([*chosen, f"drafter.path={target}"])
+    config = compose([*chosen, f"drafter.path={target}"]).config
     config.drafter = DrafterConfig(name="heads", num_draft_tokens=3)
     findings = {finding.check: finding for finding in examine.examine(load_subject(choose(config)))}
     for check in ("recycled path", "vocabulary map (d2t)", *ALL_ASPECTS):

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from spec_lab.acceptance.strict import StrictAcceptance
+from spec_lab.app.compose import compose
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.types import AcceptanceInputs, AttentionMetadata, FeatureSpec, TargetOutput, Verification
@@ -27,7 +28,6 @@ from spec_lab.doctor.subject import Subject, load_subject, strict_greedy
 from spec_lab.menu.chosen import Chosen, choose
 from spec_lab.menu.readings import Aspect
 from spec_lab.options.shipped import ZOO
-from spec_lab.program.compose import compose_run
 from spec_lab.wiring.drafting import DrafterFactory, load_drafter
 from spec_lab.wiring.models import DrafterBuild
 
@@ -61,12 +61,12 @@ def keep_readings(monkeypatch: pytest.MonkeyPatch) -> KeepReadings:
 @pytest.fixture(scope="module")
 def healthy() -> Subject:
     """The shipped pair, as the doctor loads it."""
-    return load_subject(choose(compose_run(QUICK)[0]))
+    return load_subject(choose(compose(QUICK).config))
 
 
 def examined(healthy: Subject, *overrides: str) -> Subject:
     """Another drafter of the same target, whose texts are written already; a few rounds tell most faults."""
-    chosen = choose(strict_greedy(compose_run([*QUICK, *overrides])[0]))
+    chosen = choose(strict_greedy(compose([*QUICK, *overrides]).config))
     make_drafter = load_drafter(chosen, healthy.models.of_drafters)
     return replace(healthy, chosen=chosen, make_drafter=make_drafter, max_rounds=FEW_ROUNDS)
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from spec_lab.app.compose import compose
 from spec_lab.core.recurrent_cache import ConvWindows, RecurrentRows
 from spec_lab.doctor.findings import Verdict
 from spec_lab.doctor.states import CHECK, check_states
@@ -16,7 +17,6 @@ from spec_lab.doctor.subject import Subject, load_subject
 from spec_lab.engine.states import RecurrentStates
 from spec_lab.menu.chosen import choose
 from spec_lab.models.delta_caches import ReplayedUpdates, StateCheckpoints
-from spec_lab.program.compose import compose_run
 from tests.test_families_gpu import make_target
 
 SHORT = (
@@ -34,8 +34,8 @@ def subjects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Subject]:
     folder = tmp_path_factory.mktemp("hybrid")
     make_target(folder, "qwen3_5")
     base = ["target=hf", f"target.path={folder}", "drafter=ngram", "drafter.num_draft_tokens=3", *SHORT]
-    healthy = load_subject(choose(compose_run([*base, "recurrent.rollback=checkpoints"])[0]))
-    replaying = replace(healthy.config, recurrent=compose_run([*base, "recurrent.rollback=replay"])[0].recurrent)
+    healthy = load_subject(choose(compose([*base, "recurrent.rollback=checkpoints"]).config))
+    replaying = replace(healthy.config, recurrent=compose([*base, "recurrent.rollback=replay"]).config.recurrent)
     return {"checkpoints": healthy, "replay": replace(healthy, chosen=healthy.chosen.again(replaying))}
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from spec_kernels.tree_reference import move_path_reference
+from spec_lab.app.compose import compose
 from spec_lab.core.errors import UserError
 from spec_lab.doctor.examine import examine
 from spec_lab.doctor.findings import Finding, Verdict, faults
@@ -17,7 +18,6 @@ from spec_lab.doctor.subject import Subject, load_subject, refuse_no_spine
 from spec_lab.engine.drafts import TreeParts, spine
 from spec_lab.menu.chosen import Chosen, choose
 from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
-from spec_lab.program.compose import compose_run
 from tests.test_doctor_faults import QUICK, change_tensors, copy_of, examined, skipped, with_broken_writes
 
 TREE = ("drafter=eagle3", "tree=dynamic", "tree.num_rows=8")
@@ -26,7 +26,7 @@ TREE = ("drafter=eagle3", "tree=dynamic", "tree.num_rows=8")
 @pytest.fixture(scope="module")
 def healthy() -> Subject:
     """The shipped pair, as the doctor loads it for a tree; other trees of its sizes may stand in its place."""
-    return load_subject(choose(compose_run([*QUICK, *TREE])[0]))
+    return load_subject(choose(compose([*QUICK, *TREE]).config))
 
 
 @pytest.fixture(autouse=True)
@@ -108,7 +108,7 @@ def test_the_spine_is_the_first_child_of_each() -> None:
 
 
 def tree_run(*overrides: str) -> Chosen:
-    return choose(compose_run([*QUICK, "drafter=frozen_kv", *overrides])[0])
+    return choose(compose([*QUICK, "drafter=frozen_kv", *overrides]).config)
 
 
 def test_a_tree_of_another_path_than_the_likeliest_is_refused() -> None:

@@ -13,12 +13,12 @@ import yaml
 from hydra import compose, initialize_config_dir
 
 from spec_lab.__main__ import main
+from spec_lab.app.compose import conf_folder
 from spec_lab.core.errors import UserError
 from spec_lab.menu import registry
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.refusals.run import refusals
 from spec_lab.program.compose import register_schemas, to_run_config
-from spec_lab.program.options import conf_folder
 from spec_lab.program.points import with_points
 from spec_lab.record.paired import over_reference
 from spec_lab.record.runs import Run, find_runs
@@ -271,7 +271,7 @@ def test_a_number_that_a_record_has_not_is_a_dash(study: Any) -> None:
 
 def test_a_study_decodes_at_its_smallest(empty_folder: Path) -> None:
     """Each feature, and the drafters (`test_drafter_table.py`), have tests of their own."""
-    points = ["points=top10_delta0.6", "drafter.num_draft_tokens=1", "workload.per_category=1"]
+    points = ["points=top10_delta0.6", "drafter.num_draft_tokens=1", "workload.limit=7"]
     assert main(["experiment=relaxed_thinking", *SMALLEST, *points]) == 0
     assert {run.summary["status"] for run in find_runs([Path("outputs")])} == {"finished"}
     assert report(["outputs"]) == 0

@@ -20,6 +20,7 @@ import torch
 
 from spec_lab import extend
 from spec_lab.__main__ import main
+from spec_lab.app.compose import compose
 from spec_lab.collect.__main__ import main as collect
 from spec_lab.core.errors import UserError
 from spec_lab.core.types import Request
@@ -39,14 +40,13 @@ from spec_lab.menu.option import (
 )
 from spec_lab.menu.refusals.run import refusals, said_by
 from spec_lab.options.shipped import ZOO
-from spec_lab.program.compose import compose_run
-from spec_lab.program.named_rules import read_rules
 from spec_lab.record.metrics import OwnMetrics
 from spec_lab.record.runs import read_rounds, read_run
 from spec_lab.record.scalars import scalars
 from spec_lab.report.__main__ import main as report
 from spec_lab.report.frame import load_frame
 from spec_lab.rescore.judge import rescore
+from spec_lab.rescore.rules import read_rules
 from spec_lab.wiring.drafting import load_drafter
 from spec_lab.wiring.engine import build_prune_policy
 from spec_lab.wiring.rules import build_rule
@@ -106,10 +106,10 @@ def test_help_and_dry_run_show_what_was_added(lab: Path, capsys: pytest.CaptureF
 
 def test_what_was_added_is_named_by_what_runs(lab: Path) -> None:
     knobs = ["drafter.offset=3", "acceptance.topk=4", "prune.catchup=large_batches", "prune.prefill=all_rows"]
-    _, names = compose_run([LAB, "drafter=copycat", "acceptance=near", *knobs])
+    names = compose([LAB, "drafter=copycat", "acceptance=near", *knobs]).choices
     assert (names["drafter"], names["acceptance"]) == ("copycat+offset3", "near+topk4")
     assert names["prune"] in ("large_batches", "all_rows+large_batches")
-    assert compose_run([LAB, "drafter=copycat", "drafter.offset=0"])[1]["drafter"] == "copycat"
+    assert compose([LAB, "drafter=copycat", "drafter.offset=0"])[1]["drafter"] == "copycat"
 
 
 @pytest.mark.parametrize(
@@ -234,9 +234,9 @@ def test_a_draft_outside_the_vocabulary_is_named(
 def test_a_rule_that_was_added_judges_a_recorded_run_again(lab: Path, tmp_path: Path) -> None:
     recorded = [LAB, "drafter=eagle3", "acceptance=near", "record.topk=4", *CHEAP, f"output_dir={tmp_path}"]
     assert main(recorded) == 0
-    config, _ = compose_run([LAB, "acceptance=near"])
+    config = compose([LAB, "acceptance=near"]).config
     again = rescore(only_run(tmp_path), config.acceptance, config.extensions)
-    narrow, _ = compose_run([LAB, "acceptance=near", "acceptance.topk=1"])
+    narrow = compose([LAB, "acceptance=near", "acceptance.topk=1"]).config
     strict = rescore(only_run(tmp_path), narrow.acceptance, config.extensions)
     assert sum(map(sum, again.values())) >= sum(map(sum, strict.values()))
     with pytest.raises(UserError, match=r"acceptance=near: nothing builds it"):
@@ -267,7 +267,7 @@ def test_a_head_learns_on_collected_states_and_drafts_in_parallel(lab: Path, tmp
 
 def test_a_workload_that_was_added_is_read_by_a_checker_that_was_added(lab: Path) -> None:
     registered = registry.load(("my_lab",))
-    config, _ = compose_run([LAB, "workload=count_down", "workload.limit=2"])
+    config = compose([LAB, "workload=count_down", "workload.limit=2"]).config
     option = registered.find(WorkloadOption, config.workload.name)
     requests = option.load(config, SimpleNamespace(encode_prompt=lambda form, text, system: [len(text)]))
     checker = registered.find(CheckerOption, config.workload.checker)
@@ -325,7 +325,7 @@ def test_traits_of_an_added_row_are_asked_as_those_of_any(
     """No drafter and no rule is asked for by its name."""
     (tmp_path / "traits_lab.py").write_text(TRAITS)
     monkeypatch.syspath_prepend(str(tmp_path))
-    config, _ = compose_run([f"acceptance={rule}" if rule != "exact" else "acceptance=strict", *overrides])
+    config = compose([f"acceptance={rule}" if rule != "exact" else "acceptance=strict", *overrides]).config
     config.extensions = ["traits_lab"]
     rows = registry.load(config.extensions)
     config.drafter = rows.find(DrafterOption, drafter).schema(num_draft_tokens=num_draft_tokens)
@@ -342,7 +342,7 @@ def test_the_refusals_of_an_added_checker_are_asked(tmp_path: Path, monkeypatch:
         f"    registry.add(CheckerOption(name='picky', read=str, same=str, refusals=(lambda config: {said!r},)))\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert refusals(compose_run(["extensions=[picky_lab]", "workload.checker=picky"])[0]) == [said]
+    assert refusals(compose(["extensions=[picky_lab]", "workload.checker=picky"]).config) == [said]
 
 
 def test_a_name_that_nothing_builds_is_refused_with_what_to_do(
@@ -379,7 +379,7 @@ def test_the_yaml_of_an_extension_that_is_not_named_is_refused_with_what_to_do(
 
 
 def test_the_name_of_a_part_of_an_option_is_not_said_to_be_a_name_in_a_file() -> None:
-    config, _ = compose_run()
+    config = compose().config
     config.prune.catchup = "mine"
     [refusal] = refusals(config)
     assert "use one of none, post_attention, pre_attention, or name the module" in refusal
@@ -387,7 +387,7 @@ def test_the_name_of_a_part_of_an_option_is_not_said_to_be_a_name_in_a_file() ->
 
 @pytest.mark.parametrize(("knob", "value"), [("acceptance", "mine"), ("graph", "mine"), ("workload", "mine")])
 def test_every_kind_of_name_that_nothing_builds_is_refused(knob: str, value: str) -> None:
-    config, _ = compose_run()
+    config = compose().config
     getattr(config, knob).name = value
     [refusal] = refusals(config)
     assert refusal.startswith(f"{knob}={value}: nothing builds it; use one of ")
@@ -426,7 +426,7 @@ def test_an_extension_that_only_a_file_names_is_refused(
 @pytest.mark.parametrize("experiment", ["chooses_its_option"])
 def test_an_extension_that_only_a_file_names_is_refused_without_a_command_line(experiment: str, written: Path) -> None:
     with pytest.raises(UserError, match=re.escape(FOUND_TOO_LATE)):
-        compose_run([f"hydra.searchpath=[{written.as_uri()!r}]", f"experiment={experiment}"])
+        compose([f"hydra.searchpath=[{written.as_uri()!r}]", f"experiment={experiment}"])
 
 
 def test_an_experiment_may_choose_an_option_of_an_extension_that_is_typed(
@@ -434,7 +434,8 @@ def test_an_experiment_may_choose_an_option_of_an_extension_that_is_typed(
 ) -> None:
     """The search path has both: the folder that was typed, and that of the extension."""
     typed = [f"hydra.searchpath=[{written.as_uri()!r}]", LAB, "experiment=chooses_its_option"]
-    config, choices = compose_run(typed)
+    run_ = compose(typed)
+    config, choices = run_.config, run_.choices
     assert (config.drafter.name, choices["drafter"]) == ("copycat", "copycat")
     assert main([*typed, "--dry-run"]) == 0
     assert "drafter     copycat" in capsys.readouterr().out
@@ -456,7 +457,7 @@ def test_an_extension_that_is_typed_may_stand_in_a_file_too(written: Path) -> No
 )
 def test_an_option_that_may_be_an_extensions_is_refused_with_what_to_do(arguments: list[str], hint: str) -> None:
     with pytest.raises(UserError, match=r"[;?] [aA]n extension's options need extensions=\[MODULE\]") as refused:
-        compose_run(arguments)
+        compose(arguments)
     group = arguments[0].partition("=")[0]
     assert (f"a file conf/{group}/OPTION.yaml" in str(refused.value)) == ("." not in group)
     assert hint in str(refused.value)
@@ -485,7 +486,7 @@ NO_BUILD: Any = None
     ],
 )
 def test_a_function_that_makes_nothing_is_refused(part: str, row: dict[str, Any], make: Callable[[Any], Any]) -> None:
-    chosen = choose(compose_run([])[0])
+    chosen = choose(compose([]).config)
     broken = replace(chosen, **{part: replace(getattr(chosen, part), **row)})
     with pytest.raises(UserError, match=rf"{next(iter(row))} of its row returned None; return"):
         make(broken)
@@ -494,7 +495,7 @@ def test_a_function_that_makes_nothing_is_refused(part: str, row: dict[str, Any]
 @pytest.mark.parametrize("argument", ["sampling=near", "references=[near]"])
 def test_what_no_extension_adds_is_refused_without_it(argument: str) -> None:
     with pytest.raises(UserError) as refused:
-        compose_run([argument])
+        compose([argument])
     assert "extensions" not in str(refused.value)
 
 

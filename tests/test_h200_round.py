@@ -8,9 +8,9 @@ from types import ModuleType
 
 import pytest
 
+from spec_lab.app.compose import compose
 from spec_lab.core.errors import UserError
 from spec_lab.menu.refusals.run import refusals
-from spec_lab.program.compose import compose_run
 from tests.bench_modules import imported
 
 
@@ -56,7 +56,7 @@ def test_floors_of_prompts_are_products_and_causal_attention(rounds: ModuleType)
 def test_every_cell_composes(rounds: ModuleType) -> None:
     assert len({cell.name for cell in rounds.CELLS}) == len(rounds.CELLS)
     for cell in rounds.CELLS:
-        config, _ = compose_run([*cell.overrides(), "dtype=bfloat16"])
+        config = compose([*cell.overrides(), "dtype=bfloat16"]).config
         assert refusals(config) == []
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from spec_lab.app.compose import compose
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES
 from spec_lab.core.types import Request
-from spec_lab.library import compose
 from spec_lab.menu.chosen import choose
 from spec_lab.menu.config import GraphConfig, TreeConfig
 from spec_lab.menu.refusals.run import admit

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from spec_lab.app.compose import compose
 from spec_lab.core.errors import UserError
 from spec_lab.menu.choices import Unusable
 from spec_lab.menu.config import WorkloadConfig
-from spec_lab.program.compose import compose_run
 from spec_lab.workloads.load import jsonl_requests, spec_bench_requests
 from spec_lab.workloads.prompt_files import PROMPTS_FOLDER, Prompt, read_jsonl, read_spec_bench, shipped_prompts
 from tests.one_line import read_or_refused
@@ -49,13 +49,13 @@ def test_a_chat_is_told_what_its_line_says_else_what_the_workload_says(tmp_path:
     bench = tmp_path / "bench.jsonl"
     bench.write_text('{"question_id": 1, "category": "qa", "turns": ["d", "e"]}')
     tokenizer: Any = Told()
-    config = compose_run(["workload=jsonl", f"workload.path={own}", "workload.system=all"])[0]
+    config = compose(["workload=jsonl", f"workload.path={own}", "workload.system=all"]).config
     assert [request.system for request in jsonl_requests(config, tokenizer)] == ["own", "all", None]
-    config = compose_run(["workload=spec_bench", f"workload.path={bench}", "workload.system=all"])[0]
+    config = compose(["workload=spec_bench", f"workload.path={bench}", "workload.system=all"]).config
     assert [request.system for request in spec_bench_requests(config, tokenizer)] == ["all"]
     assert asked == [("a", "own"), ("b", "all"), ("c", None), ("d", "all")]
     own.write_text('{"prompt": "c", "form": "continue"}\n')
-    config = compose_run(["workload=jsonl", f"workload.path={own}", "workload.system=all"])[0]
+    config = compose(["workload=jsonl", f"workload.path={own}", "workload.system=all"]).config
     with pytest.raises(UserError, match=r"workload\.system is for chats, but no prompt is a chat; leave it out"):
         jsonl_requests(config, tokenizer)
 

@@ -9,16 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from spec_lab.app.compose import compose
 from spec_lab.checkpoints import mtp_layouts
 from spec_lab.checkpoints.families.table import read_model_config
-from spec_lab.core.kv_cache import SCRATCH_PAGE
-from spec_lab.core.selection import AllRows
 from spec_lab.core.types import NormSide, Request
 from spec_lab.drafters.recurrent import RecurrentDrafter
-from spec_lab.program.compose import compose_run
-from spec_lab.train.module_config import LayerConfig
-from spec_lab.train.mtp import MtpDrafter
-from spec_lab.train.mtp_recipe import qwen3_shape, save_modules
 from tests.covering import each_value
 from tests.engine_state import poison
 from tests.fake_target import PaddedGraph
@@ -177,7 +172,7 @@ def test_a_target_without_modules_needs_a_path(target: tuple[Path, Reference]) -
 @pytest.mark.parametrize("knob", ["target_hidden", "recycled_hidden"])
 def test_refuses_another_side(knob: str) -> None:
     with refused(f"drafter.{knob}=middle", "auto, pre_norm, post_norm"):
-        compose_run(["drafter=mtp_eagle", f"drafter.{knob}=middle"])
+        compose(["drafter=mtp_eagle", f"drafter.{knob}=middle"])
 
 
 def test_a_family_may_recycle_on_the_other_side(
@@ -196,21 +191,3 @@ def test_equal_draft_logits_give_the_lowest_id(target: tuple[Path, Reference], t
     drafter = make_engine(make_config((target[0], tmp_path), "mtp_eagle"), random_requests(1)).parts.drafter
     assert isinstance(drafter, RecurrentDrafter)
     assert drafter.head.greedy(torch.zeros(3, 32)).tolist() == [0, 0, 0]
-
-
-def test_what_training_saves_is_what_the_engine_drafts_with(target: tuple[Path, Reference], tmp_path: Path) -> None:
-    """The reference is the module of the training code, as it saves it, run over a whole text at once."""
-    torch.manual_seed(0)
-    shape = qwen3_shape(target[1].model.config, LayerConfig(40, num_heads=8, num_kv_heads=4, head_dim=8))
-    trained = MtpDrafter(shape, 1, target[1].model.lm_head.weight).bfloat16().float().requires_grad_(False)
-    save_modules(trained, target[1].model, tmp_path)
-    engine = make_engine(make_config((target[0], tmp_path), "mtp_eagle"), random_requests(1))
-    drafter, num_rows, hidden = engine.parts.drafter, 11, torch.randn(11, 32)
-    assert isinstance(drafter, RecurrentDrafter)
-    tokens, positions = torch.randint(160, (num_rows,)), torch.arange(num_rows)[None]
-    pages = torch.tensor([[2, SCRATCH_PAGE]])
-    attention = drafter.backend.build(positions, torch.tensor([num_rows]), pages, num_rows)
-    ours = drafter.head.forward(tokens, hidden, drafter.cache, attention, AllRows())
-    embeddings = target[1].model.model.embed_tokens.weight.detach()[tokens]
-    theirs = trained.unroll(embeddings[None], (hidden[None],), 1)[0][0]
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)

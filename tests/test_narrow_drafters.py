@@ -1,21 +1,18 @@
-"""Drafters whose matrices lie in e4m3 with a scale for each block: what is written, what is read, what is refused."""
+"""Drafters whose matrices lie in e4m3 with a scale for each block: what is read, what is refused."""
 
 from __future__ import annotations
 
-import errno
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from spec_lab.checkpoints.block_checkpoint import load_block
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.eagle3_checkpoint import load_eagle3
 from spec_lab.checkpoints.families.table import read_model_config
-from spec_lab.core.errors import Breakdown, UserError
-from spec_lab.train import narrow
-from spec_lab.train.narrow import store_in_fp8
 from tests.test_fp8_checkpoint import quantise
 from tests.tiny_blocks import TINY_PRESETS, TinyBlock, make_tiny_p_eagle, write_block
 from tests.tiny_checkpoints import make_tiny_target, refused, rewrite_config, rewrite_tensors
@@ -26,6 +23,19 @@ BLOCKS = {
     "speculators": TinyBlock(layout="speculators", head="markov", rank=40, draft_vocab_size=140),
 }
 MATRIX = "layers.0.mlp.up_proj.weight"
+
+
+SCHEME = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
+
+
+def store_in_fp8(folder: Path) -> None:
+    """Write the large matrices of a folder in e4m3 with their scales, in place."""
+    tensors = load_file(folder / "model.safetensors")
+    for name, tensor in list(tensors.items()):
+        if tensor.is_floating_point() and tensor.ndim == 2 and min(tensor.shape) >= 32 and "conv" not in name:
+            tensors[name], tensors[f"{name}_scale_inv"], _ = quantise(tensor, (128, 128))
+    save_file(tensors, folder / "model.safetensors")
+    rewrite_config(folder, quantization_config=SCHEME)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +66,8 @@ def assert_narrow(wide: dict[str, torch.Tensor], read: dict[str, torch.Tensor], 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_a_narrow_block_drafter_is_what_its_scales_say(target: ModelConfig, tmp_path: Path, name: str) -> None:
     write_block(tmp_path / "wide", BLOCKS[name], target)
-    store_in_fp8(tmp_path / "wide", tmp_path / "narrow")
+    shutil.copytree(tmp_path / "wide", tmp_path / "narrow")
+    store_in_fp8(tmp_path / "narrow")
     config, wide = load_block(tmp_path / "wide", target, torch.float32, "cpu")
     same, read = load_block(tmp_path / "narrow", target, torch.float32, "cpu")
     assert same == config
@@ -65,7 +76,8 @@ def test_a_narrow_block_drafter_is_what_its_scales_say(target: ModelConfig, tmp_
 
 def test_a_narrow_p_eagle_head_is_what_its_scales_say(target: ModelConfig, tmp_path: Path) -> None:
     make_tiny_p_eagle(tmp_path / "wide", target)
-    store_in_fp8(tmp_path / "wide", tmp_path / "narrow")
+    shutil.copytree(tmp_path / "wide", tmp_path / "narrow")
+    store_in_fp8(tmp_path / "narrow")
     (_, wide), (_, read) = (
         load_eagle3(tmp_path / each, target, torch.float32, "cpu", "peagle") for each in ("wide", "narrow")
     )
@@ -92,47 +104,3 @@ def test_scales_that_no_config_tells_of_are_refused(target: ModelConfig, folder:
     rewrite_config(folder, drop=("quantization_config",))
     with refused(folder, "has no quantization_config"):
         load_block(folder, target, torch.float32, "cpu")
-
-
-def test_what_is_narrow_is_not_narrowed_again(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="already has a quantization_config"):
-        store_in_fp8(folder)
-    rewrite_config(folder, drop=("quantization_config",))
-    with pytest.raises(UserError, match="already in 8 bits"):
-        store_in_fp8(folder)
-    with pytest.raises(UserError, match="no such folder"):
-        store_in_fp8(tmp_path / "nowhere")
-
-
-def test_a_drafter_whose_reader_takes_no_narrow_one_stays_as_it_is(folder: Path) -> None:
-    rewrite_config(folder, model_type="gemma4_assistant", drop=("quantization_config",))
-    with pytest.raises(UserError, match="an assistant of Gemma 4"):
-        store_in_fp8(folder)
-
-
-def test_narrowing_replaces_nothing_before_all_is_written(
-    target: ModelConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(tensors: object, folder: Path) -> None:
-        (folder / "model.safetensors").write_bytes(b"half of it")
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    wide = write_block(tmp_path / "it", TinyBlock(), target)
-    with monkeypatch.context() as patch, pytest.raises(Breakdown, match="No space left"):
-        patch.setattr(narrow, "save_weights", full)
-        with pytest.raises(Breakdown, match=r"^OUTPUT=.*No space left"):
-            store_in_fp8(tmp_path / "it", tmp_path / "narrow")
-        store_in_fp8(tmp_path / "it")
-    assert sorted(file.name for file in (tmp_path / "it").iterdir()) == ["config.json", "model.safetensors"]
-    assert load_file(tmp_path / "it" / "model.safetensors").keys() == wide.keys()
-    load_block(tmp_path / "it", target, torch.float32, "cpu")
-
-
-def test_a_folder_of_something_else_is_not_written_to(target: ModelConfig, tmp_path: Path) -> None:
-    write_block(tmp_path / "it", TinyBlock(), target)
-    make_tiny_target(tmp_path / "target", "qwen3")
-    before = {file.name: file.read_bytes() for file in (tmp_path / "target").iterdir()}
-    for output in (tmp_path / "target", tmp_path / "target" / "config.json"):
-        with pytest.raises(UserError, match="is not empty; name a new folder"):
-            store_in_fp8(tmp_path / "it", output)
-    assert {file.name: file.read_bytes() for file in (tmp_path / "target").iterdir()} == before

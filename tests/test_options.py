@@ -12,17 +12,16 @@ from pathlib import Path
 import pytest
 
 import spec_lab
+from spec_lab.app.compose import compose
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.packaged import PACKAGED
 from spec_lab.core.errors import UserError
 from spec_lab.doctor.__main__ import main as examine
-from spec_lab.measure.runner import run
 from spec_lab.menu import registry
 from spec_lab.menu.chosen import choose
 from spec_lab.menu.option import CatchupPruningOption, CheckerOption, DrafterOption, PromptPruningOption
 from spec_lab.menu.refusals.run import refusals
 from spec_lab.options.shipped import SHIPPED
-from spec_lab.program.compose import compose_run
 from spec_lab.program.dry_run import describe
 from spec_lab.program.options import read_groups, read_option
 from spec_lab.workloads.prompt_files import PROMPTS_FOLDER
@@ -151,7 +150,8 @@ def overrides_of(row: Row, pair: tuple[Path, Path], folders: dict[str, Path]) ->
 @pytest.mark.parametrize(("group", "option"), SHAPES)
 def test_a_shape_composes(group: str, option: str) -> None:
     parts = ["target.weights=random", "drafter=eagle3", "drafter.weights=random", "workload=random_ids"]
-    config, choices = compose_run([f"{group}={option}", *parts])
+    run_ = compose([f"{group}={option}", *parts])
+    config, choices = run_.config, run_.choices
     assert refusals(config) == []
     assert f"{group:12}{choices[group]}" in describe(config, choices, [])
     assert choices[group].split("+")[0] == option
@@ -171,7 +171,8 @@ def test_every_option_builds_and_runs(
 ) -> None:
     stand_in_gym.install(monkeypatch)
     (empty_folder / "question.jsonl").write_text(QUESTIONS)
-    config, choices = compose_run(overrides_of(row, pair, drafter_folders))
+    run_ = compose(overrides_of(row, pair, drafter_folders))
+    config, choices = run_.config, run_.choices
     assert refusals(config) == []
     described = describe(config, choices, [])
 
@@ -222,7 +223,8 @@ def test_a_draft_option_that_breaks_losslessness_runs_when_allowed_and_is_record
 ) -> None:
     lossy = ["acceptance=rejection", "sampling=sampled", "acceptance.allow_lossy=true"]
     target = ["target=hf", f"target.path={pair[0]}", f"drafter.path={pair[1]}"]
-    config, choices = compose_run([*lossy, *target, *CHEAP])
+    run_ = compose([*lossy, *target, *CHEAP])
+    config, choices = run_.config, run_.choices
     assert refusals(config) == []
     assert run(choose(config), choices, tmp_path / "run")["acceptance_lossless"] is False
 
@@ -259,7 +261,7 @@ def test_a_file_that_is_no_option_is_named_in_a_line(content: bytes, said: str, 
 def test_the_configuration_is_that_of_the_package_that_runs(tmp_path: Path) -> None:
     """Not of another install, which Python may find under the name spec_lab.conf; without its own it is refused."""
     package = Path(spec_lab.__file__).parent
-    code = "from spec_lab.program.options import conf_folder; print(conf_folder())"
+    code = "from spec_lab.app.compose import conf_folder; print(conf_folder())"
     (tmp_path / "spec_lab").mkdir()
     for entry in package.iterdir():
         if entry.name != "program":

@@ -13,7 +13,6 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from spec_lab.__main__ import main
-from spec_lab.program.sweep_progress import SweepProgress, count_jobs
 from spec_lab.record.progress import Progress, said_to_go_on
 from tests.fake_runner import FakeRunner
 
@@ -79,53 +78,3 @@ def test_what_is_short_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with said_to_go_on("loading", BEAT):
         time.sleep(6 * BEAT)
     assert "s] loading\n" in capsys.readouterr().err
-
-
-SWEEPER = {"_target_": f"{BasicSweeper.__module__}.BasicSweeper", "params": {"drafter": "eagle3,ngram", "seed": "1,2"}}
-TYPED: list[list[str]] = [
-    [],
-    ["seed=1,2,3", "batch_size=1"],
-    ["drafter=ngram"],
-    ["max_new_tokens=range(8,64,8)", "acceptance=choice(strict,rejection)"],
-    ["tree.paths=[[0,1],[0]]", "name='a,b'"],
-]
-
-
-@pytest.mark.parametrize("typed", TYPED)
-def test_jobs_are_as_many_as_hydra_makes(typed: list[str]) -> None:
-    params: Any = SWEEPER["params"]
-    parsed = OverridesParser.create().parse_overrides([*(f"{key}={value}" for key, value in params.items()), *typed])
-    assert count_jobs(typed, SWEEPER) == sum(map(len, BasicSweeper.split_arguments(parsed, None)))
-
-
-@pytest.mark.parametrize(
-    ("typed", "sweeper"),
-    [(["drafter=glob(*)"], SWEEPER), (["seed=interval(1,2)"], SWEEPER), ([], {"_target_": "mine"})],
-)
-def test_what_only_the_sweeper_knows_is_not_guessed(typed: list[str], sweeper: dict[str, Any]) -> None:
-    assert count_jobs(typed, sweeper) is None
-
-
-def test_what_remains_follows_from_the_jobs_that_ran(capsys: pytest.CaptureFixture[str]) -> None:
-    now = [0.0]
-    progress = SweepProgress(lambda: now[0])
-    for number, seconds, ran in ((1, 1, False), (2, 100, True), (3, 200, True)):
-        progress.begin(number, 4)
-        now[0] += seconds
-        progress.end(ran)
-    progress.begin(4, 4)
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[:2] == ["job 1 of 4", "job 2 of 4"], "what ended before tells no time"
-    assert lines[2:] == [
-        "job 3 of 4, 101 s so far, about 200 s to go",
-        "job 4 of 4, 301 s so far, about 150 s to go",
-    ]
-
-
-def test_a_sweep_says_how_far_it_is(empty_folder: Path, runner: FakeRunner, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["-m", "seed=1,2,3"]) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("job ")]
-    assert [line.partition(",")[0] for line in lines] == ["job 1 of 3", "job 2 of 3", "job 3 of 3"]
-    assert "s to go" in lines[2] and "to go" not in lines[0]
-    assert main(["seed=4"]) == 0
-    assert "job " not in capsys.readouterr().out

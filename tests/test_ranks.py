@@ -15,11 +15,9 @@ import pytest
 import spec_lab
 import spec_lab.doctor.__main__ as doctor
 from spec_lab.__main__ import main
-from spec_lab.cli import follower
-from spec_lab.cli.follower import Adapt, on_this_rank
+from spec_lab.app.compose import Composed
 from spec_lab.core.errors import UserError
 from spec_lab.core.ranks import Ranks, ranks, refuse_unless_they_meet
-from spec_lab.library import Composed
 from spec_lab.menu.config import RunConfig
 from spec_lab.menu.refusals.run import refusals
 from spec_lab.options.loggers import WandbConfig
@@ -134,46 +132,7 @@ def test_a_multirun_under_torchrun_is_refused(started: Start, capsys: pytest.Cap
 def test_what_works_in_one_process_says_so(started: Start, capsys: pytest.CaptureFixture[str]) -> None:
     assert doctor.main(["target.tensor_parallel=2"]) == 2
     assert "spec_lab.doctor works in one process" in capsys.readouterr().err
-    composed = Composed(config_of(2), {})
+    composed = Composed(config_of(2), {}, {})
     for program in (spec_lab.run, spec_lab.examine):
         with pytest.raises(UserError, match="works in one process"):
             program(composed)
-
-
-def test_other_ranks_are_silent_and_leave_nothing(started: Start, capsys: pytest.CaptureFixture[str]) -> None:
-    config = replace(plain_config(), logger=WandbConfig())
-    seen: list[Any] = []
-
-    def program(adapt: Adapt) -> int:
-        adapted = adapt(config)
-        Path(adapted.output_dir, "record").write_text("words")
-        print("a table")
-        print("a warning", file=sys.stderr)
-        seen.append(adapted)
-        return 0
-
-    started(2, rank=1)
-    assert on_this_rank(program) == 0
-    assert capsys.readouterr() == ("", "")
-    (adapted,) = seen
-    assert not Path(adapted.output_dir).exists() and adapted.logger.name == "jsonl"
-    assert adapted == replace(config, output_dir=adapted.output_dir, logger=adapted.logger)
-    started(2, rank=0)
-    assert on_this_rank(lambda adapt: 0 if adapt(config) is config else 1) == 0
-
-
-def test_an_error_of_another_rank_alone_is_heard(
-    started: Start, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Torchrun has not ended this rank in the meantime, so the first one has not had the same error."""
-
-    def program(adapt: Adapt) -> int:
-        print("refused: no such folder", file=sys.stderr)
-        return 2
-
-    waited: list[float] = []
-    monkeypatch.setattr(follower, "time", SimpleNamespace(sleep=waited.append))
-    started(2, rank=1)
-    assert on_this_rank(program) == 2
-    assert capsys.readouterr().err == "rank 1: refused: no such folder\n"
-    assert waited == [follower.GRACE_SECONDS]

@@ -13,9 +13,7 @@ from typing import Any
 import pytest
 
 from spec_lab.core.origins import TokenOrigin
-from spec_lab.corpus.example import THINK_START
 from spec_lab.measure.lab import load_lab, note_references
-from spec_lab.measure.runner import run
 from spec_lab.measure.world import ALONE
 from spec_lab.menu.choices import ReferenceChoice
 from spec_lab.menu.chosen import choose
@@ -32,6 +30,7 @@ from spec_lab.record.verify_rows import load_verify_rows
 from spec_lab.report.frame import load_frame
 from spec_lab.rescore.judge import rescore
 from spec_lab.show.rounds import load_request
+from spec_lab.workloads.pocket_form import THINK_START
 from tests.fake_runs import CHOICES
 from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts, write_tokenizer
 

@@ -7,22 +7,19 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
 
+from spec_lab.app.compose import compose
 from spec_lab.core.errors import UserError
 from spec_lab.menu.chosen import choose
 from spec_lab.menu.config import RunConfig
 from spec_lab.menu.refusals.run import admit
 from spec_lab.options.shipped import SHIPPED, ZOO, DrafterWeights
-from spec_lab.program.compose import compose_run
-from spec_lab.train.target import load_target
 from spec_lab.wiring.drafting import load_drafter
 from spec_lab.wiring.engine import build_engine
 from spec_lab.wiring.limits import engine_limits
 from spec_lab.wiring.models import load_models, thinking_markers
 from spec_lab.wiring.workloads import load_requests
 from spec_lab.workloads.tokenizer import TargetTokenizer
-from tests.test_train_pipeline import composed_pipeline
 
 TRAINED_AS = {"mtp_eagle": "nextn", "frozen_kv": "assistant"}
 CHEAP = ["max_new_tokens=6", "workload.limit=2", "batch_size=2", "device=cpu", "num_threads=1"]
@@ -56,7 +53,7 @@ CELLS = [
 
 def compose(target: str, overrides: str) -> tuple[RunConfig, dict[str, str]]:
     shipped = [] if overrides.startswith("drafter=") else [f"drafter={SHIPPED[target][0]}"]
-    return compose_run([f"target={target}", *shipped, *CHEAP, *overrides.split()])
+    return compose([f"target={target}", *shipped, *CHEAP, *overrides.split()])
 
 
 def decode(config: RunConfig) -> dict[str, list[int]]:
@@ -134,35 +131,3 @@ def test_shipped_drafters_of_a_whole_block_leave_plain_tokens_and_draft_well(dra
     assert {record.request_id: record.output_ids for record in records} == plain("pocket", " max_new_tokens=16")
     accepted = [count for record in records for count in record.accepted_per_round]
     assert sum(accepted) > len(accepted) / 4, "an untrained one has next to none accepted"
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_drafts_are_those_of_the_module_as_it_was_trained(target: str) -> None:
-    """As many drafts are accepted in each round as the training's own modules say for the same text, read from the
-    same files."""
-    skip_without_weights(target)
-    drafter = SHIPPED[target][0]
-    config, _ = compose(target, f"drafter={drafter} max_new_tokens=24 workload.limit=4")
-    chosen = choose(config)
-    requests = load_requests(chosen, TargetTokenizer(chosen.target_folder))
-    limits = engine_limits(chosen, requests, config.drafter.num_draft_tokens)
-    models = load_models(chosen, limits.max_seq_len)
-    engine = build_engine(chosen, models, load_drafter(chosen, models.of_drafters), limits)
-    records = engine.generate(requests).requests
-    written = {record.request_id: record.output_ids for record in records}
-    assert written == plain(target, " max_new_tokens=24 workload.limit=4")
-
-    trained = composed_pipeline(f"target={target}", f"drafter={TRAINED_AS[drafter]}")
-    assert trained.drafter is not None
-    model, _ = load_target(ZOO / target, torch.device("cpu"))
-    match = trained.drafter.matcher(ZOO / f"{target}-{drafter}", model, torch.device("cpu"))
-    accepted, expected = [], []
-    for record in records:
-        tokens = torch.tensor([[*record.prompt_ids, *record.output_ids]])
-        agreed = match(tokens, config.drafter.num_draft_tokens)[0].int().cumprod(-1).sum(-1).tolist()
-        committed = len(record.prompt_ids)
-        for count in record.accepted_per_round[:-1]:  # the last one ends with the text
-            accepted.append(count)
-            expected.append(agreed[committed - 1])
-            committed += count + 1
-    assert accepted == expected and sum(accepted) > 10

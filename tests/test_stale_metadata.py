@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from spec_lab.app.compose import compose
 from spec_lab.core.results import GenerationResult
 from spec_lab.measure.lab import MAIN, load_lab
 from spec_lab.menu.chosen import choose
@@ -17,7 +18,6 @@ from spec_lab.options.graphs.round import RoundGraphConfig
 from spec_lab.options.graphs.split_seed import SplitSeedGraphConfig
 from spec_lab.options.graphs.step_replay import StepReplayGraphConfig
 from spec_lab.options.shipped import ZOO
-from spec_lab.program.compose import compose_run
 from spec_lab.record.acceptance_metrics import acceptance_length
 from spec_lab.wiring.drafting import load_drafter
 from spec_lab.wiring.engine import build_engine
@@ -37,7 +37,7 @@ CHEAP = [
 
 
 def generate(*overrides: str) -> GenerationResult:
-    config, _ = compose_run([*CHEAP, "device=cpu", *overrides])
+    config = compose([*CHEAP, "device=cpu", *overrides]).config
     lab = load_lab(choose(config))
     return lab.engines[MAIN].generate(lab.requests)
 

@@ -17,7 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spec_lab.core.errors import UserError
-from spec_lab.corpus.example import (
+from spec_lab.options.shipped import ZOO
+from spec_lab.workloads.chat_template import ChatTemplate, stored_template
+from spec_lab.workloads.limits import OutOfBounds, time_limit, within_limits
+from spec_lab.workloads.pocket_form import (
     ASSISTANT,
     CHAT_TEMPLATE,
     END_OF_TEXT,
@@ -29,9 +32,6 @@ from spec_lab.corpus.example import (
     Form,
     render_prompt,
 )
-from spec_lab.options.shipped import ZOO
-from spec_lab.workloads.chat_template import ChatTemplate, stored_template
-from spec_lab.workloads.limits import OutOfBounds, time_limit, within_limits
 from spec_lab.workloads.tokenizer import TargetTokenizer
 from spec_lab.workloads.unusable import UnusablePrompt
 from tests.covering import each_value

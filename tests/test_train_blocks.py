@@ -28,7 +28,7 @@ from spec_lab.train.blocks.loss import BlockLoss, still_reached
 from spec_lab.train.blocks.p_eagle_recipe import PEagleRecipe
 from spec_lab.train.blocks.recipe import BlockRecipe
 from spec_lab.train.blocks.slot_recipe import SlotRecipe
-from spec_lab.train.blocks.training import block_matcher
+from spec_lab.train.blocks.training import block_laws
 from spec_lab.train.frozen_target import FrozenTarget
 from spec_lab.train.options import BLOCKS as BLOCK_SCHEMAS
 from spec_lab.train.packed_rows import PackedRows
@@ -151,8 +151,14 @@ def test_a_preset_learns_a_text(target: tuple[Path, FrozenTarget], tmp_path: Pat
     assert still <= {"d2t", "t2d"}
     recipe.save(drafter, frozen, tmp_path)
     again = recipe.load(tmp_path, frozen)
-    found = [block_matcher(each, frozen, recipe.taps(frozen))(texts, drafter.num_slots) for each in (drafter, again)]
-    assert (found[0] == found[1]).float().mean() > 0.98 and found[0].shape == (2, 24, drafter.num_slots)
+    text = texts[0, :12].tolist()
+    for ours, its in zip(*(laws(each, frozen, recipe.taps(frozen), text) for each in (drafter, again)), strict=True):
+        torch.testing.assert_close(ours, its, rtol=0.05, atol=0.1)  # weights are stored in bfloat16
+
+
+@torch.no_grad()
+def laws(drafter: Any, target: FrozenTarget, taps: Any, text: list[int]) -> list[torch.Tensor]:
+    return list(block_laws(drafter, target, one_text(text), torch.tensor([len(text) - 3]), taps, 3))
 
 
 @dataclass
@@ -187,7 +193,7 @@ def test_a_head_on_the_body_of_any_preset_is_read_back(
     sizes = {"body": str(tmp_path / "body"), "head_rank": 8, "block_size": TINY_PRESETS[preset].block_size}
     for schema in BLOCK_SCHEMAS:
         recipe, folder = BlockRecipe(schema(**sizes)), tmp_path / schema.name
-        recipe.write(recipe.build(frozen, Counted(torch.arange(40)), 0), frozen, folder)
+        recipe.save(recipe.build(frozen, Counted(torch.arange(40)), 0), frozen, folder)
         load_block(folder, frozen.config, torch.float32, CPU)
 
 

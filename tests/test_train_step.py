@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,9 +12,7 @@ from torch import Tensor, nn
 from spec_lab.train.loop import train
 from spec_lab.train.module_config import OptimisationConfig, Optimiser
 from spec_lab.train.optimisers import adamw
-from spec_lab.train.step import STEPS_BEFORE_CAPTURE, CapturedStep, LaunchedStep, make_step
-from spec_lab.train.target import NextTokenLoss
-from tests.test_train_kinds import TINY, tiny_model
+from spec_lab.train.step import CapturedStep, make_step
 from tests.test_train_loop import CPU, OPTIMISATION, Batches, Regression
 
 NUM_STEPS = 20
@@ -84,49 +81,6 @@ def test_muon_moves_matrices_of_layers_alike_in_all_directions_and_goes_on_from_
     for each in (step, other):
         each((rows,), 1e-2)
     assert all(torch.equal(value, again.state_dict()[name]) for name, value in module.state_dict().items())
-
-
-def loss_of(kind: str, device: torch.device) -> NextTokenLoss:
-    return NextTokenLoss(tiny_model(kind)).to(device).train()
-
-
-def losses_of(step: Any, device: torch.device) -> Tensor:
-    """Losses of steps on tokens drawn from the first eight of a vocabulary and from the next eight, in turn.
-
-    There is that to learn, and not from one batch alone.
-    """
-    generator = torch.Generator().manual_seed(0)
-    losses = []
-    for number in range(NUM_STEPS):
-        rows = (torch.randint(8, (4, 96), generator=generator) + 8 * (number % 2)).to(device)
-        losses.append(step((rows, rows[:, 1:]), 1e-2 * min(1.0, (number + 1) / 10)))
-    return torch.stack(losses)
-
-
-def launched_step(kind: str, device: torch.device) -> LaunchedStep:
-    module = loss_of(kind, device)
-    parameters = list(module.parameters())
-    optimiser = adamw(parameters, OptimisationConfig(num_steps=NUM_STEPS, num_warmup_steps=2), device)
-    return LaunchedStep(parameters, module, lambda *batch: batch, optimiser, 1.0, device.type == "cuda")
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("kind", TINY)
-def test_a_recorded_step_trains_as_a_launched_one(kind: str) -> None:
-    """Twenty steps, of which the first are launched either way; rate and batch are read anew at every replay.
-
-    Replays that leave the weights, the rate or the batch as they were come to losses that are half a unit away or more;
-    rounding to bfloat16, or weights that are 1 % off, to less than a tenth.
-    """
-    device = torch.device("cuda")
-    expected = losses_of(launched_step(kind, device), device)
-    optimisation = OptimisationConfig(num_steps=NUM_STEPS, num_warmup_steps=2)
-    recorded = make_step(loss_of(kind, device), optimisation, device, compiled=lambda loss: loss)
-    assert isinstance(recorded, CapturedStep)
-    losses = losses_of(recorded, device)
-    assert recorded.is_recorded and NUM_STEPS > STEPS_BEFORE_CAPTURE + 1
-    torch.testing.assert_close(losses, expected, atol=0.25, rtol=0.0)
-    assert expected[STEPS_BEFORE_CAPTURE] - expected[-1] > FALL
 
 
 @pytest.mark.gpu

@@ -17,9 +17,9 @@ from PIL import Image
 from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
 
 from spec_lab.__main__ import main
+from spec_lab.app.compose import compose
 from spec_lab.core.errors import UserError
 from spec_lab.menu.refusals.run import refusals
-from spec_lab.program.compose import compose_run
 from spec_lab.record.reading import read_run
 from spec_lab.record.recorder import Recorder
 from spec_lab.record.scalars import scalars

@@ -11,8 +11,8 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-from spec_lab.corpus.example import SPECIAL_TOKENS
 from spec_lab.menu.config import RunConfig, WorkloadConfig
+from spec_lab.workloads.pocket_form import SPECIAL_TOKENS
 from tests.lab import make_config, make_pair
 
 CHEAP: Mapping[str, Any] = {

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
-import traceback
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from spec_lab.app.compose import Composed, chosen_options, to_composed
 from spec_lab.app.finished import READ_FILE, digest_of, finished
-from spec_lab.core.errors import UserError, describe_error
+from spec_lab.core.ending import print_error
+from spec_lab.core.errors import Breakdown, UserError, describe_error
 from spec_lab.core.ranks import ranks
 from spec_lab.menu import registry
 from spec_lab.menu.chosen import choose
@@ -78,6 +77,8 @@ def run(composed: Composed, folder: Path, sweep: Path | None = None) -> Run:
     except BaseException as error:
         if (so_far := read_run(folder)).reason in NOT_ENDED:
             write_run(folder, ended(so_far, *_ending(error)))
+        elif isinstance(error, UserError):  # the run had begun
+            raise Breakdown(str(error)) from error
         raise
 
 
@@ -90,14 +91,6 @@ def _ending(error: BaseException) -> tuple[Status, str]:
     if isinstance(error, UserError):
         return "refused", str(error)
     return "interrupted" if isinstance(error, KeyboardInterrupt) else "failed", describe_error(error)
-
-
-def print_error(error: BaseException) -> None:
-    """Print a refusal in a line on stderr, and any other error with its traceback."""
-    if isinstance(error, UserError):
-        print("refused:", error, file=sys.stderr)
-    else:
-        traceback.print_exception(error)
 
 
 def display(folder: Path) -> str:

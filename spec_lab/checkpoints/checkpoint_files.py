@@ -13,7 +13,6 @@ from spec_lab.checkpoints.json_input import ConfigFields, read_json, shown
 from spec_lab.checkpoints.quantization import Block
 from spec_lab.checkpoints.slices import Part
 from spec_lab.core.errors import UserError
-from spec_lab.core.regular import open_regular
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -115,7 +114,7 @@ def tensors_of(file: Path) -> dict[str, StoredTensor]:
 def opened(file: Path) -> safe_open:
     """Open the file; its tensors are read on access."""
     try:
-        open_regular(file).close()
+        file.open("rb").close()
         return safe_open(file, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
         raise _unreadable(file, " ".join(str(error).split())) from error

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from spec_lab.core.errors import UserError
-from spec_lab.core.regular import regular_text
 
 # More than any model has; a larger size is a mistake, and building anything of that size would take forever.
 LARGEST_SIZE = 2**31 - 1
@@ -61,7 +60,7 @@ def parse_json(text: str, make: MakeObject | None = None) -> Any:
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file."""
     try:
-        content = parse_json(regular_text(path), no_key_twice)
+        content = parse_json(path.read_text(encoding="utf-8"), no_key_twice)
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{path}: cannot be read as JSON ({reason}); fetch the file again") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -17,15 +18,20 @@ def ended(run: Callable[[], int | None]) -> int:
     """
     try:
         return run() or 0
-    except UserError as error:
-        print("refused:", error, file=sys.stderr)
-        return 2
-    except Breakdown as error:
-        print("failed:", error, file=sys.stderr)
-        return 1
+    except (UserError, Breakdown) as error:
+        print_error(error)
+        return 2 if isinstance(error, UserError) else 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+
+
+def print_error(error: BaseException) -> None:
+    """Print an error on stderr: a refusal and a breakdown by their message, any other with its traceback."""
+    if isinstance(error, (UserError, Breakdown)):
+        print("refused:" if isinstance(error, UserError) else "failed:", error, file=sys.stderr)
+    else:
+        traceback.print_exception(error)
 
 
 def leave(main: Callable[[], int]) -> NoReturn:

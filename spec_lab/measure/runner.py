@@ -14,7 +14,7 @@ import torch
 from spec_lab.acceptance.phase import thinking_mask
 from spec_lab.checkpoints.gguf import quantizations
 from spec_lab.checkpoints.gguf_file import is_gguf
-from spec_lab.core.errors import UserError, is_interruption
+from spec_lab.core.errors import UserError
 from spec_lab.core.results import GenerationResult, GraphCounts, RequestRecord
 from spec_lab.core.types import Request
 from spec_lab.measure.answers import check_answers, note_unread
@@ -246,8 +246,8 @@ def _kept_if_interrupted(lab: Lab, recorder: Recorder) -> Iterator[list[RequestR
     finished: list[RequestRecord] = []
     try:
         yield finished
-    except BaseException as error:
-        if is_interruption(error) and finished:
+    except KeyboardInterrupt as error:
+        if finished:
             error.add_note(f"{len(finished)} requests were decoded and are kept; their outputs were not checked")
             for row in _rows(lab, MAIN, finished, {}):
                 recorder.request(row)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from spec_lab.core.errors import describe_error, is_interruption, one_line, trouble_of
+from spec_lab.core.errors import Breakdown, UserError, describe_error, one_line
 from spec_lab.core.ranks import Ranks
 from spec_lab.record.recorder import amend
 
@@ -75,19 +75,17 @@ def _others_tell(rank: int) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not is_interruption(error):
-            time.sleep(PATIENCE_SECONDS)
-            _connect().set(NEWS, json.dumps(_told(rank, error)))
+        time.sleep(PATIENCE_SECONDS)
+        _connect().set(NEWS, json.dumps(_told(rank, error)))
         raise
 
 
 def _told(rank: int, error: Exception) -> dict[str, str]:
     """Return the text that the first process prints for another one, and the reason for its record."""
-    trouble = trouble_of(error)
-    if trouble is None:
+    if not isinstance(error, (UserError, Breakdown)):
         shown = "".join(traceback.format_exception(error)) + f"failed: the error above is of rank {rank}"
         return {"shown": shown, "reason": f"rank {rank}: {describe_error(error)}"}
-    line = f"rank {rank}: {one_line(trouble.line)}"
+    line = f"rank {rank}: {one_line(error)}"
     return {"shown": f"failed: {line}", "reason": line}
 
 

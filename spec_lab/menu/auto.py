@@ -183,17 +183,3 @@ def why_kernels(chosen: Chosen) -> str:
     native = chosen.again(_take_kernels(config, KernelsChoice.native))
     against = _against_native(native, chosen) or problem_of_native()
     return f"kernels=torch on {named or 'all threads'}, not kernels=native: {against}"
-
-
-def describe_auto(config: RunConfig) -> str:
-    """Return a line with the chosen options, as in `attention=torch graph=eager`; empty if the user named every option.
-
-    If the run supports kernels in C but this machine cannot compile them, the line says why.
-    """
-    chosen = " ".join(f"{name}={KNOBS[name].name_of(config)}" for name in config.auto)
-    if "kernels" not in config.auto or runs_on_cuda(config.device):
-        return chosen
-    here = _chosen(config)
-    fits = here is not None and _takes_native(here.again(_take_kernels(config, KernelsChoice.native)), here)
-    problem = problem_of_native() if fits else None
-    return chosen if problem is None else f"{chosen}, not kernels=native: {problem}"

@@ -208,7 +208,7 @@ class RecordConfig:
 
 @dataclass
 class WorkloadConfig:
-    """workload=pocket (shipped prompts), generated, jsonl, spec_bench, reasoning_gym, fixed_length, random_ids."""
+    """workload=pocket (shipped prompts), jsonl, spec_bench, reasoning_gym, fixed_length, random_ids."""
 
     name: str = MISSING
     limit: int | None = knob(None, "number of prompts, taken from the categories in turn; null is all of them", least=1)
@@ -218,7 +218,7 @@ class WorkloadConfig:
         None, "tokens of each prompt; workload=fixed_length and random_ids only", most=10**7, least=1
     )
     per_category: int | None = knob(
-        None, "number of prompts of each category; workload=generated and reasoning_gym only", most=10**4, least=1
+        None, "number of prompts of each category; workload=reasoning_gym only", most=10**4, least=1
     )
     tasks: list[str] | None = knob(None, "tasks of reasoning_gym, each a category; workload=reasoning_gym only")
     turns: int | None = knob(

@@ -6,10 +6,7 @@ experiments; Hydra then searches that folder too.
 
 from __future__ import annotations
 
-import os
-import traceback
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module, metadata
@@ -17,13 +14,11 @@ from inspect import iscoroutinefunction
 from pathlib import Path
 from types import ModuleType
 
-from spec_lab.core.errors import OURS, UserError, describe_error
+from spec_lab.core.errors import UserError, describe_error
 from spec_lab.record.provenance import git_revision
 
 ENTRY_POINTS = "spec_lab.extensions"
 """The group under which an installed package names its module."""
-IMPORTED: set[str] = set()
-"""Names of the extensions imported so far in this process, and of `spec_lab.options`."""
 ENDINGS = (Exception, SystemExit, GeneratorExit)
 
 
@@ -73,8 +68,7 @@ class Extension:
         if iscoroutinefunction(register):
             raise UserError(f"extensions: {self.name}.register is async, but is not awaited; write def register")
         try:
-            with _staying(self.name):
-                returned = register(registry)
+            returned = register(registry)
         except UserError:
             raise
         except ENDINGS as error:
@@ -99,14 +93,6 @@ def find_extension(name: str) -> Extension:
     return Extension(name, _import(name))
 
 
-def extension_behind(error: BaseException) -> str | None:
-    """Return the extension whose code (or its package's) is innermost in a traceback; None if no extension is in it."""
-    by_package = {name.partition(".")[0]: name for name in sorted(IMPORTED)}
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    packages = [frame.f_globals.get("__name__", "").partition(".")[0] for frame in reversed(frames)]
-    return next((by_package[package] for package in packages if package in by_package and package not in OURS), None)
-
-
 def _import(name: str) -> ModuleType:
     if not all(part.isidentifier() for part in name.split(".")):
         raise UserError(
@@ -114,10 +100,7 @@ def _import(name: str) -> ModuleType:
             "extensions=[my_lab], and put the folder that holds it on PYTHONPATH"
         )
     try:
-        with _staying(name):
-            module = import_module(name)
-        IMPORTED.add(name)
-        return module
+        return import_module(name)
     except UserError:
         raise
     except ModuleNotFoundError as error:
@@ -129,16 +112,6 @@ def _import(name: str) -> ModuleType:
         raise _broken(name, error) from error
     except ENDINGS as error:
         raise _broken(name, error) from error
-
-
-@contextmanager
-def _staying(name: str) -> Iterator[None]:
-    """Refuse code of an extension that changes the working folder, since typed paths are relative to it."""
-    before = Path.cwd()
-    yield
-    if Path.cwd() != before:
-        os.chdir(before)
-        raise UserError(f"extensions: {name} changes the working folder; remove its os.chdir")
 
 
 def _broken(name: str, error: BaseException) -> UserError:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from spec_lab.menu.config import RunConfig
 from spec_lab.menu.option import CheckerOption, WorkloadOption
 from spec_lab.workloads import checkers
+from spec_lab.workloads.prompt_files import PROMPTS_FOLDER
 
 if TYPE_CHECKING:
     from spec_lab.core.types import Request
@@ -26,11 +27,9 @@ def file_exists(config: RunConfig) -> str | None:
 
 
 def has_those_categories(config: RunConfig) -> str | None:
-    """The categories are among those of the shipped prompts; for workload=generated, those with checkable answers."""
-    from spec_lab.corpus.categories import CATEGORIES, CHECKABLE_CATEGORIES
-
-    known = CHECKABLE_CATEGORIES if config.workload.name == "generated" else CATEGORIES
-    unknown = sorted(set(config.workload.categories or ()) - set(known))
+    """The categories are among those of the shipped prompts."""
+    known = {file.stem for file in PROMPTS_FOLDER.glob("*.jsonl")}
+    unknown = sorted(set(config.workload.categories or ()) - known)
     if not unknown:
         return None
     return (
@@ -57,13 +56,6 @@ def pocket(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
     from spec_lab.workloads.load import pocket_requests
 
     return pocket_requests(config, tokenizer)
-
-
-def generated(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
-    """Return the requests of workload=generated."""
-    from spec_lab.workloads.load import generated_requests
-
-    return generated_requests(config, tokenizer)
 
 
 def jsonl(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
@@ -103,12 +95,6 @@ def random_ids(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
 
 ROWS = (
     WorkloadOption(name="pocket", load=pocket, refusals=(asks_one_turn, has_those_categories)),
-    WorkloadOption(
-        name="generated",
-        load=generated,
-        reads={"per_category": "20"},
-        refusals=(asks_one_turn, has_those_categories),
-    ),
     WorkloadOption(name="jsonl", load=jsonl, reads=A_FILE, refusals=(file_exists,)),
     WorkloadOption(name="spec_bench", load=spec_bench, reads=A_FILE, refusals=(file_exists,)),
     WorkloadOption(

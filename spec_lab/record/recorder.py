@@ -11,7 +11,7 @@ from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Protocol
 
-from spec_lab.core.errors import describe_error, is_interruption
+from spec_lab.core.errors import describe_error
 
 if TYPE_CHECKING:
     from spec_lab.core.results import RequestRecord, RoundRecord
@@ -130,7 +130,7 @@ class Recorder:
             self._is_finished = True
 
     def _give_up(self, error: BaseException) -> None:
-        status: Status = "interrupted" if is_interruption(error) else "failed"
+        status: Status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         said = "; ".join(("KeyboardInterrupt", *getattr(error, "__notes__", ())))
         self.finish(ended(self._begun, status, said if status == "interrupted" else describe_error(error), self.seconds))
 

@@ -1,4 +1,13 @@
-"""`python -m spec_lab.train`: trains a drafter for an existing target, or a new target and a drafter for it.
+"""`python -m spec_lab.train`: trains a drafter for a target, and writes its card.
+
+  python -m spec_lab.train drafter=mtp_eagle
+  python -m spec_lab.train debug=smoke
+  python -m spec_lab.train target=smollm2_135m drafter=eagle3 prompts=[FILE] output_dir=DIR
+
+With one of these flags it does something else:
+
+  --plan: take a few steps, estimate the cost of all of them, and keep nothing
+  --show-data=N: print N of the texts, with the tokens that count marked
 
 Exit codes are those of `python -m spec_lab`: 0 finished, 1 failed, 2 refused, 130 interrupted.
 """
@@ -9,7 +18,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from spec_lab.core.ending import ended, leave
+from spec_lab.core.ending import ended, leave, print_error
+from spec_lab.core.errors import UserError
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -18,19 +28,6 @@ if TYPE_CHECKING:
 
 Action = Callable[[Any], object]
 """What to do with the composed pipeline, such as training."""
-INTRODUCTION = """\
-spec_lab.train: trains a drafter for an existing target, or a new target and a drafter for it, and writes their cards.
-
-  python -m spec_lab.train drafter=mtp_eagle
-  python -m spec_lab.train target=pocket drafter=eagle3
-  python -m spec_lab.train debug=smoke
-  python -m spec_lab.train target=smollm2_135m drafter=eagle3 prompts=[FILE] output_dir=DIR
-
-With one of these flags a training for target=hf or target=smollm2_135m does something else:
-
-  --plan: take a few steps, estimate the cost of all of them, and keep nothing
-  --show-data=N: print N of the texts, with the tokens that count marked
-"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,9 +41,17 @@ def _run(arguments: Sequence[str]) -> int:
 
     arguments, action = action_of(arguments)
     store(SCHEMAS)
-    codes = [0]
-    code = call_hydra(lambda composed: codes.append(_train(composed, action)), arguments, conf_folder() / "train")
-    return code or max(codes)
+    errors: list[Exception] = []
+
+    def train(composed: DictConfig) -> None:
+        try:
+            _train(composed, action)
+        except Exception as error:  # the other jobs of a multirun go on
+            errors.append(error)
+            print_error(error)
+
+    code = call_hydra(train, arguments, conf_folder() / "train")
+    return code or (0 if not errors else 2 if all(isinstance(error, UserError) for error in errors) else 1)
 
 
 def action_of(arguments: Sequence[str]) -> tuple[list[str], Action]:
@@ -55,8 +60,6 @@ def action_of(arguments: Sequence[str]) -> tuple[list[str], Action]:
     Raises:
         UserError: `--show-data` has no number above 0, `--plan` has one, or several flags are given.
     """
-    from spec_lab.core.errors import UserError
-
     kept = [word for word in arguments if word.partition("=")[0] not in ("--plan", "--show-data")]
     flags = [word for word in arguments if word not in kept]
     if not flags:
@@ -73,31 +76,27 @@ def action_of(arguments: Sequence[str]) -> tuple[list[str], Action]:
     return kept, lambda pipeline: print(pipeline.show_data(int(number)))
 
 
-def _train(composed: DictConfig, action: Action) -> int:
-    """Hydra's task: one composed training. A refusal becomes an exit code, so that a multirun goes on."""
+def _train(composed: DictConfig, action: Action) -> None:
+    """Hydra's task: one composed training."""
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
 
     from spec_lab.train.checks import refuse
-    from spec_lab.train.recipes import build_pipeline
 
-    def train() -> None:
-        config: Any = OmegaConf.to_object(composed)
-        refuse_unread(HydraConfig.get().overrides.task, config)
-        refuse(config)
-        action(build_pipeline(config))
+    config: Any = OmegaConf.to_object(composed)
+    refuse_unread(HydraConfig.get().overrides.task, config)
+    refuse(config)
+    from spec_lab.train.head_pipeline import build_pipeline
 
-    return ended(train)
+    action(build_pipeline(config))
 
 
 def refuse_unread(overrides: Iterable[str], config: TrainConfig) -> None:
     """Refuse overrides of keys that a training with the chosen options does not read.
 
     Raises:
-        UserError: for instance, `corpus.row_length=256` with target=shipped, or `generations...` with drafter=none.
+        UserError: for instance, `writing.num_texts=100` with `texts=FOLDER`.
     """
-    from spec_lab.core.errors import UserError
-
     for override in overrides:
         key = override.partition("=")[0]
         for names, is_read, remedy in _readers(config):
@@ -107,25 +106,9 @@ def refuse_unread(overrides: Iterable[str], config: TrainConfig) -> None:
 
 def _readers(config: TrainConfig) -> Iterator[tuple[tuple[str, ...], bool, str]]:
     """Yield keys, whether this training reads them, and the options that read them."""
-    from spec_lab.train.options import TARGETS, target_option
-
-    target = target_option(config.target)
-    is_frozen = target.path is not None
-    yield ("prompts", "writing"), is_frozen and config.texts is None, "target=hf and no texts="
-    yield ("packing", "evaluation.every"), is_frozen, "target=hf"
-    yield (
-        ("evaluation.limit_per_category",),
-        not is_frozen or bool(config.evaluation.prompts),
-        "evaluation.prompts=[FILE]",
-    )
-    of_ours = ("generations", "num_workers", "evaluation.rows_per_forward", "evaluation.samples_per_category")
-    yield of_ours, not is_frozen, "target=shipped"
-    # New targets other than pocket use the shipped vocabulary, and their drafters are trained on the corpus.
-    yield ("tokenizer", "generations"), config.target.writes_texts, "target=pocket"
-    targets = "|".join(option.name for option in TARGETS if option.recipe is not None)
-    yield ("tokenizer", "corpus"), config.trained_target is not None, f"target={targets}"
-    drafters = "|".join(target.drafters)
-    yield ("generations",), config.trained_drafter is not None, f"drafter={drafters}"
+    yield ("prompts", "writing"), config.texts is None, "no texts="
+    of_questions = "evaluation.limit_per_category"
+    yield (of_questions,), bool(config.evaluation.prompts), "evaluation.prompts=[FILE]"
 
 
 if __name__ == "__main__":

@@ -35,13 +35,6 @@ class Normaliser(Choice):
     slots = "slots", "the number of slots, so that weights change the size of a step"
 
 
-class StoredAs(Choice):
-    """The types in which the matrices of a finished drafter can be stored."""
-
-    bfloat16 = "bfloat16"
-    fp8 = "fp8", "e4m3 with a float32 scale for each block of 128 x 128; norms, biases and convolutions in bfloat16"
-
-
 @dataclass
 class SlotTrainingConfig(PackedTrainingConfig):
     """The keys of a drafter that drafts all slots of a block in one pass."""
@@ -56,7 +49,6 @@ class SlotTrainingConfig(PackedTrainingConfig):
     draft_vocab_size: int | None = knob(
         None, "number of tokens that can be drafted, those the target writes most; null is all", least=2
     )
-    stored_as: StoredAs = knob(StoredAs.bfloat16, "type of its matrices in the file; readers widen them")
     num_layers: int = knob(2, "layers of the body", least=1, most=64)
 
     @property

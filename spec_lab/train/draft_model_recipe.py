@@ -7,26 +7,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from spec_lab.checkpoints.taps import Tap
 from spec_lab.train.draft_model import TrainableDraftModel, load_draft_model, save_draft_model
-from spec_lab.train.drafter import DrafterDescription, DraftMatcher, TrainingTask
+from spec_lab.train.drafter import DrafterDescription
 from spec_lab.train.drafter_config import DraftModelTrainingConfig, UnrolledTrainingConfig
 from spec_lab.train.frozen_target import FrozenTarget, full_plan
-from spec_lab.train.generations import Generations
 from spec_lab.train.head_recipe import PackedForm
 from spec_lab.train.layers import leading_directions
-from spec_lab.train.loop import CurvePoint, train
-from spec_lab.train.losses import LOSSES, RowLoss
+from spec_lab.train.loop import CurvePoint
 from spec_lab.train.packed_rows import TrainingTexts
 from spec_lab.train.packed_training import PackedTask, train_packed
-from spec_lab.train.target import run_target
-from spec_lab.train.unroll import agreement
 from spec_lab.train.unrolled_form import UNROLLED
 
 if TYPE_CHECKING:
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import Qwen3ForCausalLM
 
 
 SAMPLED_ROWS = 256
@@ -35,33 +31,9 @@ SAMPLED_ROWS = 256
 
 @dataclass(frozen=True, slots=True)
 class DraftModelRecipe:
-    """Trains a draft model on the target's own texts. The target's tokens have weight 1, and a prompt's tokens
-    `prompt_loss_weight`."""
+    """Trains a draft model on the target's own texts, of which only the tokens that the target wrote count."""
 
     config: DraftModelTrainingConfig
-
-    def train(self, task: TrainingTask, folder: Path) -> list[CurvePoint]:
-        """Train the drafter and save it, as `DrafterRecipe` says."""
-        from transformers import Qwen3ForCausalLM
-
-        torch.manual_seed(task.seed)
-        draft_model = Qwen3ForCausalLM(self.model_config(task.model.config))
-        embedding = task.model.get_input_embeddings().weight
-        directions = leading_directions(embedding, self.config.hidden_size)
-        draft_model.get_input_embeddings().weight.data = embedding @ directions
-        generations = task.generations.to(task.device)
-
-        def batch_of(step: int) -> tuple[Tensor, ...]:
-            return generations.batch(step, self.config.optimisation.batch_size, task.seed).tensors()
-
-        def inputs_of(*picked: Tensor) -> tuple[Tensor, ...]:
-            return distillation_batch(task.model, Generations(*picked), self.config.prompt_loss_weight)
-
-        loss = DistillationLoss(draft_model, LOSSES[self.config.loss])
-        curve = train(loss, batch_of, self.config.optimisation, task.checkpoint, task.device, inputs_of)
-        draft_model.generation_config = task.model.generation_config
-        draft_model.to(torch.bfloat16).save_pretrained(folder)
-        return curve
 
     @property
     def form(self) -> PackedForm:
@@ -106,21 +78,6 @@ class DraftModelRecipe:
         """Read what `save` wrote, in float32."""
         return TrainableDraftModel(load_draft_model(folder)).to(target.device)
 
-    def matcher(self, folder: Path, model: Qwen3ForCausalLM, device: torch.device) -> DraftMatcher:
-        """Load the saved drafter for its target, in float32; see `DrafterRecipe`."""
-        from transformers import Qwen3ForCausalLM
-
-        draft_model = (
-            Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False).to(device).eval()
-        )
-
-        def match(tokens: Tensor, num_draft_tokens: int) -> Tensor:
-            drafts = run_target(draft_model, tokens).logits.argmax(-1)
-            # A draft depends only on the tokens before it, not on where its round began.
-            return agreement(tokens, [drafts[:, 1:]] * num_draft_tokens)
-
-        return match
-
     def describe(self, folder: Path) -> DrafterDescription:
         """Return the card's description; see `DrafterRecipe`."""
         config, sizes = self.config, self.config.sizes
@@ -131,22 +88,7 @@ class DraftModelRecipe:
 query and {sizes.num_kv_heads} key-value heads of {sizes.head_dim}, tied embeddings. It reads tokens alone, nothing of
 the target, and keeps its own cache. `AutoModelForCausalLM` loads it. Its embedding began as the target's in fewer
 dimensions.""",
-            loss=f"token by token; a prompt's tokens count {config.prompt_loss_weight:g}",
-        )
-
-    def model_config(self, target: Qwen3Config) -> Qwen3Config:
-        """Return the target's vocabulary, positions and rotary embedding in this recipe's sizes."""
-        from transformers import Qwen3Config
-
-        return Qwen3Config(
-            vocab_size=target.vocab_size,
-            hidden_size=self.config.hidden_size,
-            **keys_of_layers(self.config),
-            max_position_embeddings=target.max_position_embeddings,
-            rope_parameters=dict(target.rope_parameters),
-            bos_token_id=target.bos_token_id,
-            eos_token_id=target.eos_token_id,
-            pad_token_id=target.pad_token_id,
+            loss="token by token",
         )
 
 
@@ -173,37 +115,3 @@ def train_one_step(
     """Train the drafter in place on packed rows. Only the tokens that the target wrote count."""
     one = UnrolledTrainingConfig(config.name, config.optimisation, config.loss, num_unrolled_steps=1)
     return train_packed(drafter, one, task)
-
-
-@torch.no_grad()
-def distillation_batch(
-    model: Qwen3ForCausalLM, picked: Generations, prompt_loss_weight: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return tokens `[batch, length]`, the target's next-token log-probabilities `[batch, length - 1, vocab]`, and
-    weights `[batch, length - 1]`. The last two leave out the last position.
-
-    The last prompt position has full weight, since it predicts the target's first token. Positions at the end of a text
-    or after it have weight 0.
-    """
-    tokens = picked.tokens.long()
-    with torch.autocast(tokens.device.type, dtype=torch.bfloat16, enabled=tokens.device.type == "cuda"):
-        logits = run_target(model, tokens).logits
-    position = torch.arange(tokens.shape[1] - 1, device=tokens.device)
-    is_written = position >= picked.prompt_lengths[:, None] - 1
-    weights = torch.where(is_written, 1.0, prompt_loss_weight) * (position + 1 < picked.lengths[:, None])
-    return tokens, logits[:, :-1].float().log_softmax(-1), weights
-
-
-class DistillationLoss(nn.Module):
-    """The loss between the target's next-token distribution and the draft model's, a weighted mean."""
-
-    def __init__(self, draft_model: Qwen3ForCausalLM, row_loss: RowLoss) -> None:
-        super().__init__()
-        self.draft_model, self._row_loss = draft_model, row_loss
-
-    def forward(self, tokens: Tensor, log_p: Tensor, weights: Tensor) -> Tensor:
-        """Compute the loss of a batch that `distillation_batch` made."""
-        # There is no mask, as in the target's training.
-        output = self.draft_model(input_ids=tokens, attention_mask={"full_attention": None}, use_cache=False)
-        losses = self._row_loss(output.logits[:, :-1], log_p)
-        return (losses * weights).sum() / weights.sum().clamp(min=1e-6)

@@ -25,10 +25,6 @@ class DrafterChoice:
 
     name: str = MISSING
 
-    def to_train(self) -> DrafterTrainingConfig | None:
-        """Return the drafter's training config; None if none is trained."""
-        return None
-
     @property
     def drafts_as(self) -> str:
         """The `drafter=` option of a run that uses its weights; their folder is named after it."""
@@ -36,20 +32,10 @@ class DrafterChoice:
 
 
 @dataclass
-class NoDrafterChoice(DrafterChoice):
-    """drafter=none: no drafter is trained."""
-
-    name: str = "none"
-
-
-@dataclass
 class DrafterTrainingConfig(DrafterChoice):
     """The keys of every trained drafter."""
 
     optimisation: OptimisationConfig = field(default_factory=OptimisationConfig, metadata={"help": "how it is trained"})
-
-    def to_train(self) -> DrafterTrainingConfig:
-        return self
 
 
 class Loss(Choice):
@@ -107,23 +93,12 @@ class Eagle3TrainingConfig(DraftLayerConfig, UnrolledTrainingConfig):
 class MtpTrainingConfig(DraftLayerConfig, UnrolledTrainingConfig):
     """Multi-token prediction modules: one that takes every unrolled step, or one for each step."""
 
-    num_modules: int = knob(
-        1, "number of MTP modules: 1 for mtp_eagle, one for each step for mtp_vanilla", least=1, most=64
-    )
-
 
 @dataclass
 class MtpEagleTrainingConfig(MtpTrainingConfig):
     """drafter=mtp_eagle: one module, used again at every step."""
 
     name: str = "mtp_eagle"
-
-
-@dataclass
-class MtpVanillaTrainingConfig(MtpTrainingConfig):
-    """drafter=mtp_vanilla: a module for each draft."""
-
-    name: str = "mtp_vanilla"
 
 
 @dataclass
@@ -143,51 +118,12 @@ class FrozenKvTrainingConfig(UnrolledTrainingConfig):
 
 
 @dataclass
-class NextnTrainingConfig(UnrolledTrainingConfig):
-    """drafter=nextn: an MTP module with a layer of the target's kind, as in Qwen3.5 and DeepSeek-V3."""
-
-    name: str = "nextn"
-    intermediate_size: int = knob(208, "width of a dense feed-forward network; experts are the target's", least=1)
-
-    @property
-    def drafts_as(self) -> str:
-        return "mtp_eagle"
-
-
-@dataclass
-class AssistantTrainingConfig(UnrolledTrainingConfig):
-    """drafter=assistant: a Gemma 4 assistant.
-
-    It reads the KV of two layers of the target. Among those that own their KV, they are the last one with a window and
-    the last one with full attention.
-    """
-
-    name: str = "assistant"
-    hidden_size: int = width_of_layers(96)
-    intermediate_size: int = width_of_feed_forward(192)
-    num_heads: int = query_heads(4)
-    num_sliding_layers: int = knob(
-        2, "number of layers with a window; one with full attention follows", least=0, most=64
-    )
-
-    @property
-    def drafts_as(self) -> str:
-        return "frozen_kv"
-
-
-@dataclass
 class DraftModelTrainingConfig(DraftLayerConfig, PackedTrainingConfig):
     """drafter=draft_model: a small, ordinary Qwen3 model."""
 
     name: str = "draft_model"
     hidden_size: int = width_of_layers(192)
     num_layers: int = depth(2)
-    prompt_loss_weight: float = knob(
-        0.1,
-        "weight of a prompt's tokens in the loss; the target's tokens have 1; use 0 for an existing target such as hf",
-        least=0,
-        most=1,
-    )
 
     @property
     def num_trained_drafts(self) -> int:

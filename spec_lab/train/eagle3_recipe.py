@@ -16,18 +16,17 @@ from spec_lab.checkpoints.plan import RopeConfig
 from spec_lab.checkpoints.taps import Tap, taps_of_inputs
 from spec_lab.core.errors import UserError
 from spec_lab.train.checkpoint import load_drafter, save_drafter
-from spec_lab.train.drafter import DrafterDescription, DraftMatcher, TrainingTask
+from spec_lab.train.drafter import DrafterDescription
 from spec_lab.train.drafter_config import Eagle3TrainingConfig
 from spec_lab.train.eagle3 import Eagle3Shape, TrainableEagle3Head
 from spec_lab.train.frozen_target import FrozenTarget, draft_rope
 from spec_lab.train.head_recipe import PackedForm
-from spec_lab.train.loop import CurvePoint
 from spec_lab.train.packed_rows import TrainingTexts
-from spec_lab.train.unroll import train_unrolled, unrolled_loss_words, unrolled_matcher
+from spec_lab.train.unroll import unrolled_loss_words
 from spec_lab.train.unrolled_form import UNROLLED
 
 if TYPE_CHECKING:
-    from transformers import Qwen3ForCausalLM
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +34,6 @@ class Eagle3Recipe:
     """Trains an EAGLE-3 head on the target's own texts, over the steps of the training-time test."""
 
     config: Eagle3TrainingConfig
-
-    def train(self, task: TrainingTask, folder: Path) -> list[CurvePoint]:
-        """Train the drafter and save it, as `DrafterRecipe` says."""
-        torch.manual_seed(task.seed)
-        target = task.model.config
-        draft_token_ids = most_frequent_tokens(
-            task.generations, target.vocab_size, self.config.draft_vocab_size, task.always_drafted
-        )
-        head = TrainableEagle3Head(self._shape(task.model), draft_token_ids)
-        curve = train_unrolled(head, self.config, task)
-        save_head(head, target.max_position_embeddings, folder)
-        return curve
 
     @property
     def form(self) -> PackedForm:
@@ -86,10 +73,6 @@ class Eagle3Recipe:
         """Read what `save` wrote, its weights held in float32."""
         return load_head(folder).to(target.device)
 
-    def matcher(self, folder: Path, model: Qwen3ForCausalLM, device: torch.device) -> DraftMatcher:
-        """Load the saved drafter for its target, in float32; see `DrafterRecipe`."""
-        return unrolled_matcher(load_head(folder).to(device).eval(), model)
-
     def describe(self, folder: Path) -> DrafterDescription:
         """Describe the drafter for its card; see `DrafterRecipe`."""
         _, config = load_drafter(folder)
@@ -106,16 +89,6 @@ those that end a text.
 Row p pairs the target's embedding of token p+1 with `fc` of the {normed}taps at p, at rotary position p. The residual
 is the raw `fc` output (`norm_before_residual` false). The next step gets the layer's output {fed_back}.""",
             loss=unrolled_loss_words(self.config),
-        )
-
-    def _shape(self, model: Qwen3ForCausalLM) -> Eagle3Shape:
-        return Eagle3Shape(
-            hidden_size=model.config.hidden_size,
-            **asdict(self.config.sizes),
-            vocab_size=model.config.vocab_size,
-            draft_vocab_size=self.config.draft_vocab_size,
-            norms_taps=self.config.norms_taps,
-            norms_output=self.config.norms_output,
         )
 
 

@@ -15,7 +15,6 @@ from spec_lab.options.shipped import missing_folder
 from spec_lab.train.block_config import SlotWeights
 from spec_lab.train.config import TrainConfig
 from spec_lab.train.module_config import LayerConfig
-from spec_lab.train.target_config import PocketGemmaTrainingConfig, PocketHybridTrainingConfig, PocketMoeTrainingConfig
 
 MIN_TAPPED_LAYERS = 7
 """The fewest layers L for which layers 2, L // 2 and L - 3 ascend."""
@@ -75,46 +74,6 @@ def even(knob: str, size: int) -> str | None:
     return f"{knob}={size} must be even; use {knob}={size + 1}" if size % 2 else None
 
 
-def target_heads(target: Any) -> str | None:
-    """Apply `heads_fit` to a target."""
-    return heads_fit("target", target)
-
-
-def delta_heads(target: PocketHybridTrainingConfig) -> str | None:
-    """Value heads of a delta net divide evenly among its key heads."""
-    num_values, num_keys = target.num_value_heads, target.num_key_heads
-    if num_values % num_keys == 0:
-        return None
-    return (
-        f"target.num_value_heads={num_values} must be a multiple of target.num_key_heads={num_keys}; "
-        f"use target.num_value_heads={next_multiple(num_values, num_keys)}"
-    )
-
-
-def owned_layers(target: PocketGemmaTrainingConfig) -> str | None:
-    """Each kind of layer has at least one that owns keys and values, which the last layers and the assistant read.
-    The size of full-attention heads is even."""
-    num_own, every = target.num_layers - target.num_shared_layers, target.full_attention_every
-    if every < 2:
-        return f"target.full_attention_every={every} leaves no layer a window; use target.full_attention_every=2"
-    if num_own < every:
-        return (
-            f"target.num_shared_layers={target.num_shared_layers} leaves no full-attention layer with its own keys; "
-            f"use target.num_shared_layers={max(target.num_layers - every, 0)} and target.num_layers={every} or more"
-        )
-    return even("target.full_head_dim", target.full_head_dim)
-
-
-def chosen_experts(target: PocketMoeTrainingConfig) -> str | None:
-    """A token uses no more experts than there are. The number of rotated channels is even, since RoPE rotates pairs."""
-    if target.num_chosen > target.num_experts:
-        return (
-            f"target.num_chosen={target.num_chosen} is more than target.num_experts={target.num_experts}; "
-            f"use target.num_chosen={target.num_experts}"
-        )
-    return even("target.qk_rope_head_dim", target.qk_rope_head_dim)
-
-
 def next_multiple(number: int, divisor: int) -> int:
     """Return the smallest multiple of `divisor` that is at least `number`."""
     return -(-number // divisor) * divisor
@@ -125,49 +84,14 @@ def heads(fitting: Fitting) -> str | None:
     return heads_fit("drafter", fitting.drafter)
 
 
-def unrolled_steps(fitting: Fitting) -> str | None:
-    """drafter=mtp_vanilla has a module for each step."""
-    drafter = fitting.drafter
-    if drafter.num_modules == drafter.num_unrolled_steps:
-        return None
-    return (
-        f"drafter.num_unrolled_steps={drafter.num_unrolled_steps} must be "
-        f"drafter.num_modules={drafter.num_modules}, one step for each module; "
-        f"use drafter.num_unrolled_steps={drafter.num_modules}, or drafter=mtp_eagle for one module in all steps"
-    )
-
-
-def single_module(fitting: Fitting) -> str | None:
-    """drafter=mtp_eagle has one module for all steps."""
-    if (number := fitting.drafter.num_modules) == 1:
-        return None
-    return f"drafter.num_modules={number}: drafter=mtp_eagle uses one module in every step; use drafter.num_modules=1"
-
-
-def measured_drafts(fitting: Fitting) -> str | None:
-    """The card measures no more drafts than drafter=mtp_vanilla has modules."""
-    num_modules, wanted = fitting.drafter.num_modules, fitting.config.evaluation.num_draft_tokens
-    if wanted <= num_modules:
-        return None
-    return (
-        f"evaluation.num_draft_tokens={wanted} is more than drafter.num_modules={num_modules} can draft; "
-        f"use evaluation.num_draft_tokens={num_modules}"
-    )
-
-
 def taps(fitting: Fitting) -> str | None:
     """The target has enough layers: EAGLE-3 and P-EAGLE heads read three different ones."""
     num_layers = fitting.target.num_layers
     if num_layers >= MIN_TAPPED_LAYERS:
         return None
-    if fitting.config.trained_target is None:
-        return (
-            f"drafter={fitting.drafter.name} needs a target of {MIN_TAPPED_LAYERS} layers or more, and it has "
-            f"{num_layers}; {SHALLOW}"
-        )
     return (
-        f"target.num_layers={num_layers} is too few for the three layers that drafter={fitting.drafter.name} reads; "
-        f"use target.num_layers={MIN_TAPPED_LAYERS}, or another drafter"
+        f"drafter={fitting.drafter.name} needs a target of {MIN_TAPPED_LAYERS} layers or more, and it has "
+        f"{num_layers}; {SHALLOW}"
     )
 
 

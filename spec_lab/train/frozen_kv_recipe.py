@@ -12,21 +12,19 @@ from torch import Tensor, nn
 
 from spec_lab.checkpoints.gemma4_assistant_config import AssistantTarget
 from spec_lab.checkpoints.taps import Tap
-from spec_lab.core.errors import UserError
 from spec_lab.train.checkpoint import load_drafter, save_drafter
-from spec_lab.train.drafter import DrafterDescription, DraftMatcher, TrainingTask
+from spec_lab.train.drafter import DrafterDescription
 from spec_lab.train.drafter_config import FrozenKvTrainingConfig
 from spec_lab.train.frozen_kv import FrozenKVLayer, FrozenKVShape, KVSource, TrainableFrozenKVDrafter
 from spec_lab.train.frozen_target import FrozenTarget
 from spec_lab.train.head_recipe import PackedForm
 from spec_lab.train.layers import leading_directions
-from spec_lab.train.loop import CurvePoint
 from spec_lab.train.packed_rows import TrainingTexts
-from spec_lab.train.unroll import train_unrolled, unrolled_loss_words, unrolled_matcher
+from spec_lab.train.unroll import unrolled_loss_words
 from spec_lab.train.unrolled_form import UNROLLED
 
 if TYPE_CHECKING:
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    pass
 
 FIRST_BRANCH_SCALE = 0.3
 
@@ -36,15 +34,6 @@ class FrozenKVRecipe:
     """Trains a frozen-KV drafter on the target's own texts."""
 
     config: FrozenKvTrainingConfig
-
-    def train(self, task: TrainingTask, folder: Path) -> list[CurvePoint]:
-        """Train the drafter and save it, as `DrafterRecipe` says."""
-        torch.manual_seed(task.seed)
-        drafter = TrainableFrozenKVDrafter(self.shape(task.model.config))
-        start_from_target(drafter, task.model)
-        curve = train_unrolled(drafter, self.config, task)
-        save_frozen_kv(drafter, task.model.config, folder)
-        return curve
 
     @property
     def form(self) -> PackedForm:
@@ -84,10 +73,6 @@ class FrozenKVRecipe:
         """Read what `save` wrote, its weights held in float32."""
         return load_frozen_kv(folder, embedding_scale(target)).to(target.device)
 
-    def matcher(self, folder: Path, model: Qwen3ForCausalLM, device: torch.device) -> DraftMatcher:
-        """Load the saved drafter for its target, in float32; see `DrafterRecipe`."""
-        return unrolled_matcher(load_frozen_kv(folder).to(device).eval(), model)
-
     def describe(self, folder: Path) -> DrafterDescription:
         """Describe the drafter for its card; see `DrafterRecipe`."""
         _, config = load_drafter(folder)
@@ -108,58 +93,23 @@ drafter's last output.""",
             loss=unrolled_loss_words(self.config),
         )
 
-    def shape(self, target: Qwen3Config) -> FrozenKVShape:
-        """Return the drafter's sizes for this target.
-
-        Raises UserError if `kv_source_layers` names a layer that does not exist, or the heads do not fit.
-        """
-        num_layers = target.num_hidden_layers
-        if not self.config.kv_source_layers or not all(
-            0 <= layer < num_layers for layer in self.config.kv_source_layers
-        ):
-            raise UserError(
-                f"drafter.kv_source_layers={self.config.kv_source_layers} must name layers of the target, "
-                f"0 to {num_layers - 1}"
-            )
-        if self.config.num_heads % target.num_key_value_heads:
-            raise UserError(
-                f"drafter.num_heads={self.config.num_heads} must be a multiple of the target's "
-                f"{target.num_key_value_heads} key-value heads"
-            )
-        return FrozenKVShape(
-            backbone_hidden_size=target.hidden_size,
-            hidden_size=self.config.hidden_size,
-            intermediate_size=self.config.intermediate_size,
-            num_heads=self.config.num_heads,
-            vocab_size=target.vocab_size,
-            sources=tuple(
-                KVSource(layer, target.num_key_value_heads, target.head_dim, target.rope_parameters["rope_theta"])
-                for layer in self.config.kv_source_layers
-            ),
-            rms_norm_eps=target.rms_norm_eps,
-        )
-
-
-@torch.no_grad()
-def start_from_target(drafter: TrainableFrozenKVDrafter, model: Qwen3ForCausalLM) -> None:
-    """Initialise weights at the scales of the drafter's inputs and outputs; those not mentioned here are not changed.
-
-    The drafter's embedding and `post_projection` use the directions in which the target's embedding is largest.
-    `pre_projection` divides the token's embedding and the hidden state by their root mean squares, so that both count
-    equally. Query norms are those of the target, divided by the root of `head_dim`, since the assistant does not divide
-    its scores. Branches start small relative to the stream, as in LayerScale (Touvron et al., 2021).
-    """
-    layers = [model.model.layers[source.layer] for source in drafter.shape.sources]
-    query_norms = [layer.self_attn.q_norm.weight.cpu() for layer in layers]
-    start_from(drafter, model.get_input_embeddings().weight.cpu(), model.model.norm.weight.cpu(), query_norms)
-
 
 @torch.no_grad()
 def start_from(
     drafter: TrainableFrozenKVDrafter, embedding: Tensor, final_norm: Tensor, query_norms: Sequence[Tensor]
 ) -> None:
-    """Initialise as `start_from_target` does, from the target's embedding [vocab, hidden], its last norm [hidden], and
-    for each source the weight of the query norm [head_dim]."""
+    """Initialise weights at the scales of the drafter's inputs and outputs; those not mentioned here are not changed.
+
+    The drafter's embedding and `post_projection` use the directions in which the target's embedding is largest.
+    `pre_projection` divides the token's embedding and the hidden state by their root mean squares, so that both count
+    equally. Query norms are divided by the root of `head_dim`, since the assistant does not divide its scores. Branches
+    start small relative to the stream, as in LayerScale (Touvron et al., 2021).
+
+    Args:
+        embedding: [vocab, hidden] of the target.
+        final_norm: [hidden] its last norm.
+        query_norms: for each source the first weight of the query norm [head_dim].
+    """
     directions = leading_directions(embedding, drafter.shape.hidden_size)
     drafter.model.embed_tokens.weight.copy_(embedding @ directions)
     hidden_scale = final_norm.square().mean().sqrt()
@@ -173,13 +123,6 @@ def start_from(
         layer.self_attn.q_norm.weight.copy_(target_norm * source.head_dim**-0.5)
         layer.post_attention_layernorm.weight.fill_(FIRST_BRANCH_SCALE)
         layer.post_feedforward_layernorm.weight.fill_(FIRST_BRANCH_SCALE)
-
-
-def save_frozen_kv(drafter: TrainableFrozenKVDrafter, target: Qwen3Config, folder: Path) -> None:
-    """Save config and weights as transformers writes a `Gemma4AssistantForCausalLM`, in bf16."""
-    names = ("max_position_embeddings", "bos_token_id", "eos_token_id", "pad_token_id")
-    keys = assistant_config(drafter.shape, {name: getattr(target, name) for name in names})
-    save_drafter(drafter.state_dict(), keys, folder)
 
 
 def embedding_scale(target: FrozenTarget) -> float:

@@ -7,8 +7,8 @@ from pathlib import Path
 from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.checkpoints.packaged import PACKAGED
 from spec_lab.core.errors import UserError
-from spec_lab.options.shipped import missing_folder
-from spec_lab.train.target_config import HfTarget, SmolLm2Target
+from spec_lab.options.shipped import ZOO, missing_folder
+from spec_lab.train.target_config import HfTarget, PocketTarget, SmolLm2Target
 
 SMOLLM2 = "smollm2_135m"
 SMOLLM2_SIZES = (576, 30, 49152)
@@ -56,6 +56,16 @@ def checkpoint_path(target: HfTarget) -> Path:
     if target.path is None:
         raise UserError(needs_a_path(target))
     return Path(target.path)
+
+
+def is_there(target: PocketTarget) -> str | None:
+    """Return a problem if a named checkpoint does not exist."""
+    return missing(target.path) if target.path else None
+
+
+def shipped_path(target: PocketTarget) -> Path:
+    """Return `target.path`, or else the shipped target."""
+    return Path(target.path) if target.path else ZOO / "pocket"
 
 
 def packaged_path(target: SmolLm2Target) -> Path:

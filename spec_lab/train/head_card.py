@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from spec_lab.train.card import MAX_CURVE_ROWS, reflow
 from spec_lab.train.checkpoint import num_weight_bytes
 from spec_lab.train.drafter import DrafterDescription
 from spec_lab.train.module_config import moved_by
-from spec_lab.train.narrow import stored_words
+
+MAX_CURVE_ROWS = 10
 
 
 def head_card(
@@ -30,7 +31,7 @@ def head_card(
     rounds = ", ".join(f"{difference:.1e}" for difference in proof["differences"])
     return reflow(f"""# {output.name}: a drafter for {target}
 
-{kind} of {record["num_parameters"] / 1e6:.2f} M parameters {stored_words(output)}
+{kind} of {record["num_parameters"] / 1e6:.2f} M parameters in bf16
 ({num_weight_bytes(output) / 1e6:.1f} MB). {description.reading}
 
 ## Training
@@ -117,3 +118,17 @@ def _category_rows(evaluation: Mapping[str, Any]) -> Iterator[str]:
         for name in drafters:
             figures = evaluation[name] if category == "all" else evaluation[name]["by_category"][category]
             yield f"| {category} | {name} | {_cells(figures)} |"
+
+
+def reflow(card: str) -> str:
+    """Wrap paragraphs and list items to the width of this project's files, after figures are inserted."""
+    blocks = []
+    for block in card.strip().split("\n\n"):
+        heading, newline, rest = block.partition("\n") if block.startswith("#") else ("", "", block)
+        if not rest.startswith(("|", "    ")):
+            items = [" ".join(item.split()) for item in f"\n{rest}".split("\n- ")]
+            lines = [textwrap.fill(items[0], 120)] if items[0] else []
+            lines += [textwrap.fill(f"- {item}", 120, subsequent_indent="  ") for item in items[1:]]
+            rest = "\n".join(lines)
+        blocks.append(heading + newline + rest)
+    return "\n\n".join(blocks) + "\n"

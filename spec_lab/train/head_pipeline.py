@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from spec_lab.core.errors import UserError
-from spec_lab.train.checks import target_sizes
+from spec_lab.train.checks import refuse, target_sizes
 from spec_lab.train.config import TrainConfig
 from spec_lab.train.fitting import filled
 from spec_lab.train.frozen_target import FrozenTarget
-from spec_lab.train.group import ALONE, TrainingGroup, joined
+from spec_lab.train.group import ALONE, TrainingGroup, joined, training_device
 from spec_lab.train.head_card import head_card
 from spec_lab.train.head_evaluation import evaluated
 from spec_lab.train.head_plan import Probe, planned, show
@@ -29,6 +29,16 @@ from spec_lab.train.tracking import tracked
 from spec_lab.wiring.models import resolve_dtype
 
 log = logging.getLogger(__name__)
+
+
+def build_pipeline(config: TrainConfig) -> HeadPipeline:
+    """Make the pipeline for `config`.
+
+    Raises:
+        UserError: see `spec_lab.train.checks`.
+    """
+    refuse(config)
+    return HeadPipeline(config, training_device(config.device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,20 +173,13 @@ class HeadPipeline:
         write_text(output / "README.md", card)
 
     def _batch_size(self) -> int:
-        drafter = self.config.trained_drafter
-        assert drafter is not None, "without a drafter an existing target has nothing to train"
-        return drafter.optimisation.batch_size
+        return self.config.drafter.optimisation.batch_size
 
     def _path(self) -> Path:
         """Return the target's checkpoint."""
-        find = target_option(self.config.target).path
-        assert find is not None
-        return find(self.config.target)
+        return target_option(self.config.target).path(self.config.target)
 
 
 def make_recipe(config: TrainConfig) -> HeadRecipe:
     """Make the recipe of the chosen drafter, with nulls replaced by the sizes of the target (`filled`)."""
-    recipe = drafter_option(config.drafter).recipe
-    assert recipe is not None
-    made: Any = recipe(filled(config.drafter, target_sizes(config)))
-    return made
+    return drafter_option(config.drafter).recipe(filled(config.drafter, target_sizes(config)))

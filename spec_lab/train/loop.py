@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from spec_lab.core.errors import Breakdown
-from spec_lab.core.regular import open_regular
 from spec_lab.train.module_config import OptimisationConfig
 from spec_lab.train.optimisers import Several
 from spec_lab.train.reading import reading
@@ -231,7 +230,7 @@ def _resume(
     if not checkpoint.exists():
         return TrainingState(0, [], 0.0, (0.0, 0))
     with reading(checkpoint):
-        with open_regular(checkpoint) as opened:
+        with checkpoint.open("rb") as opened:
             content = torch.load(opened, map_location=device, weights_only=True)
         module.load_state_dict(content["module"])
         optimiser.load_state_dict(content["optimiser"])

@@ -10,9 +10,7 @@ from spec_lab.menu.choices import Choice
 from spec_lab.menu.config import knob
 
 MAX_LENGTH = 2048
-"""The number of positions of a target that is trained here."""
-MAX_VOCAB_SIZE = 2**18
-"""The most tokens of a tokenizer that is trained here."""
+"""The most tokens after a prompt in an evaluation."""
 
 
 def width_of_layers(default: int) -> Any:

@@ -1,21 +1,17 @@
-"""Trainable multi-token-prediction modules for a target with plain attention.
+"""A trainable multi-token-prediction module for a target with plain attention.
 
 A module (DeepSeek-V3, 2024, section 2.2) combines a token's embedding with the hidden state of the position before it,
-runs one layer of the target's kind, and uses the target's head. MTP-Eagle uses the same module for every step, and
-vanilla MTP a different one for each.
+runs one layer of the target's kind, and uses the target's head. MTP-Eagle uses the same module for every step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from spec_lab.checkpoints.plan import LayerPlan
-from spec_lab.core.errors import UserError
 from spec_lab.train.chain import unroll_chain
 from spec_lab.train.layers import AttentionShape, RotaryFrequencies, SelfAttention, SwiGLU, TrainableRMSNorm
 from spec_lab.train.packed_rows import RowPlaces
@@ -83,37 +79,21 @@ class TrainableMtpModule(nn.Module):
 
 
 class MtpDrafter(UnderFrozenHead):
-    """Modules and the target's frozen head; a single module takes every step, several one step each."""
+    """A module, which takes every step, and the target's frozen head."""
 
-    def __init__(self, shape: ModuleShape, num_modules: int, head_weight: Tensor) -> None:
+    def __init__(self, shape: ModuleShape, head_weight: Tensor) -> None:
         """`head_weight` `[vocab, hidden]` is the weight of the target's head."""
         super().__init__()
         self.shape = shape
-        self.modules_in_order = nn.ModuleList(TrainableMtpModule(shape) for _ in range(num_modules))
+        self.module = TrainableMtpModule(shape)
         self.register_buffer("head_weight", head_weight.detach(), persistent=False)
         self.rotary = RotaryFrequencies(shape.plan.rope, shape.plan.head_dim)
 
     def unroll(
         self, embeddings: Tensor, features: tuple[Tensor, ...], num_steps: int, rows: RowPlaces | None = None
     ) -> list[Tensor]:
-        """Unroll the modules by `unroll_chain`."""
+        """Unroll the module by `unroll_chain`."""
         (final_hidden,) = features
         rows = rows or RowPlaces.of_one_document(embeddings)
         rotation = self.rotary(rows.positions)
-        return unroll_chain(self._layers(num_steps), embeddings, final_hidden.float(), rotation, rows.segments)
-
-    def chain(self) -> list[TrainableMtpModule]:
-        """Return the modules in their order."""
-        modules: Iterable[Any] = self.modules_in_order
-        return list(modules)
-
-    def _layers(self, num_steps: int) -> Sequence[TrainableMtpModule]:
-        modules = self.chain()
-        if len(modules) == 1:
-            return modules * num_steps
-        if num_steps > len(modules):
-            raise UserError(
-                f"evaluation.num_draft_tokens={num_steps} is more than the {len(modules)} modules of this drafter; "
-                f"lower it to {len(modules)}"
-            )
-        return modules[:num_steps]
+        return unroll_chain([self.module] * num_steps, embeddings, final_hidden.float(), rotation, rows.segments)

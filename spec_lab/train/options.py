@@ -20,57 +20,46 @@ from spec_lab.train.block_config import (
     DsparkTrainingConfig,
     LilicorrTrainingConfig,
     PEagleTrainingConfig,
-    StoredAs,
 )
 from spec_lab.train.config import TrainConfig
 from spec_lab.train.drafter_config import (
-    AssistantTrainingConfig,
     DrafterChoice,
     DraftModelTrainingConfig,
     Eagle3TrainingConfig,
     FrozenKvTrainingConfig,
     MtpEagleTrainingConfig,
-    MtpVanillaTrainingConfig,
-    NextnTrainingConfig,
-    NoDrafterChoice,
 )
 from spec_lab.train.fitting import (
     Fitting,
-    assistant_heads,
     body_serves,
     candidates_fit,
-    chosen_experts,
-    delta_heads,
     draft_vocabulary,
     drafts_fit,
     heads,
     kv_sources,
-    measured_drafts,
-    owned_layers,
     parts_are_read,
-    single_module,
     taps,
-    target_heads,
     tokens_fit,
-    unrolled_steps,
     width,
 )
-from spec_lab.train.frozen_paths import checkpoint_path, needs_a_path, package_is_here, packaged_path
+from spec_lab.train.frozen_paths import (
+    checkpoint_path,
+    is_there,
+    needs_a_path,
+    package_is_here,
+    packaged_path,
+    shipped_path,
+)
 from spec_lab.train.target_config import (
     HfTarget,
-    PocketGemmaTrainingConfig,
-    PocketHybridTrainingConfig,
-    PocketMoeTrainingConfig,
-    PocketTrainingConfig,
-    ShippedTarget,
+    PocketTarget,
     SmolLm2Target,
     TargetChoice,
 )
 
 if TYPE_CHECKING:
-    from spec_lab.train.drafter import DrafterRecipe
+    from spec_lab.train.head_recipe import HeadRecipe
     from spec_lab.train.layouts import OtherLayout
-    from spec_lab.train.target import TargetRecipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +80,14 @@ class DrafterTrainingOption:
     """`drafter=` of a training.
 
     Attributes:
-        recipe: makes the recipe from the `drafter` part; None if there is nothing to train.
+        recipe: makes the recipe from the `drafter` part.
         refusals: checks against the target and the evaluation, only for trainings that chose this option.
         layouts: other projects' layouts by name, which `layouts` may select.
     """
 
     name: str
     schema: type[DrafterChoice]
-    recipe: Callable[..., DrafterRecipe] | None = None
+    recipe: Callable[..., HeadRecipe]
     refusals: tuple[Callable[[Fitting], str | None], ...] = ()
     layouts: Mapping[str, LayoutOption] = field(default_factory=dict)
 
@@ -108,78 +97,52 @@ class TargetTrainingOption:
     """`target=` of a training.
 
     Attributes:
-        recipe: makes the recipe from the `target` part; None for an existing target, such as the shipped one.
-        drafters: the drafters that can be trained for it, besides none.
-        path: returns the checkpoint of a target that the engine runs, given the `target` part; None for pocket
-            targets, also the shipped one.
+        path: returns its checkpoint, given the `target` part.
         refusals: checks of the `target` part.
     """
 
     name: str
     schema: type[TargetChoice]
-    recipe: Callable[..., TargetRecipe] | None = None
-    drafters: tuple[str, ...]
+    path: Callable[[Any], Path]
     refusals: tuple[Callable[[Any], str | None], ...] = ()
-    path: Callable[[Any], Path] | None = None
 
 
-def target_recipe(options: Any) -> TargetRecipe:
-    """Make the recipe of a target with these options."""
-    from spec_lab.train.target import TargetRecipe
-
-    return TargetRecipe(options)
-
-
-def eagle3_recipe(options: Any) -> DrafterRecipe:
+def eagle3_recipe(options: Any) -> HeadRecipe:
     """Make the recipe of a drafter with these options."""
     from spec_lab.train.eagle3_recipe import Eagle3Recipe
 
     return Eagle3Recipe(options)
 
 
-def mtp_recipe(options: Any) -> DrafterRecipe:
+def mtp_recipe(options: Any) -> HeadRecipe:
     """Make the recipe of a drafter with these options."""
     from spec_lab.train.mtp_recipe import MtpRecipe
 
     return MtpRecipe(options)
 
 
-def frozen_kv_recipe(options: Any) -> DrafterRecipe:
+def frozen_kv_recipe(options: Any) -> HeadRecipe:
     """Make the recipe of a drafter with these options."""
     from spec_lab.train.frozen_kv_recipe import FrozenKVRecipe
 
     return FrozenKVRecipe(options)
 
 
-def draft_model_recipe(options: Any) -> DrafterRecipe:
+def draft_model_recipe(options: Any) -> HeadRecipe:
     """Make the recipe of a drafter with these options."""
     from spec_lab.train.draft_model_recipe import DraftModelRecipe
 
     return DraftModelRecipe(options)
 
 
-def nextn_recipe(options: Any) -> DrafterRecipe:
-    """Make the recipe of a drafter with these options."""
-    from spec_lab.train.nextn_recipe import NextnRecipe
-
-    return NextnRecipe(options)
-
-
-def assistant_recipe(options: Any) -> DrafterRecipe:
-    """Make the recipe of a drafter with these options."""
-    from spec_lab.train.assistant_recipe import AssistantRecipe
-
-    return AssistantRecipe(options)
-
-
-def block_recipe(options: Any) -> DrafterRecipe:
+def block_recipe(options: Any) -> HeadRecipe:
     """Make the recipe of a drafter with these options."""
     from spec_lab.train.blocks.recipe import BlockRecipe
 
     return BlockRecipe(options)
 
 
-def p_eagle_recipe(options: Any) -> DrafterRecipe:
+def p_eagle_recipe(options: Any) -> HeadRecipe:
     """Make the recipe of a drafter with these options."""
     from spec_lab.train.blocks.p_eagle_recipe import PEagleRecipe
 
@@ -194,12 +157,7 @@ def other_layout(kind: str, name: str) -> OtherLayout:
 
 
 def lacks_a_place(layout: str, drafter: BlockTrainingConfig) -> str | None:
-    """Return the override of a block drafter that a layout does not support; None if it supports all of them.
-
-    No layout of another project supports fp8.
-    """
-    if drafter.stored_as == StoredAs.fp8:
-        return "drafter.stored_as=fp8"
+    """Return the override of a block drafter that a layout does not support; None if it supports all of them."""
     head, slots = HeadKind(drafter.head.value), Slots(drafter.slots.value)
     knob = no_place(layout, head, slots, drafter.conv, drafter.draft_vocab_size is not None)
     return None if knob is None else f"drafter.{knob}={getattr(drafter, knob)}"
@@ -213,53 +171,13 @@ BLOCKS: tuple[type[BlockTrainingConfig], ...] = (
     LilicorrTrainingConfig,
 )
 OF_BLOCKS = tuple(schema.name for schema in BLOCKS)
-QWEN3_DRAFTERS = ("eagle3", "mtp_eagle", "mtp_vanilla", "frozen_kv", "draft_model", *OF_BLOCKS, "p_eagle")
-
 TARGETS: tuple[TargetTrainingOption, ...] = (
-    TargetTrainingOption(name="shipped", schema=ShippedTarget, drafters=QWEN3_DRAFTERS),
-    TargetTrainingOption(
-        name="pocket",
-        schema=PocketTrainingConfig,
-        recipe=target_recipe,
-        drafters=QWEN3_DRAFTERS,
-        refusals=(target_heads,),
-    ),
-    TargetTrainingOption(
-        name="pocket_hybrid",
-        schema=PocketHybridTrainingConfig,
-        recipe=target_recipe,
-        drafters=("nextn",),
-        refusals=(target_heads, delta_heads),
-    ),
-    TargetTrainingOption(
-        name="pocket_gemma",
-        schema=PocketGemmaTrainingConfig,
-        recipe=target_recipe,
-        drafters=("assistant",),
-        refusals=(target_heads, owned_layers),
-    ),
-    TargetTrainingOption(
-        name="pocket_moe",
-        schema=PocketMoeTrainingConfig,
-        recipe=target_recipe,
-        drafters=("nextn",),
-        refusals=(chosen_experts,),
-    ),
-)
-
-HF_DRAFTERS = ("eagle3", "mtp_eagle", "draft_model", "frozen_kv", *OF_BLOCKS, "p_eagle")
-
-TARGETS += (
-    TargetTrainingOption(
-        name="hf", schema=HfTarget, drafters=HF_DRAFTERS, refusals=(needs_a_path,), path=checkpoint_path
-    ),
-    TargetTrainingOption(
-        name="smollm2_135m", schema=SmolLm2Target, drafters=HF_DRAFTERS, refusals=(package_is_here,), path=packaged_path
-    ),
+    TargetTrainingOption(name="pocket", schema=PocketTarget, refusals=(is_there,), path=shipped_path),
+    TargetTrainingOption(name="hf", schema=HfTarget, refusals=(needs_a_path,), path=checkpoint_path),
+    TargetTrainingOption(name="smollm2_135m", schema=SmolLm2Target, refusals=(package_is_here,), path=packaged_path),
 )
 
 DRAFTERS: tuple[DrafterTrainingOption, ...] = (
-    DrafterTrainingOption(name="none", schema=NoDrafterChoice),
     DrafterTrainingOption(
         name="eagle3",
         schema=Eagle3TrainingConfig,
@@ -271,13 +189,7 @@ DRAFTERS: tuple[DrafterTrainingOption, ...] = (
         name="mtp_eagle",
         schema=MtpEagleTrainingConfig,
         recipe=mtp_recipe,
-        refusals=(heads, single_module),
-    ),
-    DrafterTrainingOption(
-        name="mtp_vanilla",
-        schema=MtpVanillaTrainingConfig,
-        recipe=mtp_recipe,
-        refusals=(heads, unrolled_steps, measured_drafts),
+        refusals=(heads,),
     ),
     DrafterTrainingOption(
         name="frozen_kv",
@@ -290,13 +202,6 @@ DRAFTERS: tuple[DrafterTrainingOption, ...] = (
         schema=DraftModelTrainingConfig,
         recipe=draft_model_recipe,
         refusals=(heads, width),
-    ),
-    DrafterTrainingOption(name="nextn", schema=NextnTrainingConfig, recipe=nextn_recipe),
-    DrafterTrainingOption(
-        name="assistant",
-        schema=AssistantTrainingConfig,
-        recipe=assistant_recipe,
-        refusals=(width, assistant_heads),
     ),
 )
 

@@ -13,7 +13,6 @@ from safetensors import SafetensorError, safe_open
 
 from spec_lab.checkpoints.json_input import parse_json
 from spec_lab.core.errors import UserError, is_out_of_memory
-from spec_lab.core.regular import regular_text
 
 BROKEN = (
     *(
@@ -68,7 +67,7 @@ def read_record(file: Path) -> dict[str, Any]:
         UserError: the file is not such a record.
     """
     with reading(file):
-        record = parse_json(regular_text(file))
+        record = parse_json(file.read_text(encoding="utf-8"))
         if not isinstance(record, dict) or not isinstance(record.get("recipe"), dict):
             raise TypeError("no record")
     return record

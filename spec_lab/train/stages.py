@@ -18,8 +18,6 @@ from typing import Any, TextIO
 import torch
 
 from spec_lab.core.errors import Breakdown, UserError
-from spec_lab.core.regular import without_waiting
-from spec_lab.train.block_config import StoredAs
 from spec_lab.train.drafter_config import Loss
 from spec_lab.train.module_config import Optimiser
 from spec_lab.train.reading import read_record, refuse_damaged
@@ -32,7 +30,6 @@ CAME_LATER = {
     "loss": Loss.kl,
     "norms_taps": False,
     "norms_output": False,
-    "stored_as": StoredAs.bfloat16,
     "max_seconds": None,
     "optimiser": Optimiser.adamw,
 }
@@ -43,30 +40,12 @@ CAME_LATER = {
 class RunFolder:
     """The paths of a run's outputs; several runs that train drafters for one target may share it, even at once.
 
-    `shipped_target`: an existing target; None if the run trains its own. `target_name`: the prefix of the drafters'
-    folders, and the name of the folder of a target that is trained here.
+    `target`: the checkpoint. `target_name`: the prefix of the drafters' folders.
     """
 
     root: Path
-    shipped_target: Path | None = None
-    target_name: str = "pocket"
-
-    @property
-    def tokenizer(self) -> Path:
-        return self.root / "tokenizer"
-
-    @property
-    def corpus(self) -> Path:
-        """`rows.npy` and `natural.npy`."""
-        return self.root / "corpus"
-
-    @property
-    def target(self) -> Path:
-        return self.shipped_target or self.root / self.target_name
-
-    @property
-    def generations(self) -> Path:
-        return self.root / "generations"
+    target: Path
+    target_name: str
 
     @property
     def records(self) -> Path:
@@ -80,17 +59,12 @@ class RunFolder:
         return self.records / f"{output.name}.json"
 
     def config(self, output: Path) -> Path:
-        """Return the file with the whole configuration of the training that measured `output`, the target or a
-        drafter."""
+        """Return the file with the whole configuration of the training of `output`."""
         return self.records / f"{output.name}-config.json"
 
     def evaluation(self, output: Path) -> Path:
-        """Return the file with the measurements of `output`, the target or a drafter."""
+        """Return the file with the measurements of `output`."""
         return self.records / f"{output.name}-evaluation.json"
-
-    def samples(self, output: Path) -> Path:
-        """Return the file with a few of the texts that were written to measure it."""
-        return self.records / f"{output.name}-samples.json"
 
     def checkpoint(self, output: Path) -> Path:
         return self.root / "checkpoints" / f"{output.name}.pt"
@@ -169,7 +143,7 @@ def _locked(file: Path) -> Iterator[None]:
     """
     while True:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with os.fdopen(without_waiting(file, os.O_WRONLY | os.O_CREAT), "w") as opened:
+        with file.open("w") as opened:
             fcntl.flock(opened, fcntl.LOCK_EX)
             if not _lies_at(file, opened):
                 continue

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from spec_lab.core.errors import UserError, one_line
-from spec_lab.corpus.example import Form
 from spec_lab.menu.nearest import nearest
+from spec_lab.workloads.pocket_form import Form
 from spec_lab.workloads.unusable import UnusablePrompt
 
 ROLES: Mapping[str, str] = {

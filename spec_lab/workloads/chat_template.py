@@ -14,9 +14,8 @@ from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.checkpoints.gguf_tokenizer import chat_template, special_tokens
 from spec_lab.checkpoints.json_input import ConfigFields, read_json
 from spec_lab.core.errors import UserError, describe_error, one_line
-from spec_lab.core.regular import open_regular, regular_text
-from spec_lab.corpus.example import Form
 from spec_lab.workloads.limits import OutOfBounds, time_limit, within_limits
+from spec_lab.workloads.pocket_form import Form
 from spec_lab.workloads.unusable import NO_SYSTEM, UnusablePrompt
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ def stored_template(folder: Path) -> str | None:
     own_file, settings = folder / "chat_template.jinja", folder / "tokenizer_config.json"
     if own_file.exists():
         try:
-            return regular_text(own_file)
+            return own_file.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             raise UserError(f"{own_file}: cannot be read ({one_line(error)}); fetch it again") from error
     found = read_json(settings).get("chat_template") if settings.exists() else None
@@ -167,7 +166,7 @@ def _require_files(folder: Path) -> None:
     """Require that the folder has only regular files and folders, since transformers would wait forever for a pipe."""
     for path in folder.iterdir():
         if not path.is_dir():
-            open_regular(path).close()
+            path.open("rb").close()
 
 
 def _of_file(path: Path) -> PreTrainedTokenizerBase | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from spec_lab.corpus.example import END_OF_TURN, THINK_END, THINK_START
 from spec_lab.workloads.checkers import normalise, read_line
+from spec_lab.workloads.pocket_form import END_OF_TURN, THINK_END, THINK_START
 
 THINKING_MARKERS = ((THINK_START, THINK_END), ("<|channel>", "<channel|>"))
 """Pairs of a begin and an end marker: one of the pocket target, Qwen and DeepSeek, and one of Gemma 4."""

@@ -11,7 +11,6 @@ from typing import Any
 
 from spec_lab.checkpoints.json_input import no_key_twice, parse_json
 from spec_lab.core.errors import UserError
-from spec_lab.core.regular import regular_text
 from spec_lab.workloads.unusable import UnusablePrompt
 
 PACKED = {b"\x1f\x8b": "gunzip", b"\x28\xb5\x2f\xfd": "unzstd", b"\xfd7zXZ": "unxz", b"PK\x03\x04": "unzip"}
@@ -82,7 +81,7 @@ def json_object(line: TextLine) -> dict[str, Any]:
 
 def _utf8_text(path: Path) -> str:
     try:
-        return regular_text(path, "utf-8-sig")
+        return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         packed = next((tool for sign, tool in PACKED.items() if error.object.startswith(sign)), None)
         if packed is not None:

@@ -10,7 +10,6 @@ from itertools import chain, islice, zip_longest
 from spec_lab.core.errors import UserError
 from spec_lab.core.types import Request
 from spec_lab.menu.config import RunConfig, WorkloadConfig
-from spec_lab.workloads.generated import answer_of, generated_examples
 from spec_lab.workloads.prompt_files import Prompt, read_jsonl, read_spec_bench, shipped_prompts
 from spec_lab.workloads.reasoning_gym import made_prompts
 from spec_lab.workloads.tokenizer import Tokenizer
@@ -30,20 +29,6 @@ def jsonl_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
 def spec_bench_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
     """Return the questions of Spec-Bench and MT-bench (`read_spec_bench`)."""
     return _in_turn(read_spec_bench(config.workload), config, tokenizer)
-
-
-def generated_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
-    """Draw workload.per_category prompts of each chosen checkable category, with the run's seed."""
-    workload = config.workload
-    if not workload.per_category:
-        raise UserError(f"workload={workload.name} needs workload.per_category of 1 or more")
-    drawn = generated_examples(workload.categories, workload.per_category, config.seed, workload.limit)
-    prompts = [
-        Prompt(f"{category}-s{config.seed}-{number:04d}", category, example.form, example.prompt, answer_of(example))
-        for category, examples in drawn.items()
-        for number, example in enumerate(examples, start=1)
-    ]
-    return _in_turn(prompts, config, tokenizer)
 
 
 def reasoning_gym_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:

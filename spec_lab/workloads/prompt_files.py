@@ -10,12 +10,12 @@ from typing import Any
 
 from spec_lab.checkpoints.json_input import is_integer
 from spec_lab.core.errors import UserError
-from spec_lab.corpus.example import Form
 from spec_lab.menu.choices import Unusable
 from spec_lab.menu.config import WorkloadConfig
 from spec_lab.menu.offers import MAX_DRAFT_TOKENS
 from spec_lab.workloads.chat_formats import TOLD, Turns, refuse_questions, refuse_unknown, turns_of
 from spec_lab.workloads.json_lines import TextLine, json_object, text_lines
+from spec_lab.workloads.pocket_form import Form
 from spec_lab.workloads.unusable import UnusablePrompt, keep_usable
 
 PROMPTS_FOLDER = Path(__file__).parent / "prompts"

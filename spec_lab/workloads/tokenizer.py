@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.checkpoints.gguf_tokenizer import gguf_tokenizer
 from spec_lab.core.errors import UserError, one_line
-from spec_lab.corpus.example import CHAT_TEMPLATE, SPECIAL_TOKENS, Form, render_conversation, render_prompt
 from spec_lab.workloads.chat_template import ChatTemplate, Rendered, stored_template
+from spec_lab.workloads.pocket_form import CHAT_TEMPLATE, SPECIAL_TOKENS, Form, render_conversation, render_prompt
 from spec_lab.workloads.unusable import NO_SYSTEM, UnusablePrompt
 
 if TYPE_CHECKING:

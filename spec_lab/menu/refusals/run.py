@@ -11,8 +11,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
 
 from spec_lab.core.errors import UserError
 from spec_lab.menu.bounds import out_of_bounds
@@ -42,12 +40,11 @@ Check = Callable[[Chosen], str | None]
 
 
 def admit(config: RunConfig) -> Chosen:
-    """Return the choices of a run that may start; UserError with the first refusal if it may not."""
+    """Return the choices of a run that may start; UserError with the refusals, a line each, if it may not."""
     chosen = choose(config)
     found = problems(chosen)
     if found:
-        more = f" (and {len(found) - 1} more: see --dry-run)" if len(found) > 1 else ""
-        raise UserError(found[0] + more)
+        raise UserError("\n".join(found))
     return chosen
 
 
@@ -80,11 +77,6 @@ def said_by(row: Option, refusal: Callable[[RunConfig], str | None], config: Run
 def run_name(chosen: Chosen) -> str | None:
     """The name of a run can be the beginning of a folder's name."""
     return refuse_name(chosen.config.name)
-
-
-def output_folder(chosen: Chosen) -> str | None:
-    """The folder for records can be written."""
-    return refuse_output_dir(chosen.config.output_dir)
 
 
 def sampling_range(chosen: Chosen) -> str | None:
@@ -230,7 +222,6 @@ def output_keeps_the_law(chosen: Chosen) -> str | None:
 
 CHECKS: tuple[Check, ...] = (
     run_name,
-    output_folder,
     output_keeps_the_law,
     *DRAFTER_CHECKS,
     *GRAPH_CHECKS,
@@ -251,28 +242,8 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
-MOST_BYTES = 100
-"""The folder's name continues with the options and a hash, and file systems allow 255 bytes."""
-
-
 def refuse_name(name: str) -> str | None:
     """Return why `name=...` is refused, in a line; None if it is accepted."""
-    if not name or name != name.strip() or name.startswith((".", "-")) or "/" in name or not name.isprintable():
+    if not name or "/" in name:
         return f"name={name!r} is part of a folder's name; use a plain word such as name=run"
-    if len(name.encode()) > MOST_BYTES:
-        return f"name={name[:20]}... has {len(name)} characters; use a shorter one, such as name=run"
-    return None
-
-
-def refuse_output_dir(output_dir: str) -> str | None:
-    """Return why `output_dir=...` is refused, in a line, without making anything; None if it is accepted."""
-    if output_dir.startswith(("~", "$")):
-        return f"output_dir={output_dir!r} begins with ~ or $, which no shell has expanded; write the path in full"
-    if not (output_dir.strip() and output_dir.isprintable()):
-        return f"output_dir={output_dir!r} is not a printable path; use one such as output_dir=outputs"
-    with suppress(OSError):  # other problems of a path are reported when it is made
-        path = Path(output_dir)
-        there = next((place for place in (path, *path.parents) if place.exists()), path.parent)
-        if not there.is_dir():
-            return f"output_dir={output_dir} cannot be written ({there} is a file); choose another one"
     return None

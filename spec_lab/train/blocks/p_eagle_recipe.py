@@ -53,7 +53,7 @@ class PEagleRecipe(SlotRecipe):
         """Return the taps of an EAGLE-3 head."""
         return taps_of_inputs(default_tap_layer_inputs(target.config.num_layers))
 
-    def write(self, drafter: TrainablePEagle, target: FrozenTarget, folder: Path) -> None:
+    def save(self, drafter: TrainablePEagle, target: FrozenTarget, folder: Path) -> None:
         """Write it in the layout of speculators, which vLLM reads."""
         config = drafter.config
         layer = {**decoder_keys(config), **rope_keys(config.layer.only_layer.rope)}

@@ -55,7 +55,7 @@ class BlockRecipe(SlotRecipe):
             return load_block(Path(self.config.body), target.config, torch.float32, "cpu", "drafter.body")[0].taps
         return default_taps(target.config.num_layers, self.config.num_layers)
 
-    def write(self, drafter: TrainableBlock, target: FrozenTarget, folder: Path) -> None:
+    def save(self, drafter: TrainableBlock, target: FrozenTarget, folder: Path) -> None:
         """Write it in z-lab's layout."""
         tensors = {name: narrow(tensor.detach()) for name, tensor in drafter.tensors().items()}
         write_block(folder, drafter.config, tensors, target.config.num_layers, ZLAB)

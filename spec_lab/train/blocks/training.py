@@ -6,7 +6,6 @@ import logging
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from spec_lab.checkpoints.taps import Tap
@@ -15,9 +14,7 @@ from spec_lab.train.blocks.anchors import block_batch, drawn_anchors
 from spec_lab.train.blocks.drafter import SlotDrafter, walked_slots
 from spec_lab.train.blocks.loss import BlockLoss
 from spec_lab.train.data import step_generator
-from spec_lab.train.drafter import DraftMatcher
 from spec_lab.train.frozen_target import FrozenTarget
-from spec_lab.train.generations import Generations
 from spec_lab.train.head_recipe import PackedForm
 from spec_lab.train.kept_states import KeptStates
 from spec_lab.train.loop import CurvePoint, train
@@ -25,22 +22,11 @@ from spec_lab.train.packed_rows import PackedRows
 from spec_lab.train.packed_training import PackedTask, facts_of
 from spec_lab.train.serving import Serving
 from spec_lab.train.teacher_forced import TeacherForced
-from spec_lab.train.texts.packing import pack
 
 log = logging.getLogger(__name__)
 
 FORCED_ANCHORS = 32
 """The most anchors of each row whose drafts teacher forcing counts."""
-GENERATED_ROW_LENGTH = 512
-"""The length of rows into which a pocket target's texts are packed."""
-
-
-def packed_generations(texts: Generations, seed: int) -> PackedRows:
-    """Pack whole texts into rows."""
-    is_there = torch.arange(texts.tokens.shape[1]) < texts.lengths[:, None]
-    starts = torch.cat((texts.lengths.new_zeros(1), texts.lengths.cumsum(0)))
-    packed = pack(texts.tokens[is_there], starts, texts.prompt_lengths, GENERATED_ROW_LENGTH, seed)
-    return PackedRows.of(packed, torch.device("cpu"))
 
 
 def train_on_texts(drafter: SlotDrafter, config: SlotTrainingConfig, task: PackedTask) -> list[CurvePoint]:
@@ -120,26 +106,6 @@ def forced_blocks(
 
 
 BLOCK_FORM = PackedForm(train_on_texts, block_laws, Serving.slot_laws, forced_blocks)
-
-
-def block_matcher(drafter: SlotDrafter, target: FrozenTarget, taps: Sequence[Tap]) -> DraftMatcher:
-    """Make a function that tells where the drafter agrees with a text, in the dtype of its weights."""
-
-    @torch.no_grad()
-    def of_text(text: Tensor, num_draft_tokens: int) -> Tensor:
-        """Return bool [length - 1, num_draft_tokens] for a text [length]."""
-        places = torch.arange(len(text), device=text.device)[None]
-        rows = PackedRows(text[None], torch.zeros_like(places), places, torch.ones_like(places, dtype=torch.bool))
-        batch = block_batch(target, rows, places[:, 1:], taps, num_draft_tokens)
-        tokens = batch.rows.behind(rows.tokens, torch.arange(1, num_draft_tokens + 1, device=text.device))
-        drafts = [law.greedy(law.scores) for law in walked_slots(drafter, batch, num_draft_tokens)]
-        return (torch.stack(drafts, 1) == tokens) & batch.counts[0]
-
-    def match(tokens: Tensor, num_draft_tokens: int) -> Tensor:
-        matches = torch.stack([of_text(text, num_draft_tokens) for text in tokens])
-        return F.pad(matches, (0, 0, 0, 1))
-
-    return match
 
 
 def block_loss_words(config: SlotTrainingConfig) -> str:

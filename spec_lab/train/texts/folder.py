@@ -17,7 +17,6 @@ from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
 from spec_lab.core.errors import UserError
-from spec_lab.core.regular import regular_text
 from spec_lab.train.data import smallest_id_type
 from spec_lab.train.reading import reading
 from spec_lab.train.texts.header import HEADER, WRITE_AGAIN, TextsHeader, refuse_without_header
@@ -198,7 +197,7 @@ class TextsFolder:
         found: list[Conversation] = []
         for file in files:
             with reading(file):
-                found += map(Conversation.from_line, regular_text(file).split("\n")[:-1])
+                found += map(Conversation.from_line, file.read_text(encoding="utf-8").split("\n")[:-1])
         return found
 
     def add_answers(self, name: str, texts: list[Answered], counts: Mapping[str, int]) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.checkpoints.json_input import parse_json
 from spec_lab.core.errors import UserError
-from spec_lab.core.regular import open_regular, regular_text
 from spec_lab.train.reading import reading
 from spec_lab.train.stages import write_json
 
@@ -91,7 +90,7 @@ class TextsHeader:
                 f"{folder} has no texts ({HEADER} is missing); write some with python -m spec_lab.train.texts"
             )
         with reading(file, WRITE_AGAIN):
-            content = parse_json(regular_text(file))
+            content = parse_json(file.read_text(encoding="utf-8"))
             if not isinstance(content, dict) or not {"format", "written_by"} <= content.keys():
                 raise UserError(
                     f"{file} is not a header of texts; name a folder that python -m spec_lab.train.texts wrote"
@@ -157,7 +156,7 @@ def digest_of_weights(path: Path) -> str:
     files = [path] if is_gguf(path) else sorted(path.glob("*.safetensors")) or [path / "config.json"]
     digest = hashlib.sha256()
     for file in files:
-        with open_regular(file) as opened:
+        with file.open("rb") as opened:
             size = opened.seek(0, 2)
             digest.update(str(size).encode())
             for place in range(NUM_BLOCKS):
@@ -174,7 +173,7 @@ def digest_of_text(text: str | None) -> str:
 def digest_of_file(path: Path) -> str:
     """Return a digest of a whole file."""
     digest = hashlib.sha256()
-    with open_regular(path) as opened:
+    with path.open("rb") as opened:
         while part := opened.read(2**20):
             digest.update(part)
     return digest.hexdigest()

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from spec_lab.core.regular import regular_text
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import FinishReason, Request
 from spec_lab.train.texts.chat import ChatForm
@@ -38,7 +37,7 @@ class Opening:
 @cache
 def openings() -> tuple[Opening, ...]:
     """Read the shipped openings."""
-    lines = (line.split("\t") for line in regular_text(OPENINGS).splitlines() if not line.startswith("#"))
+    lines = (line.split("\t") for line in OPENINGS.read_text(encoding="utf-8").splitlines() if not line.startswith("#"))
     return tuple(Opening(kind, int(most), words.strip()) for kind, most, words in lines)
 
 
