@@ -15,6 +15,9 @@ from spec_lab.core.errors import (
 from spec_lab.core.pruning_protocols import (
     Drop as Drop,
 )
+from spec_lab.core.pruning_protocols import (
+    LayerRows as LayerRows,
+)
 from spec_lab.menu.choices import (
     Choice as Choice,
 )

@@ -63,7 +63,7 @@ def ran(monkeypatch: pytest.MonkeyPatch, empty_folder: Path) -> list[Any]:
 
     def run(chosen: Chosen, choices: dict[str, str], folder: Path) -> Any:
         configs.append(chosen.config)
-        return recorded_runner.run(chosen, choices, folder)
+        return recorded_runner.record_run(chosen, choices, folder)
 
     module = recorded_runner.stand_in()
     module.run = run  # type: ignore[attr-defined]

@@ -13,6 +13,7 @@ from tests.lab import make_config, make_engine, make_pair, random_requests
 
 BY_LENGTH = """
 from spec_lab.menu.option import CatchupPruningOption
+from spec_lab.core.pruning_protocols import LayerRows
 from spec_lab.core.selection import AfterAttention, AllRows
 
 SEEN = []
@@ -32,7 +33,8 @@ class ByLength:
 
     def num_computed(self, live_lens, num_rows):
         COUNTED.append(list(live_lens))
-        return len(live_lens) * (1 if max(live_lens) >= LONG else num_rows)
+        every, live = len(live_lens) * num_rows, len(live_lens)
+        return LayerRows(every, *((live, live) if max(live_lens) >= LONG else (every, every)))
 
 def register(registry):
     registry.add(CatchupPruningOption(name="by_length", make=ByLength))
@@ -67,7 +69,7 @@ def test_lengths_are_those_that_the_selection_saw(
     result = engine.generate(requests)
     if not captures:
         assert module.SEEN[-len(module.COUNTED) :] == module.COUNTED
-        assert {record.rows.catchup_computed for record in result.rounds} >= {2, 8}, "some rounds are long, some not"
+        assert {record.rows.catchup_mlp for record in result.rounds} >= {2, 8}, "some rounds are long, some not"
     lens = {request.request_id: len(request.prompt_ids) for request in requests}
     assert len(result.rounds) == len(module.COUNTED)
     for record, counted in zip(result.rounds, module.COUNTED, strict=True):

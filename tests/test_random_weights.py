@@ -64,7 +64,6 @@ def test_any_config_json_runs_with_random_weights(shape: Path, tmp_path: Path) -
     assert main([*target, *IDS, *CHEAP, f"output_dir={out}"]) == 0
     [summary] = [read_run(file.parent) for file in out.rglob("summary.json")]
     assert summary.status == "finished"
-    assert summary["divergence"] is not None  # without a plain reference, the target judges its own text
     assert summary["divergence.bugs"] == 0
 
 
@@ -106,7 +105,7 @@ def test_any_target_gets_random_mtp_modules(drafter: str, kind: str, tmp_path: P
     target = ["target=hf", f"target.path={make_shape(kind, tmp_path)}", f"drafter={drafter}", *RANDOM]
     assert main([*target, *IDS, *CHEAP, "prune=catchup", f"output_dir={tmp_path / 'out'}"]) == 0
     [summary] = [read_run(file.parent) for file in (tmp_path / "out").rglob("summary.json")]
-    assert summary["divergence"] is not None and summary["divergence.bugs"] == 0
+    assert summary["divergence.bugs"] == 0
 
 
 def test_random_mtp_modules_of_a_gemma_are_refused_in_a_line() -> None:
@@ -135,7 +134,7 @@ def test_an_assistant_of_random_weights_has_the_sizes_of_a_config_json(tmp_path:
     out = f"output_dir={tmp_path / 'out'}"
     assert main(["target=hf", "drafter=frozen_kv", *paths, *RANDOM, *IDS, *CHEAP, "graph=full_loop", out]) == 0
     [summary] = [read_run(file.parent) for file in (tmp_path / "out").rglob("summary.json")]
-    assert summary["divergence"] is not None and summary["divergence.bugs"] == 0
+    assert summary["divergence.bugs"] == 0
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def test_no_rows_writes_kv_only() -> None:
 def test_catchup_knob_names_its_selection_and_counts_its_rows() -> None:
     live = metadata(3, 1)
     kinds: dict[str, Any] = {"none": AllRows, "post_attention": AfterAttention, "pre_attention": BeforeAttention}
-    counts = {"none": 12, "post_attention": 3, "pre_attention": 3}
+    counts = {"none": (12, 12, 12), "post_attention": (12, 3, 3), "pre_attention": (3, 3, 3)}
     assert registry.load().options(CatchupPruningOption).keys() == kinds.keys()
     for name, option in registry.load().options(CatchupPruningOption).items():
         policy = option.make()

@@ -59,11 +59,11 @@ def test_the_command_of_the_readme_writes_the_text_of_transformers_with_weights_
     that its greedy decoding is the same."""
     folder, said = run(tmp_path)
     rows = list(read_requests(folder))
-    assert sum(sum(row["accepted_per_round"]) for row in rows) > len(rows) == 2
+    assert sum(sum(row.accepted_per_round) for row in rows) > len(rows) == 2
     for row in rows:
-        tokens = torch.tensor([[*row["prompt_ids"], *row["output_ids"]]])
-        likeliest = reference(tokens[:, :-1]).logits[0, len(row["prompt_ids"]) - 1 :].argmax(dim=-1)
-        assert likeliest.tolist() == row["output_ids"]
+        tokens = torch.tensor([[*row.prompt_ids, *row.output_ids]])
+        likeliest = reference(tokens[:, :-1]).logits[0, len(row.prompt_ids) - 1 :].argmax(dim=-1)
+        assert likeliest.tolist() == row.output_ids
 
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["equal_to_plain"] == 1.0 and summary["divergence.diverged"] == 0

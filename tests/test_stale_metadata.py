@@ -18,7 +18,7 @@ from spec_lab.options.graphs.round import RoundGraphConfig
 from spec_lab.options.graphs.split_seed import SplitSeedGraphConfig
 from spec_lab.options.graphs.step_replay import StepReplayGraphConfig
 from spec_lab.options.shipped import ZOO
-from spec_lab.record.acceptance_metrics import acceptance_length
+from spec_lab.record.draft_counts import acceptance_length
 from spec_lab.wiring.drafting import load_drafter
 from spec_lab.wiring.engine import build_engine
 from spec_lab.wiring.limits import engine_limits

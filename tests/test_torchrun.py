@@ -116,7 +116,7 @@ def test_two_processes_write_what_one_does(place: Path) -> None:
     )
     (engine,) = alone.engines.values()
     plain = {record.request_id: record.output_ids for record in engine.generate(alone.requests).requests}
-    together: list[Any] = [SimpleNamespace(request_id=row["id"], **row) for row in read_requests(folder)]
+    together: list[Any] = [SimpleNamespace(request_id=row.id, **row) for row in read_requests(folder)]
     assert [row.request_id for row in together] == list(plain)
     found = audit(together, plain, alone.teacher, alone.models.dtype)
     assert [divergence for divergence in found if divergence.kind == "bug"] == []

@@ -145,6 +145,10 @@ class Part(Model):
     def __getitem__(self, name: str) -> Any:
         return self.metrics.get(name)
 
+    def under(self, name: str) -> Numbers:
+        """Return the numbers whose names begin with a name, by what is behind it: `under("rows")["verified"]`."""
+        return {key.removeprefix(f"{name}."): v for key, v in self.metrics.items() if key.startswith(f"{name}.")}
+
 
 class Target(Model):
     """The model that decides.
