@@ -16,7 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spec_lab.core.errors import UserError, one_line, without_folders
-from spec_lab.record.recorder import REQUESTS_FILE, ROUNDS_FILE, SUMMARY_FILE, write_json
+from spec_lab.record.recorder import (
+    CONFIG_FILE,
+    REQUESTS_FILE,
+    ROUNDS_FILE,
+    SUMMARY_FILE,
+    replace_text,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from spec_lab.record.models import Request, Round, Run
@@ -173,10 +180,12 @@ class WandbSink:
     def _log_files(self, run: Run) -> None:
         """Log copies of the record as an artifact, without the user's paths and without traces."""
         import wandb
+        from omegaconf import OmegaConf
 
         copies = self._folder / "wandb" / "record"
         copies.mkdir(parents=True, exist_ok=True)
         write_json(copies / SUMMARY_FILE, without_user_paths(json.loads(run.model_dump_json())))
+        replace_text(copies / CONFIG_FILE, OmegaConf.to_yaml(OmegaConf.create(without_user_paths(run.config))))
         write_json(copies / ENVIRONMENT_FILE, without_user_paths(_dumped(run, ORIGIN)))
         for name in (REQUESTS_FILE, ROUNDS_FILE):
             shutil.copyfile(self._folder / name, copies / name)
