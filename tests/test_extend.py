@@ -40,13 +40,12 @@ from spec_lab.menu.option import (
 )
 from spec_lab.menu.refusals.run import refusals, said_by
 from spec_lab.options.shipped import ZOO
-from spec_lab.record.metrics import OwnMetrics
-from spec_lab.record.runs import read_rounds, read_run
-from spec_lab.record.scalars import scalars
-from spec_lab.report.__main__ import main as report
-from spec_lab.report.frame import load_frame
-from spec_lab.rescore.judge import rescore
-from spec_lab.rescore.rules import read_rules
+from spec_lab.record.definitions import metric_of
+from spec_lab.record.metric import Measured, part_of
+from spec_lab.record.reading import read_rounds, read_run
+from spec_lab.report import main as report
+from spec_lab.study.frame import load_frame
+from spec_lab.study.rescore import rescore
 from spec_lab.wiring.drafting import load_drafter
 from spec_lab.wiring.engine import build_prune_policy
 from spec_lab.wiring.rules import build_rule
@@ -146,7 +145,7 @@ def test_all_three_run_sweep_and_report(
         assert summary.status == "finished"
         assert summary.choices["prune"] == "large_batches"
         assert summary.machine.extensions == {"my_lab": {"version": "0.3", "revision": None}}
-            assert summary["divergence.bugs"] == 0
+        assert summary["divergence.bugs"] == 0
     capsys.readouterr()
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(lab)])
     monkeypatch.setitem(sys.modules, "my_lab", None)  # any import of it fails from here on
@@ -166,22 +165,21 @@ def test_metrics_and_a_stage_that_were_added_go_the_whole_way(
     assert summary["metrics.all_kept"] == pytest.approx(sum(map(float, per_round)) / len(per_round))
     assert summary["metrics.longest_output"] == summary.references["plain"]["metrics.longest_output"] == 8
     assert summary.definitions["metrics.longest_output"] == "Tokens of the longest output."
-    stages = summary["stage_ms_per_round"]
+    stages = summary.under("stage_ms_per_round")
     assert 0 < (stages["look_back"] or 0) < (stages["catchup"] or 0)
     frame = load_frame(tmp_path)
-    assert frame["metric_longest_output"].tolist() == [8.0, 8.0] and frame["look_back_ms"].notna().tolist()[0]
-    assert scalars(summary)["summary.metrics.longest_output"] == 8.0
-    assert scalars(summary)["summary.stage_ms_per_round.look_back"] == stages["look_back"]
+    assert frame["metrics.longest_output"].tolist() == [8.0, 8.0]
+    assert frame["stage_ms_per_round.look_back"].notna().tolist()[0]
+    assert summary.scalars()["summary.metrics.longest_output"] == 8.0
 
 
-def test_a_metric_that_fails_has_no_value_and_says_so_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_metric_that_fails_has_no_value_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     fails = MetricOption(name="broken", definition="x", of_round=lambda record: record.nothing)
     infinite = MetricOption(name="infinite", definition="x", of_run=lambda result: float("inf"))
-    metrics = OwnMetrics([fails, infinite])
     result = FakeEngine(3, {}).generate(2)
-    assert metrics.of_run(result) == {"broken": None, "infinite": None}
-    said = capsys.readouterr().err
-    assert all(said.count(f"metric {name} has no value") == 1 for name in ("broken", "infinite"))
+    part = part_of(Measured((), [result]), [metric_of(fails), metric_of(infinite)])
+    assert part.under("metrics") == {"broken": None, "infinite": None}
+    assert "metric metrics.broken has no value" in capsys.readouterr().err
 
 
 @needs_weights
@@ -461,11 +459,6 @@ def test_an_option_that_may_be_an_extensions_is_refused_with_what_to_do(argument
     assert (f"a file conf/{group}/OPTION.yaml" in str(refused.value)) == ("." not in group)
     assert hint in str(refused.value)
     assert "\n" not in str(refused.value)
-
-
-def test_rescore_says_what_to_do_for_a_rule_of_an_extension() -> None:
-    with pytest.raises(UserError, match=r"; an extension's options need extensions=\[MODULE\]"):
-        read_rules(["acceptance=near"], 3)
 
 
 def nothing(*arguments: object) -> None:

@@ -19,7 +19,7 @@ def extension_metrics(registry: Registry) -> list[Metric]:
     """Return the metrics of a run's extensions. Their names begin with `metrics.`."""
     from spec_lab.menu.option import MetricOption
 
-    return [_metric(option) for option in registry.options(MetricOption).values()]
+    return [metric_of(option) for option in registry.options(MetricOption).values()]
 
 
 def definitions(extra: Iterable[Metric] = ()) -> dict[str, str]:
@@ -29,6 +29,7 @@ def definitions(extra: Iterable[Metric] = ()) -> dict[str, str]:
     return {**{each.name: f"{each.definition}{units[each.name]}" for each in every}, **ROW_DEFINITIONS}
 
 
-def _metric(option: Any) -> Metric:
+def metric_of(option: Any) -> Metric:
+    """Return the metric of an extension's option."""
     name, compute = f"metrics.{option.name}", option.of_run or option.of_round
     return Metric(name, option.unit, option.definition, "turn" if option.of_run else "round", compute)
