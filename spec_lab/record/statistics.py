@@ -9,6 +9,7 @@ correlated; two runs over the same prompts are resampled together.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean, stdev
@@ -144,15 +145,17 @@ def bootstrapped(statistic: Callable[..., Array], *sizes: int) -> Interval | Non
         return None
     if min(sizes) < LEAST_PROMPTS:
         return Interval(value, None, None)
-    found = bootstrap(
-        everything,
-        lambda *picks, axis: statistic(*picks),
-        n_resamples=NUM_RESAMPLES,
-        batch=200,
-        vectorized=True,
-        confidence_level=CONFIDENCE,
-        method="percentile",
-        rng=SEED,
-    ).bootstrap_distribution
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of resamples in which too few drafts were judged
+        found = bootstrap(
+            everything,
+            lambda *picks, axis: statistic(*picks),
+            n_resamples=NUM_RESAMPLES,
+            batch=200,
+            vectorized=True,
+            confidence_level=CONFIDENCE,
+            method="percentile",
+            rng=SEED,
+        ).bootstrap_distribution
     low, high = np.nanpercentile(found, (50 * (1 - CONFIDENCE), 50 * (1 + CONFIDENCE)))
     return Interval(value, float(low), float(high))
