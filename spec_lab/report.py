@@ -68,9 +68,7 @@ def _asked(options: argparse.Namespace) -> str:
     if options.request is not None:
         return _request(runs[-1].folder, options.request)
     if options.rescore is not None:
-        from spec_lab.study.rescore import rescore_table, rules_in
-
-        return rescore_table(runs[-1], rules_in(options.rescore)).text()
+        return _rescored(runs[-1], options.rescore)
     return _report(runs, options)
 
 
@@ -80,6 +78,19 @@ def _request(folder: Path, request_id: str) -> str:
     if not request_id:
         return list_requests(folder).to_string(index=False)
     return format_request(load_request(folder, request_id), wants_colour(sys.stdout))
+
+
+def _rescored(found: Found, arguments: Sequence[str]) -> str:
+    from spec_lab.app.compose import compose
+    from spec_lab.study.rescore import rescore_table, rules_in
+
+    k, extensions = max(1, found.run.num_draft_tokens or 0), ",".join(found.run.config.get("extensions") or [])
+    rules = {}
+    for rule in rules_in(arguments):
+        config = compose([f"extensions=[{extensions}]", f"drafter.num_draft_tokens={k}", *rule]).config
+        name = " ".join(text.removeprefix("acceptance=").removeprefix("acceptance.") for text in rule)
+        rules[name] = config.acceptance, config.extensions
+    return rescore_table(found, rules).text()
 
 
 def _report(runs: Sequence[Found], options: argparse.Namespace) -> str:

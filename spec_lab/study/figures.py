@@ -62,7 +62,7 @@ def draw_numbers(axes: Axes, rows: pd.DataFrame, x: str, y: str, hue: str | None
         shift = 0 if is_numeric else 0.12 * (number - (len(groups) - 1) / 2)
         part = part.sort_values(x) if is_numeric else part
         xs = [places[value] + shift for value in part[x]]
-        axes.errorbar(xs, part[y], yerr=whiskers(part, y), fmt="o-", color=colour, capsize=2, label=name)
+        axes.errorbar(xs, part[y].astype(float).tolist(), yerr=whiskers(part, y), fmt="o-", color=colour, capsize=2, label=name)
     if not is_numeric:
         axes.set_xticks(list(places.values()), [textwrap.fill(str(value), 14) for value in places])
     elif (rows[x] > 0).all() and rows[x].max() / rows[x].min() >= 8:
@@ -77,7 +77,9 @@ def whiskers(rows: pd.DataFrame, name: str) -> Any:
     low, high = (next((b for b in (f"{name}.{end}", f"{name}_{end}") if b in rows), None) for end in ("low", "high"))
     if low is None or high is None or rows[low].isna().all():
         return None
-    return [(rows[name] - rows[low]).clip(lower=0).fillna(0), (rows[high] - rows[name]).clip(lower=0).fillna(0)]
+    numbers = rows[[name, low, high]].astype(float)
+    below, above = numbers[name] - numbers[low], numbers[high] - numbers[name]
+    return [below.clip(lower=0).fillna(0).tolist(), above.clip(lower=0).fillna(0).tolist()]
 
 
 def acceptance_lengths(runs: pd.DataFrame) -> Figure:
@@ -113,7 +115,8 @@ def acceptance_by_context(runs: pd.DataFrame) -> Figure:
     kinds = [kind for kind in ("context", "turn", "phase") if (every["by"] == kind).any()]
     with axes_of(max(len(kinds), 1)) as (figure, axes):
         for part, kind in zip(axes if len(kinds) > 1 else [axes], kinds, strict=False):
-            rows = every[every["by"] == kind].assign(of=lambda rows: pd.to_numeric(rows["of"], errors="ignore"))  # noqa: B023
+            rows = every[every["by"] == kind]
+            rows = rows.assign(of=rows["of"] if kind == "phase" else rows["of"].astype(int))
             draw_numbers(part, rows, "of", "acceptance length", "label")
             part.set(xlabel={"context": "tokens before the round, at least", "turn": "turn", "phase": ""}[kind])
         _legend(figure, axes[0] if len(kinds) > 1 else axes)

@@ -48,26 +48,19 @@ def rescore(folder: Path, options: AcceptanceConfig, extensions: Sequence[str] =
     return rescore_rows(rows, {r.id: r.prompt_ids for r in read_requests(folder)}, options, extensions)
 
 
-def rescore_table(found: Found, rules: Sequence[Sequence[str]]) -> Table:
+def rescore_table(found: Found, rules: Mapping[str, tuple[AcceptanceConfig, Sequence[str]]]) -> Table:
     """Return what other rules would have accepted in a run: a line for each, the run's own first.
 
     Args:
-        rules: the overrides of each rule, such as `["acceptance=relaxed_thinking", "acceptance.topk=3"]`.
+        rules: the options and the extensions of each rule, by the name that the table shows.
     """
-    from spec_lab.app.compose import compose
-
     rows = load_verify_rows(found.folder)
-    most = max(1, rows.draft_ids.shape[-1])
     requests = {request.id: request for request in found.requests()}
     prompts = {key: request.prompt_ids for key, request in requests.items()}
     accepted = iter(rows.accepted.tolist())
     counts = zip(rows.origin.request_ids, rows.num_rounds.tolist(), strict=True)
     judged = {f"{found.run.choices.get('acceptance')} (the run's own)": {k: [next(accepted) for _ in range(n)] for k, n in counts}}
-    for rule in rules:
-        of_run = [f"extensions=[{','.join(found.run.config.get('extensions', []))}]", f"drafter.num_draft_tokens={most}"]
-        config = compose([*of_run, *rule]).config
-        name = " ".join(text.removeprefix("acceptance=").removeprefix("acceptance.") for text in rule)
-        judged[name] = rescore_rows(rows, prompts, config.acceptance, config.extensions)
+    judged |= {name: rescore_rows(rows, prompts, *rule) for name, rule in rules.items()}
     lines = []
     for name, of_rule in judged.items():
         line = {"rule": name, "length": _length(of_rule.values())}

@@ -70,7 +70,9 @@ def plot(runs: Sequence[Found], spec: Spec) -> Figure:
     rows = sorted_by(own(frame(runs)), list(keys.values()))
     names = {axis: keys.get(asked[axis], asked[axis]) for axis in ("x", "y", "hue") if asked.get(axis)}
     heads = {column: head for head, column in keys.items()}
-    rows = rows.rename(columns={name: heads.get(name, name) for name in (names["x"], names.get("hue")) if name in heads})
+    renamed = {name: heads[name] for name in (names["x"], names.get("hue")) if name in heads}
+    rows = rows.drop(columns=[head for name, head in renamed.items() if head != name], errors="ignore")
+    rows = rows.rename(columns=renamed)
     x, hue = heads.get(names["x"], names["x"]), heads.get(names.get("hue", ""), names.get("hue"))
     title = figures.textwrap.fill(spec["question"], 90)
     return figures.numbers_over(rows, x, names["y"], hue, asked.get("even"), title)
