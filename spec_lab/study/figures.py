@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from spec_lab.core.errors import UserError
 from spec_lab.record.metric import THIS_RUN
 from spec_lab.record.models import Run
 from spec_lab.record.reading import Found
@@ -53,7 +54,7 @@ def draw_numbers(axes: Axes, rows: pd.DataFrame, x: str, y: str, hue: str | None
     """Draw a number over a knob into `axes`."""
     import seaborn as sns
 
-    rows = rows.dropna(subset=[y])
+    rows = having(rows, y)
     is_numeric = pd.api.types.is_numeric_dtype(rows[x]) and rows[x].nunique() > 1
     places = {value: value if is_numeric else place for place, value in enumerate(dict.fromkeys(rows[x]))}
     groups = [(None, rows)] if hue is None else list(rows.groupby(hue, sort=False))
@@ -82,9 +83,21 @@ def whiskers(rows: pd.DataFrame, name: str) -> Any:
     return [below.clip(lower=0).fillna(0).tolist(), above.clip(lower=0).fillna(0).tolist()]
 
 
+def having(rows: pd.DataFrame, name: str) -> pd.DataFrame:
+    """Return the rows that have a number.
+
+    Raises:
+        UserError: none has it.
+    """
+    found = rows.dropna(subset=[name]) if name in rows else rows.iloc[:0]
+    if found.empty:
+        raise UserError(f"no run has {name}")
+    return found
+
+
 def acceptance_lengths(runs: pd.DataFrame) -> Figure:
     """Draw the acceptance length of each run with its interval over prompts, the longest first."""
-    rows = own(runs).dropna(subset=["acceptance_length"]).assign(label=lambda rows: labels(rows))
+    rows = having(own(runs), "acceptance_length").assign(label=lambda rows: labels(rows))
     rows = rows.sort_values("acceptance_length", ascending=False)
     with axes_of(height=1.4 + 0.36 * len(rows)) as (figure, axes):
         places = range(len(rows))
@@ -113,6 +126,8 @@ def acceptance_by_context(runs: pd.DataFrame) -> Figure:
     """Draw acceptance length by the length of the text before a round, by turn of a conversation and by phase."""
     every = lengths_by_frame(runs)
     kinds = [kind for kind in ("context", "turn", "phase") if (every["by"] == kind).any()]
+    if not kinds:
+        raise UserError("no run drafted")
     with axes_of(max(len(kinds), 1)) as (figure, axes):
         for part, kind in zip(axes if len(kinds) > 1 else [axes], kinds, strict=False):
             rows = every[every["by"] == kind]
@@ -195,7 +210,7 @@ def row_counts(runs: pd.DataFrame) -> Figure:
 def cost_model(runs: pd.DataFrame) -> Figure:
     """Draw what a request round costs in steps of plain decoding, and its acceptance length: where the dot is right of
     the bar, drafting pays."""
-    rows = own(runs).dropna(subset=["break_even_acceptance_length"]).assign(label=lambda rows: labels(rows))
+    rows = having(own(runs), "break_even_acceptance_length").assign(label=lambda rows: labels(rows))
     with axes_of(height=1.4 + 0.36 * len(rows)) as (figure, axes):
         left = pd.Series(0.0, index=rows.index)
         for name in ("draft", "verify", "rest"):
@@ -229,7 +244,7 @@ def frontier(runs: pd.DataFrame) -> Figure:
 def gain_against_loss(table: Table) -> Figure:
     """Draw a lossy rule's gain of acceptance length (right is better) and its change of accuracy (up is better); where
     no answer was checked, its distance from the target instead (down is better)."""
-    rows = table.raw
+    rows = having(table.raw, "gain")
     y = "points to lossless" if "points to lossless" in rows and rows["points to lossless"].notna().any() else "TV a token"
     rows = rows.dropna(subset=["gain", y])
     with axes_of(height=4.4) as (figure, axes):
@@ -245,7 +260,7 @@ def gain_against_loss(table: Table) -> Figure:
 
 def longest_kernels(run: Run, most: int = 14) -> Figure:
     """Draw the kernels of a run's profiled rounds that take longest."""
-    kernels = pd.DataFrame([kernel.model_dump() for kernel in run.kernels[:most]])
+    kernels = having(pd.DataFrame([kernel.model_dump() for kernel in run.kernels[:most]]), "us_per_round")
     with axes_of(height=1.4 + 0.3 * len(kernels)) as (figure, axes):
         axes.barh(kernels["name"].str.slice(0, 48), kernels["us_per_round"])
         axes.invert_yaxis()

@@ -70,7 +70,7 @@ class Table:
         table = self._with_differing_origin()
         form = "".join("r" if self._is_number(name) else "l" for name in table)
         style = table.style.hide(axis="index").format(escape="latex").format_index(escape="latex", axis=1)
-        caption = _latex(f"{self.title}. {self.caption}")
+        caption = _latex(f"{self.title}{'' if self.title.endswith('?') else '.'} {self.caption}")
         return style.to_latex(column_format=form, caption=caption, hrules=True, position="htbp")
 
     def html(self) -> str:
