@@ -198,13 +198,21 @@ def make_begun(config: dict[str, Any] | None = None, **changes: Any) -> Run:
 
 
 def make_run(
-    begun: Run | None = None, main: Measured | None = None, references: Mapping[str, Measured] | None = None, **found: Any
+    begun: Run | None = None,
+    main: Measured | None = None,
+    references: Mapping[str, Measured] | None = None,
+    **found: Any,
 ) -> Run:
     """The record of a finished run, by default with both references."""
     usual = {"plain": measure(PLAIN, (1.01, 1.0, 1.03)), "unpruned": measure(UNPRUNED, (1.0, 1.0, 1.0))}
     main = replace(main or measure(MAIN, divergences=NEAR_TIE), references=usual if references is None else references)
     kernels = [Kernel(name="gemm", calls_per_round=40.0, us_per_round=900.0)]
-    fields: dict[str, Any] = {"seconds": 12.5, "kernels": kernels, "acceptance_lossless": True, "acceptance_imposed": False}
+    fields: dict[str, Any] = {
+        "seconds": 12.5,
+        "kernels": kernels,
+        "acceptance_lossless": True,
+        "acceptance_imposed": False,
+    }
     return finished_run(begun or make_begun(), main, **{**fields, **found})
 
 
@@ -217,7 +225,6 @@ def record_run(
     with Recorder(folder, begun, sinks) as recorder:
         for index, result in enumerate(main.repeats):
             recorder.rounds(index, result.rounds)
-        for request in main.requests:
-            recorder.request(request)
+        recorder.requests(main.requests)
         recorder.finish(run)
     return run

@@ -179,7 +179,9 @@ def test_the_record_has_the_mean_of_a_round_and_the_table_shows_it() -> None:
     num_rounds = summary["verify_calls"]
     expected = {"verify": 600 / num_rounds, "catchup": 300 / num_rounds, "recur": 90 / num_rounds}
     assert summary.under("experts_read") == expected
-    assert summary.under("expert_bytes_read") == pytest.approx({stage: 3e6 * count for stage, count in expected.items()})
+    assert summary.under("expert_bytes_read") == pytest.approx(
+        {stage: 3e6 * count for stage, count in expected.items()}
+    )
     assert not summary.references["plain"].under("experts_read")
     table = format_run(summary)
     assert "Experts read a round" in table and f"{600 / num_rounds:.2f}" in table and "verify, bytes" in table

@@ -240,7 +240,9 @@ def test_the_ratio_of_turns_has_students_interval() -> None:
     assert ratio is not None
     reach = 4.3027 * 0.1 / math.sqrt(3)
     found = ratio.interval
-    assert (found.value, found.low, found.high) == pytest.approx(tuple(map(math.exp, (0.1, 0.1 - reach, 0.1 + reach))), rel=1e-4)
+    assert (found.value, found.low, found.high) == pytest.approx(
+        tuple(map(math.exp, (0.1, 0.1 - reach, 0.1 + reach))), rel=1e-4
+    )
     few = of_turns([2.0, None, 2.1], [1.0, 1.0, 1.0])
     assert few is not None and (few.num_turns, few.interval.low) == (2, None)
     assert ratio.over(few).interval.low is None

@@ -19,8 +19,17 @@ NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 
 def record(folder: Path, prune: str, experiment: str | None = None, **changes: Any) -> None:
     choices = CHOICES | {"prune": prune} | ({} if experiment is None else {"experiment": experiment})
-    config = {"name": "run", "batch_size": 1, "drafter": {"name": "eagle3", "num_draft_tokens": 3}, "prune": {"catchup": prune}}
-    record_run(folder, begun=make_begun(config, choices=choices, **changes), main=measure(MAIN if prune == "catchup" else UNPRUNED))
+    config = {
+        "name": "run",
+        "batch_size": 1,
+        "drafter": {"name": "eagle3", "num_draft_tokens": 3},
+        "prune": {"catchup": prune},
+    }
+    record_run(
+        folder,
+        begun=make_begun(config, choices=choices, **changes),
+        main=measure(MAIN if prune == "catchup" else UNPRUNED),
+    )
 
 
 def executed(path: Path, runs: Path) -> Any:
@@ -28,7 +37,9 @@ def executed(path: Path, runs: Path) -> Any:
     notebook = nbformat.read(path, as_version=4)
     [index] = [n for n, cell in enumerate(notebook.cells) if "parameters" in cell.metadata.get("tags", [])]
     notebook.cells.insert(index + 1, nbformat.v4.new_code_cell(f"runs_folder = {str(runs)!r}"))
-    NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}).execute()
+    NotebookClient(
+        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}
+    ).execute()
     return notebook
 
 

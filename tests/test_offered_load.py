@@ -93,7 +93,7 @@ def test_a_run_under_load_offers_the_same_to_its_references(pair: tuple[Path, Pa
     assert 0 < len(requests) < 8, "those that would have arrived later are left out"
     assert run["num_requests"] == run.references["plain"]["num_requests"] == len(requests)
     arrivals = [request.arrived_at or 0.0 for request in requests]
-    assert arrivals == sorted(arrivals) and 0 < arrivals[0] and arrivals[-1] <= 0.12
+    assert arrivals == sorted(arrivals) and arrivals[0] > 0 and arrivals[-1] <= 0.12
     for request in requests:
         assert request.admitted_at is not None and request.emitted_at is not None
         assert (request.arrived_at or 0.0) <= request.admitted_at < request.emitted_at[0]

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -20,7 +17,6 @@ from spec_lab.core.errors import UserError
 from spec_lab.core.ranks import Ranks, ranks, refuse_unless_they_meet
 from spec_lab.menu.config import RunConfig
 from spec_lab.menu.refusals.run import refusals
-from spec_lab.options.loggers import WandbConfig
 from spec_lab.report.__main__ import main as report
 
 Start = Callable[..., None]

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from spec_lab.core.errors import UserError
-from spec_lab.record.models import Request, Run
+from spec_lab.record.models import Run
 from spec_lab.record.provenance import git_revision, machine_of
 from spec_lab.record.reading import find_runs, read_requests, read_rounds, read_run
 from spec_lab.record.recorder import FileSink, Recorder, amend, ended, replace_text, write_run
 from spec_lab.record.verdict import verdict
-from tests.fake_runs import MAIN, PLAIN, UNPRUNED, make_begun, make_run, measure, record_run
+from tests.fake_runs import MAIN, PLAIN, UNPRUNED, make_begun, make_request, make_run, measure, record_run
 
 ROOT = Path(__file__).parents[1]
 
@@ -43,7 +43,10 @@ def test_numbers_are_medians_over_turns_and_counts_of_the_first() -> None:
     assert run["repeats_identical"] is True and run["divergence.near_ties"] == 1
     assert set(run.by_category) == {"code", "dates", "prose"}
     assert sum(numbers["rounds"] or 0 for numbers in run.by_category.values()) == run["rounds"]
-    assert run.references["unpruned"]["speedup"] == pytest.approx(run.references["unpruned"]["decode_tokens_per_second"] / run.references["plain"]["decode_tokens_per_second"], rel=0.1)
+    assert run.references["unpruned"]["speedup"] == pytest.approx(
+        run.references["unpruned"]["decode_tokens_per_second"] / run.references["plain"]["decode_tokens_per_second"],
+        rel=0.1,
+    )
     assert run.references["plain"]["speedup"] is None
     assert run.scalars()["summary.speedup"] == run["speedup"]
 
@@ -86,7 +89,7 @@ def test_the_verdict_of_a_run_that_did_not_finish_is_its_reason() -> None:
 def test_an_exception_is_recorded_and_raised_on(tmp_path: Path, error: BaseException, status: str, reason: str) -> None:
     with pytest.raises(type(error)), Recorder(tmp_path, make_begun()) as recorder:
         assert read_run(tmp_path).status == "interrupted", "so that a kill leaves the truth"
-        recorder.request(Request(id="a", prompt_ids=[1], output_ids=[2]))
+        recorder.decoded(make_request("a", [1]))
         raise error
     run = read_run(tmp_path)
     assert (run.status, run.reason) == (status, reason)

@@ -23,8 +23,8 @@ from spec_lab.options.graphs.round import RoundGraphConfig
 from spec_lab.options.rules.relaxed_thinking import RelaxedThinkingConfig
 from spec_lab.options.rules.strict import StrictAcceptanceConfig
 from spec_lab.options.rules.synthetic import SyntheticConfig
-from spec_lab.record.reading import read_requests
 from spec_lab.record.models import Run
+from spec_lab.record.reading import read_requests
 from spec_lab.record.verify_rows import VERIFY_ROWS_FILE, load_verify_rows
 from spec_lab.study.frame import load_frame
 from spec_lab.study.rescore import rescore

@@ -20,8 +20,8 @@ from spec_lab.measure.world import World
 from spec_lab.menu.chosen import Chosen, choose
 from spec_lab.menu.config import RunConfig, SamplingConfig
 from spec_lab.options.rules.rejection import RejectionConfig
-from spec_lab.record.reading import read_requests
 from spec_lab.record.models import Run
+from spec_lab.record.reading import read_requests
 from spec_lab.record.trace import STAGE_PREFIX, TRACE_FILE
 from tests.fake_runs import CHOICES
 from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts

@@ -14,7 +14,6 @@ from mkdocs.config import load_config
 from mkdocs.structure.files import Files, get_files
 from mkdocs.structure.pages import Page
 
-
 ROOT = Path(__file__).parents[1]
 
 

@@ -19,7 +19,7 @@ from spec_lab.record.reading import Found, find_runs
 from spec_lab.report import main as report
 from spec_lab.study import compare, lengths, reliability
 from spec_lab.study.figures import svg
-from spec_lab.study.frame import frame, labels, load_frame, own, varied
+from spec_lab.study.frame import labels, load_frame, own, varied
 from spec_lab.study.rounds import LOOKS, format_request, load_request, request_html, rounds_of_request
 from spec_lab.study.run_table import latency_table, tables_of_run
 from spec_lab.study.studies import FIGURES, TABLES, studies_in, study_tables
@@ -42,7 +42,9 @@ def recorded(
     config = {"name": "study", "seed": 0, "batch_size": 1, "drafter": drafter, "study": SPEC}
     config |= {"prune": {"catchup": name}, "acceptance": {"name": rule}}
     begun = make_begun(config, name="study", choices=CHOICES | {"prune": name, "acceptance": rule})
-    run = record_run(folder / f"{name}-{rule}-{seed}", begun=begun, main=measure(engine, seed=seed, divergences={}), **found)
+    run = record_run(
+        folder / f"{name}-{rule}-{seed}", begun=begun, main=measure(engine, seed=seed, divergences={}), **found
+    )
     return Found(folder / f"{name}-{rule}-{seed}", run)
 
 
@@ -64,14 +66,20 @@ def test_the_frame_has_a_row_a_part_and_a_column_a_choice_a_knob_and_a_number(fo
     assert first["rows.verified"] == run["rows.verified"] and first["drafter.num_draft_tokens"] == 3
     assert (first["prune"], first["target.template"], first["K"]) == (run.choices["prune"], "0f1e2d3c4b5a", 3)
     assert list(rows["K"][:3]) == [3, 0, 3] and list(rows["drafter"][:3]) == ["eagle3", "none", "eagle3"]
-    assert first["cost.draft"] + first["cost.verify"] + first["cost.rest"] == pytest.approx(run["break_even_acceptance_length"])
+    assert first["cost.draft"] + first["cost.verify"] + first["cost.rest"] == pytest.approx(
+        run["break_even_acceptance_length"]
+    )
     assert first["latency_ms.ttft.p99"] == run["latency_ms.ttft.p99"]
 
 
 def test_runs_are_labelled_by_what_differs(folder: Path) -> None:
     rows = load_frame(folder)
     assert varied(rows) == ["prune", "drafter.num_draft_tokens"]
-    assert sorted(labels(own(rows))) == ["catchup, num_draft_tokens=1", "catchup, num_draft_tokens=3", "none, num_draft_tokens=3"]
+    assert sorted(labels(own(rows))) == [
+        "catchup, num_draft_tokens=1",
+        "catchup, num_draft_tokens=3",
+        "none, num_draft_tokens=3",
+    ]
 
 
 GOLDEN_STUDY = """\
@@ -98,14 +106,19 @@ def test_a_study_has_its_table_in_every_form(folder: Path) -> None:
 
 
 def test_the_latency_table_has_each_part_and_its_change(folder: Path) -> None:
-    run = make_run(references={"plain": measure(PLAIN, (1.0, 1.0, 1.0)), "unpruned": measure(UNPRUNED, (1.0, 1.0, 1.0))})
+    run = make_run(
+        references={"plain": measure(PLAIN, (1.0, 1.0, 1.0)), "unpruned": measure(UNPRUNED, (1.0, 1.0, 1.0))}
+    )
     table = latency_table(run)
     names = list(table.shown[""])
     assert names[:3] == ["TTFT mean, ms", "TTFT median, ms", "TTFT P99, ms"]
     assert names[-4:] == ["requests/s", "output tokens/s", "total tokens/s", "requests in flight"] and len(names) == 16
     by_name = table.raw.set_index("number")
     first, last = by_name.loc["output tokens/s", "plain"], by_name.loc["output tokens/s", THIS_RUN]
-    assert (first, last) == (run.references["plain"]["end_to_end_tokens_per_second"], run["end_to_end_tokens_per_second"])
+    assert (first, last) == (
+        run.references["plain"]["end_to_end_tokens_per_second"],
+        run["end_to_end_tokens_per_second"],
+    )
     assert by_name.loc["output tokens/s", f"{THIS_RUN} change"] == pytest.approx(100 * (last / first - 1))
     assert list(table.shown) == ["", "plain", "unpruned", THIS_RUN, "unpruned change", f"{THIS_RUN} change"]
 
@@ -125,7 +138,11 @@ def test_runs_are_compared_prompt_by_prompt(folder: Path) -> None:
     table = compare.comparison_table(runs).raw.set_index("#")
     assert list(table.index) == ["#1 (base)", "#2", "#3"]
     assert (table.loc["#3", "difference"], table.loc["#3", " "]) == (0.0, "within noise")
-    assert table.loc["#2", "difference"] < 0 and table.loc["#2", "difference high"] < 0 and table.loc["#2", " "] == "shorter"
+    assert (
+        table.loc["#2", "difference"] < 0
+        and table.loc["#2", "difference high"] < 0
+        and table.loc["#2", " "] == "shorter"
+    )
     assert set(table["paired"][1:]) == {"yes"}
     costs = compare.cost_table(runs).raw
     assert (costs["draft"] + costs["verify"] + costs["rest"]).tolist() == pytest.approx(costs["break-even"].tolist())
@@ -156,15 +173,23 @@ def test_lengths_as_other_tools_count_them() -> None:
 
 
 def test_confidences_are_judged_up_to_the_end_of_a_text() -> None:
-    request = measure(MAIN).requests[0].model_copy(
-        update={
-            "accepted_per_round": [1, 2],
-            "judged_per_round": [2, 1],
-            "confidence_per_round": [[0.9, 0.4], [0.8, 0.7]],
-        }
+    request = (
+        measure(MAIN)
+        .requests[0]
+        .model_copy(
+            update={
+                "accepted_per_round": [1, 2],
+                "judged_per_round": [2, 1],
+                "confidence_per_round": [[0.9, 0.4], [0.8, 0.7]],
+            }
+        )
     )
     drafts = reliability.judged_drafts([request])
-    assert drafts[["position", "confidence", "accepted"]].values.tolist() == [[1, 0.9, True], [2, 0.4, False], [1, 0.8, True]]
+    assert drafts[["position", "confidence", "accepted"]].values.tolist() == [
+        [1, 0.9, True],
+        [2, 0.4, False],
+        [1, 0.8, True],
+    ]
     assert reliability.chance_of_order(drafts) == 1.0
     assert reliability.calibration_error([0.9, 0.4, 0.8], [1, 0, 1]) == pytest.approx((0.1 + 0.4 + 0.2) / 3)
     assert reliability.chance_of_order(drafts[drafts["accepted"]]) is None
@@ -219,7 +244,9 @@ def call(*arguments: object, capsys: pytest.CaptureFixture[str]) -> tuple[int, s
     return code, captured.out + captured.err
 
 
-def test_the_command_prints_and_writes_everything(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_and_writes_everything(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, text = call(folder, capsys=capsys)
     assert code == 0 and SPEC["question"] in text and "The newest finished run" in text
     files = {"--csv": tmp_path / "a.csv", "--html": tmp_path / "a.html", "--figures": tmp_path / "figures"}
@@ -238,7 +265,11 @@ def test_the_command_prints_and_writes_everything(folder: Path, tmp_path: Path, 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [(["nowhere"], "no run here or below"), (["--base", "9"], "the runs are 1 to 3"), (["--rescore", "acceptance=strict"], "record.topk")],
+    [
+        (["nowhere"], "no run here or below"),
+        (["--base", "9"], "the runs are 1 to 3"),
+        (["--rescore", "acceptance=strict"], "record.topk"),
+    ],
 )
 def test_the_command_says_what_is_missing(
     arguments: list[str], said: str, folder: Path, capsys: pytest.CaptureFixture[str]
@@ -247,7 +278,9 @@ def test_the_command_says_what_is_missing(
     assert code == 2 and said in text
 
 
-def test_a_run_that_failed_stands_in_the_table_with_its_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_failed_stands_in_the_table_with_its_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from spec_lab.record.recorder import ended, write_run
 
     recorded(tmp_path, "catchup")
@@ -261,7 +294,10 @@ def test_what_the_runs_lack_costs_nothing() -> None:
     silent = make_begun(engine="another").model_copy(update={"status": "finished"})
     from spec_lab.record.summary import finished_run
 
-    requests = [request.model_copy(update=dict.fromkeys(("accepted_per_round", "emitted_per_round", "emitted_at"))) for request in measure(MAIN).requests]
+    requests = [
+        request.model_copy(update=dict.fromkeys(("accepted_per_round", "emitted_per_round", "emitted_at")))
+        for request in measure(MAIN).requests
+    ]
     run = finished_run(silent, Measured(requests, (), 3))
     assert run["output_tokens"] > 0 and run["acceptance_length"] is None
     assert [table.title for table in tables_of_run(run)][0] == "Speed" or tables_of_run(run)

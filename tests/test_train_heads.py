@@ -35,7 +35,7 @@ from spec_lab.collect.__main__ import main as collect
 from spec_lab.core.errors import UserError
 from spec_lab.options.drafters.block_keys import Head
 from spec_lab.options.shipped import ZOO
-from spec_lab.train.__main__ import config_of, main
+from spec_lab.train.__main__ import main
 from spec_lab.train.block_config import (
     BlockTrainingConfig,
     Dflash2TrainingConfig,

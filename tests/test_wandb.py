@@ -27,7 +27,12 @@ HOST = "the-host-of-somebody"
 ARGUMENT = "--an-argument-of-somebody"
 BLOCK = 32768
 HEADER = 7
-DISTINCT_CONFIG = {"name": "run", "batch_size": 1, "drafter": {"num_draft_tokens": 3}, "target": {"path": "checkpoints/tiny"}}
+DISTINCT_CONFIG = {
+    "name": "run",
+    "batch_size": 1,
+    "drafter": {"num_draft_tokens": 3},
+    "target": {"path": "checkpoints/tiny"},
+}
 
 
 def private_names() -> list[str]:
@@ -140,7 +145,12 @@ def test_offline_run_has_series_tables_and_files(recorded: tuple[Path, Run]) -> 
     pooled = sum(row["acceptance_length_all"] * row["rounds"] for row in rows) / sum(row["rounds"] for row in rows)
     assert len(rows) == run["num_requests"] and pooled == pytest.approx(run["acceptance_length_all"])
     first = rows[1]
-    assert (first["id"], first["category"], first["divergence"], first["text"]) == ("r1", "dates", "near_tie", "text of r1")
+    assert (first["id"], first["category"], first["divergence"], first["text"]) == (
+        "r1",
+        "dates",
+        "near_tie",
+        "text of r1",
+    )
     [artifact] = [record.artifact for record in records if record.HasField("artifact")]
     entries = {entry.path: entry.local_path for entry in artifact.manifest.contents}
     assert set(entries) == {"config.yaml", "environment.json", "requests.jsonl", "rounds.jsonl", "summary.json"}
@@ -192,10 +202,10 @@ import os, sys
 from pathlib import Path
 from spec_lab.record.recorder import Recorder
 from spec_lab.record.wandb_sink import WandbSink
-from tests.fake_runs import MAIN, make_begun, measure
+from tests.fake_runs import MAIN, make_begun
 with Recorder(Path(sys.argv[1]), make_begun(), [WandbSink("p", mode="offline")]) as recorder:
-    for request in measure(MAIN).requests:
-        recorder.request(request)
+    for record in MAIN.generate().requests:
+        recorder.decoded(record)
     os.kill(os.getpid(), 9)
 """
 

@@ -1,12 +1,12 @@
 """A study's lines: named lists of overrides in its YAML, which Hydra sweeps as the options of the group `line`.
 
-    study:
-      lines:
-        strict: [acceptance=strict]
-        loose: [acceptance=relaxed_thinking, acceptance.delta=0.6]
-    hydra:
-      sweeper:
-        params: {line: "strict,loose", drafter.num_draft_tokens: "1,3"}
+study:
+  lines:
+    strict: [acceptance=strict]
+    loose: [acceptance=relaxed_thinking, acceptance.delta=0.6]
+hydra:
+  sweeper:
+    params: {line: "strict,loose", drafter.num_draft_tokens: "1,3"}
 """
 
 from __future__ import annotations
@@ -33,14 +33,18 @@ def store_lines(arguments: Sequence[str], folders: Iterable[Path], groups: Colle
         groups: the groups of a run; an override of one of them chooses its option.
     """
     names = [word.partition("=")[2] for word in arguments if word.startswith(f"{EXPERIMENT}=")]
-    own = [Path(place) for word, place in zip(arguments, arguments[1:], strict=False) if word in ("--config-dir", "-cd")]
+    own = [
+        Path(place) for word, place in zip(arguments, arguments[1:], strict=False) if word in ("--config-dir", "-cd")
+    ]
     for name in names:
         for folder in (*own, *folders):
             file = folder / EXPERIMENT / f"{name}.yaml"
             if file.is_file():
                 lines = (yaml.safe_load(file.read_text(encoding="utf-8")).get("study") or {}).get("lines") or {}
                 for line, overrides in lines.items():
-                    ConfigStore.instance().store(str(line), _node(overrides, groups, file), group=LINE, package="_global_")
+                    ConfigStore.instance().store(
+                        str(line), _node(overrides, groups, file), group=LINE, package="_global_"
+                    )
                 break
 
 

@@ -225,9 +225,7 @@ class RowsComputed:
             return RowShare.ALL if count == num_rows else RowShare.LIVE if count else RowShare.NONE
 
         num_features = 0 if output.features is None else output.features.shape[0]
-        return cls(
-            share(output.hidden.shape[0]), share(num_features), share(num_logits), share(output.num_shared_rows)
-        )
+        return cls(share(output.hidden.shape[0]), share(num_features), share(num_logits), share(output.num_shared_rows))
 
     def of(self, span: PromptSpan) -> RowCounts:
         """Count the rows of one request."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -32,7 +32,7 @@ from spec_lab.record.definitions import extension_metrics
 from spec_lab.record.metric import Measured, Metric
 from spec_lab.record.models import Divergence, Run, Target
 from spec_lab.record.models import Request as RequestRow
-from spec_lab.record.progress import Progress, said_to_go_on
+from spec_lab.record.progress import Progress, announced
 from spec_lab.record.provenance import machine_of
 from spec_lab.record.recorder import Recorder, Sink, begun, request_row
 from spec_lab.record.summary import finished_run
@@ -61,7 +61,7 @@ def record_run(chosen: Chosen, choices: dict[str, str], folder: Path) -> Run:
 
 def _record_in(world: World, chosen: Chosen, choices: dict[str, str], folder: Path, memory: MemoryWatch) -> Run:
     """Run and record. What is loaded here can be freed when this returns, before the process group is closed."""
-    with said_to_go_on("loading prompts and weights"):
+    with announced("loading prompts and weights"):
         lab = load_lab(chosen, world)
     metrics = extension_metrics(chosen.registry)
     info = begun(dataclasses.asdict(chosen.config), choices).model_copy(update=_identity(lab))
@@ -76,25 +76,29 @@ def _measure(lab: Lab, info: Run, recorder: Recorder, memory: MemoryWatch, metri
     config, offered = lab.config, _offered(lab)
     passes: dict[str, list[GenerationResult]] = {name: [] for name in lab.engines}
     rows: dict[str, list[RequestRow]] = {}
+
+    def keep_it(record: RequestRecord) -> None:
+        finished.append(record)
+        recorder.decoded(record)
+
     num_requests = config.repeats * len(lab.engines) * len(offered)
     company = Company(lab.models.device) if lab.world.size == 1 else None  # ranks share a CPU
     with Progress(num_requests, "request") as progress, _kept_if_interrupted(lab, recorder) as finished:
         _warm_up(lab, progress)
         for repeat in range(config.repeats):
             for name in order_of_turn(list(lab.engines), repeat):
-                kept = finished if (repeat, name) == (0, MAIN) else []
-                passes[name].append(_timed_pass(lab, name, repeat, offered, progress, kept))
+                keep = keep_it if (repeat, name) == (0, MAIN) else None
+                passes[name].append(_timed_pass(lab, name, repeat, offered, progress, keep))
             recorder.rounds(repeat, passes[MAIN][-1].rounds, metrics)
             if repeat == 0:
                 records = passes[MAIN][0].requests
                 for record in progress.counted("checking the outputs", records):
                     lab.teacher.require_finite([*record.prompt_ids, *record.output_ids[:-1]])
                 divergences = _audit(lab, passes, progress)
-                rows = {name: _rows(lab, name, results[0].requests, {}) for name, results in passes.items()}
-                finished.clear()
+                rows = {name: _rows(lab, name, passes[name][0].requests, {}) for name in passes if name != MAIN}
                 rows[MAIN] = _rows(lab, MAIN, records, divergences or {}, note=True)
-                for row in rows[MAIN]:
-                    recorder.request(row)
+                finished.clear()
+                recorder.requests(rows[MAIN])
         profile = _profile(lab, recorder.folder, progress)
         _keep_verify_rows(lab, passes[MAIN][0].requests, recorder.folder, progress)
     references = {
@@ -103,7 +107,9 @@ def _measure(lab: Lab, info: Run, recorder: Recorder, memory: MemoryWatch, metri
         if name != MAIN
     }
     work = {**profile.work, **memory.read(lab.models.device)}
-    main = Measured(rows[MAIN], passes[MAIN], lab.engines[MAIN].num_draft_tokens, references, divergences is not None, work)
+    main = Measured(
+        rows[MAIN], passes[MAIN], lab.engines[MAIN].num_draft_tokens, references, divergences is not None, work
+    )
     traits = lab.engines[MAIN].parts.rule.traits
     return finished_run(
         info,
@@ -187,12 +193,13 @@ def _timed_pass(
     repeat: int,
     offered: list[Request],
     progress: Progress,
-    finished: list[RequestRecord],
+    keep: Callable[[RequestRecord], None] | None,
 ) -> GenerationResult:
-    """Decode the offered requests with one engine, and add each to `finished` when it ends."""
+    """Decode the offered requests with one engine, and call `keep` with each when it ends."""
 
     def end(record: RequestRecord) -> None:
-        finished.append(record)
+        if keep is not None:
+            keep(record)
         progress.advance()
 
     progress.stage(f"{name}, repeat {repeat + 1} of {lab.config.repeats}")
@@ -223,9 +230,7 @@ def check_replayed(before: GraphCounts, result: GenerationResult, must_replay: b
         )
 
 
-def _audit(
-    lab: Lab, passes: Mapping[str, list[GenerationResult]], progress: Progress
-) -> dict[str, Divergence] | None:
+def _audit(lab: Lab, passes: Mapping[str, list[GenerationResult]], progress: Progress) -> dict[str, Divergence] | None:
     """Compare the outputs with plain decoding's; None with sampling, where they need not be equal."""
     if lab.config.sampling.temperature > 0:
         return None
@@ -249,8 +254,7 @@ def _kept_if_interrupted(lab: Lab, recorder: Recorder) -> Iterator[list[RequestR
     except KeyboardInterrupt as error:
         if finished:
             error.add_note(f"{len(finished)} requests were decoded and are kept; their outputs were not checked")
-            for row in _rows(lab, MAIN, finished, {}):
-                recorder.request(row)
+            recorder.requests(_rows(lab, MAIN, finished, {}))
         raise
 
 

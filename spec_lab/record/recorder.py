@@ -83,7 +83,8 @@ class Recorder:
     def __init__(self, folder: Path, run: Run, sinks: Sequence[Sink] = ()) -> None:
         self.folder = folder
         self._begun = run
-        self._sinks: list[Sink] = [FileSink(), *sinks]
+        self._files = FileSink()
+        self._sinks: list[Sink] = [self._files, *sinks]
         self._started: list[Sink] = []
         self._started_at = perf_counter()
         self._is_finished = False
@@ -117,10 +118,16 @@ class Recorder:
             for sink in self._started:
                 sink.round(row)
 
-    def request(self, row: Request) -> None:
-        """Record a finished request of the first repeat."""
-        for sink in self._started:
-            sink.request(row)
+    def decoded(self, record: RequestRecord) -> None:
+        """Write the line of a request that has just ended, without its text and the results of checks."""
+        self._files.request(request_row(record))
+
+    def requests(self, rows: Sequence[Request]) -> None:
+        """Record the requests of the first repeat, in place of the lines of `decoded`."""
+        replace_bytes(self.folder / REQUESTS_FILE, b"".join(map(_line, rows)))
+        for sink in self._started[1:]:
+            for row in rows:
+                sink.request(row)
 
     def finish(self, run: Run) -> None:
         """Write the final record, once. When its files are written, the run has ended, whatever other sinks do."""
@@ -132,7 +139,9 @@ class Recorder:
     def _give_up(self, error: BaseException) -> None:
         status: Status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         said = "; ".join(("KeyboardInterrupt", *getattr(error, "__notes__", ())))
-        self.finish(ended(self._begun, status, said if status == "interrupted" else describe_error(error), self.seconds))
+        self.finish(
+            ended(self._begun, status, said if status == "interrupted" else describe_error(error), self.seconds)
+        )
 
 
 def begun(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-
 import numpy as np
 import pandas as pd
 
@@ -35,7 +34,11 @@ COST_NOTE = (
 
 def drafting(runs: Sequence[Found]) -> list[Found]:
     """Return the finished runs that drafted."""
-    return [found for found in runs if found.run.status == "finished" and found.run.num_draft_tokens and found.run["num_requests"]]
+    return [
+        found
+        for found in runs
+        if found.run.status == "finished" and found.run.num_draft_tokens and found.run["num_requests"]
+    ]
 
 
 def length_difference(mine: Found, base: Found) -> tuple[Interval | None, bool]:
@@ -58,7 +61,8 @@ def mean_over_tasks(tasks: Sequence[tuple[Sequence[Request], int]]) -> Interval 
     """
     counts = [counts_by_request(requests, k) for requests, k in tasks]
     return bootstrapped(
-        lambda *picks: np.mean([_pooled(each[p]) for each, p in zip(counts, picks, strict=True)], axis=0), *map(len, counts)
+        lambda *picks: np.mean([_pooled(each[p]) for each, p in zip(counts, picks, strict=True)], axis=0),
+        *map(len, counts),
     )
 
 
@@ -76,8 +80,13 @@ def comparison_table(runs: Sequence[Found], base: int = 1) -> Table:
             difference, is_paired = length_difference(found, first)
             speedup = over_reference(found.run, "plain")
             to_base = None if speedup is None or own_speedup is None else speedup.over(own_speedup).interval
-            line |= _ends("difference", difference) | _ends("to_base", to_base) | {"paired": "yes" if is_paired else "no"}
-            line |= {"is_longer": _said(difference, 0.0, "longer", "shorter"), "is_faster": _said(to_base, 1.0, "higher", "lower")}
+            line |= (
+                _ends("difference", difference) | _ends("to_base", to_base) | {"paired": "yes" if is_paired else "no"}
+            )
+            line |= {
+                "is_longer": _said(difference, 0.0, "longer", "shorter"),
+                "is_faster": _said(to_base, 1.0, "higher", "lower"),
+            }
         lines.append(line)
     columns = {
         "#": "number", "run": "label", "acceptance length": "acceptance_length", "difference": "difference",
@@ -105,7 +114,11 @@ def rule_table(runs: Sequence[Found]) -> Table:
     """Return what lossy rules bring and cost: a line for each lossy run, beside the lossless one of the same K, drafter
     and prompts. None of it is compared without such a run."""
     lossless = [found for found in drafting(runs) if found.run.acceptance_lossless]
-    rows = {row["folder"]: row for row in own(frame(runs)).assign(label=lambda rows: labels(rows)).to_dict("records")} if runs else {}
+    rows = (
+        {row["folder"]: row for row in own(frame(runs)).assign(label=lambda rows: labels(rows)).to_dict("records")}
+        if runs
+        else {}
+    )
     lines = []
     for base in lossless:
         peers = [found for found in drafting(runs) if _differs_in_rule(found, base)]

@@ -63,7 +63,9 @@ def draw_numbers(axes: Axes, rows: pd.DataFrame, x: str, y: str, hue: str | None
         shift = 0 if is_numeric else 0.12 * (number - (len(groups) - 1) / 2)
         part = part.sort_values(x) if is_numeric else part
         xs = [places[value] + shift for value in part[x]]
-        axes.errorbar(xs, part[y].astype(float).tolist(), yerr=whiskers(part, y), fmt="o-", color=colour, capsize=2, label=name)
+        axes.errorbar(
+            xs, part[y].astype(float).tolist(), yerr=whiskers(part, y), fmt="o-", color=colour, capsize=2, label=name
+        )
     if not is_numeric:
         axes.set_xticks(list(places.values()), [textwrap.fill(str(value), 14) for value in places])
     elif (rows[x] > 0).all() and rows[x].max() / rows[x].min() >= 8:
@@ -194,7 +196,10 @@ def stage_times(runs: pd.DataFrame) -> Figure:
 
 def row_counts(runs: pd.DataFrame) -> Figure:
     """Draw the rows that parts of the catch-up's layer and of the prompt pass compute, a bar for each configuration."""
-    names = [f"rows.{name}" for name in ("catchup_attention", "catchup_mlp", "catchup_live", "prefill_computed", "prefill_logits")]
+    names = [
+        f"rows.{name}"
+        for name in ("catchup_attention", "catchup_mlp", "catchup_live", "prefill_computed", "prefill_logits")
+    ]
     rows = runs[runs["K"] > 0]
     long = rows.melt(id_vars=["part", "run"], value_vars=names, var_name="rows", value_name="count")
     long["rows"] = long["rows"].str.removeprefix("rows.")
@@ -245,7 +250,11 @@ def gain_against_loss(table: Table) -> Figure:
     """Draw a lossy rule's gain of acceptance length (right is better) and its change of accuracy (up is better); where
     no answer was checked, its distance from the target instead (down is better)."""
     rows = having(table.raw, "gain")
-    y = "points to lossless" if "points to lossless" in rows and rows["points to lossless"].notna().any() else "TV a token"
+    y = (
+        "points to lossless"
+        if "points to lossless" in rows and rows["points to lossless"].notna().any()
+        else "TV a token"
+    )
     rows = rows.dropna(subset=["gain", y])
     with axes_of(height=4.4) as (figure, axes):
         axes.axhline(0, color="0.4", linewidth=1, zorder=0)
@@ -299,7 +308,9 @@ def save(figure: Figure, target: Path | io.StringIO, form: str = "png") -> None:
     """Save a figure with what is written below it."""
     from matplotlib import pyplot as plt
 
-    figure.savefig(target, format=form, bbox_inches="tight", dpi=120, metadata={"Date": None} if form == "svg" else None)
+    figure.savefig(
+        target, format=form, bbox_inches="tight", dpi=120, metadata={"Date": None} if form == "svg" else None
+    )
     plt.close(figure)
 
 

@@ -167,7 +167,11 @@ def _rows(number: int, found: Found) -> Iterable[dict[str, Any]]:
         "revision": (run.machine.git_revision or f"release {run.engine_version}")[:SHORT_REVISION],
         "device": device_of(run),
         "sampler": "greedy" if not sampling.get("temperature") else json.dumps(sampling),
-        **{f"target.{key}": value for key, value in run.target.model_dump().items() if key not in ("name", "stored_types")},
+        **{
+            f"target.{key}": value
+            for key, value in run.target.model_dump().items()
+            if key not in ("name", "stored_types")
+        },
         **{f"versions.{name}": version for name, version in run.machine.versions.items()},
     }
     for name, part in run.parts.items():
@@ -209,6 +213,8 @@ def _long(runs: pd.DataFrame, metric: str, levels: tuple[str, str], value: str) 
     rows = own(runs)
     names = [name for name in rows if name.startswith(f"{metric}.") and name.count(".") == 2]
     named = rows[names].assign(label=labels(rows), run=rows["run"])
-    long = named.melt(id_vars=["label", "run"], value_vars=names, var_name="name", value_name=value).dropna(subset=value)
+    long = named.melt(id_vars=["label", "run"], value_vars=names, var_name="name", value_name=value).dropna(
+        subset=value
+    )
     parts = long["name"].str.split(".", expand=True)
     return long.assign(**{levels[0]: parts[1], levels[1]: parts[2]}).drop(columns="name").reset_index(drop=True)

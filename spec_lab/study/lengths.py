@@ -77,7 +77,9 @@ def lengths_table(runs: Sequence[Found]) -> Table:
     counted = [{name: length(found.requests()) for name, length in LENGTHS.items()} for found in drafting(runs)]
     rows = rows.reset_index(drop=True).join(pd.DataFrame(counted))
     columns = {"run": "label", "K": "K", "the lab": "acceptance_length", **{name: name for name in LENGTHS}}
-    return table_of(rows, columns, "Acceptance length as other tools count it", "docs/acceptance_length.md compares them.")
+    return table_of(
+        rows, columns, "Acceptance length as other tools count it", "docs/acceptance_length.md compares them."
+    )
 
 
 def _mean(values: Sequence[float]) -> float | None:

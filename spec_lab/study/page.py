@@ -25,7 +25,9 @@ class Section:
     text: str = ""
 
 
-def page_of(title: str, under: str, sections: Iterable[Section], runs: Sequence[Found], notes: Mapping[str, str]) -> str:
+def page_of(
+    title: str, under: str, sections: Iterable[Section], runs: Sequence[Found], notes: Mapping[str, str]
+) -> str:
     """Return the page.
 
     Args:

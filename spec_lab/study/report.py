@@ -70,11 +70,25 @@ def report_of(runs: Sequence[Found], base: int = 1) -> Report:
         sections.append(Section("Beside one another", _with_rows(tables), drawings))
     if finished:
         newest = finished[-1]
-        sections.append(Section(f"The newest finished run, {newest.folder}", tables_of_run(newest.run), _of_run(newest), newest.run.verdict))
+        sections.append(
+            Section(
+                f"The newest finished run, {newest.folder}",
+                tables_of_run(newest.run),
+                _of_run(newest),
+                newest.run.verdict,
+            )
+        )
     names = ", ".join(dict.fromkeys(found.run.name for found in runs))
     every = {**definitions(), **(finished[-1].run.definitions if finished else {})}
     main = study_parts or [overview]
-    return Report(names, described(frame(finished)) if finished else "", sections, main, every, finished[-1].run if finished else None)
+    return Report(
+        names,
+        described(frame(finished)) if finished else "",
+        sections,
+        main,
+        every,
+        finished[-1].run if finished else None,
+    )
 
 
 def sweep_text(runs: Sequence[Found]) -> str:

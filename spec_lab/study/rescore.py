@@ -59,7 +59,11 @@ def rescore_table(found: Found, rules: Mapping[str, tuple[AcceptanceConfig, Sequ
     prompts = {key: request.prompt_ids for key, request in requests.items()}
     accepted = iter(rows.accepted.tolist())
     counts = zip(rows.origin.request_ids, rows.num_rounds.tolist(), strict=True)
-    judged = {f"{found.run.choices.get('acceptance')} (the run's own)": {k: [next(accepted) for _ in range(n)] for k, n in counts}}
+    judged = {
+        f"{found.run.choices.get('acceptance')} (the run's own)": {
+            k: [next(accepted) for _ in range(n)] for k, n in counts
+        }
+    }
     judged |= {name: rescore_rows(rows, prompts, *rule) for name, rule in rules.items()}
     lines = []
     for name, of_rule in judged.items():
@@ -69,7 +73,9 @@ def rescore_table(found: Found, rules: Mapping[str, tuple[AcceptanceConfig, Sequ
         lines.append(line)
     table = pd.DataFrame(lines)
     table.insert(2, "change", table["length"] - table["length"].iloc[0])
-    return Table("Other rules over kept verify rows", table, table.map(lambda x: x if isinstance(x, str) else f"{x:.3f}"), NOTE)
+    return Table(
+        "Other rules over kept verify rows", table, table.map(lambda x: x if isinstance(x, str) else f"{x:.3f}"), NOTE
+    )
 
 
 def rules_in(arguments: Iterable[str]) -> list[list[str]]:
@@ -119,7 +125,9 @@ def rescore_rows(
 def _check_topk(rows: VerifyRows, options: AcceptanceConfig) -> None:
     recorded, topk = rows.top_ids.shape[-1], getattr(options, "topk", 1)
     if topk > recorded:
-        raise UserError(f"acceptance.topk={topk} reads more than the {recorded} kept tokens of a row; set record.topk={topk}")
+        raise UserError(
+            f"acceptance.topk={topk} reads more than the {recorded} kept tokens of a row; set record.topk={topk}"
+        )
 
 
 def _standing(rows: VerifyRows, at: Indices, drafts: torch.Tensor) -> DraftStanding:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from spec_lab.core.errors import UserError
-
 from spec_lab.study.figures import PALETTE, axes_of
 
 if TYPE_CHECKING:

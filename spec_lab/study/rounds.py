@@ -1,7 +1,7 @@
 """The rounds of one request, with each token's text and origin: for a terminal, or as HTML for a notebook.
 
-    from IPython.display import HTML
-    HTML(request_html("outputs/RUN", "code-3"))
+from IPython.display import HTML
+HTML(request_html("outputs/RUN", "code-3"))
 """
 
 from __future__ import annotations

@@ -12,8 +12,7 @@ from spec_lab.record.models import Run
 from spec_lab.record.reading import Found
 from spec_lab.record.times import STAGES
 from spec_lab.study.frame import categories_frame, frame, own, varied
-from spec_lab.study.tables import Table, cell, joined, paragraph, table_of, written
-
+from spec_lab.study.tables import Table, joined, paragraph, table_of, written
 
 IMPOSED = "* the acceptance was imposed, not measured."
 LATENCIES = {
@@ -59,7 +58,9 @@ def tables_of_run(run: Run) -> list[Table]:
         stages_table(parts),
         latency_table(run),
         experts_table(parts),
-        table_of(parts, {"": "part", **{n.removeprefix("metrics."): n for n in parts if n.startswith("metrics.")}}, "Metrics"),
+        table_of(
+            parts, {"": "part", **{n.removeprefix("metrics."): n for n in parts if n.startswith("metrics.")}}, "Metrics"
+        ),
         categories_table(run),
     ]
     return [_unsigned(table) for table in tables if table.shown.shape[1] > 1 and len(table.shown)]
@@ -94,7 +95,9 @@ def latency_table(run: Run, base: str | None = None) -> Table:
     base = base or ("plain" if "plain" in run.references else next(iter(run.references), THIS_RUN))
     order = [base, *(name for name in run.parts if name not in (base, THIS_RUN)), *([THIS_RUN] * (base != THIS_RUN))]
     rows = latency_rows([(name, run.parts[name]) for name in order])
-    return rows_as_table(rows, f"Latency and throughput; changes from {base}" if len(order) > 1 else "Latency and throughput")
+    return rows_as_table(
+        rows, f"Latency and throughput; changes from {base}" if len(order) > 1 else "Latency and throughput"
+    )
 
 
 def latency_rows(parts: Sequence[tuple[str, object]]) -> pd.DataFrame:
@@ -127,7 +130,9 @@ def rows_as_table(rows: pd.DataFrame, title: str) -> Table:
 
 def _latency_names() -> dict[str, str]:
     kinds = {"mean": "mean", "median": "p50", "P99": "p99"}
-    latencies = {f"{name} {word}, ms": f"{metric}.{key}" for name, metric in LATENCIES.items() for word, key in kinds.items()}
+    latencies = {
+        f"{name} {word}, ms": f"{metric}.{key}" for name, metric in LATENCIES.items() for word, key in kinds.items()
+    }
     return {**latencies, **THROUGHPUTS}
 
 
@@ -139,7 +144,9 @@ def categories_table(run: Run) -> Table:
         return table_of(rows, {})
     rows = pd.concat([rows, pd.DataFrame([{"category": "all", **run.metrics}])], ignore_index=True)
     rows["imposed"] = run.acceptance_imposed
-    positions = {f"@{k}": f"acceptance_rate_by_position.unconditional.{k}" for k in range(1, (run.num_draft_tokens or 0) + 1)}
+    positions = {
+        f"@{k}": f"acceptance_rate_by_position.unconditional.{k}" for k in range(1, (run.num_draft_tokens or 0) + 1)
+    }
     parts = {name: f"parts.{name}.{what}" for what in ("accepted",) for name in _parts_in(rows)}
     lossy = {
         "thinking tokens": "thinking.mean_tokens",
@@ -176,7 +183,9 @@ def runs_table(runs: Sequence[Found]) -> Table:
         "folder": "folder",
     }
     notes = [IMPOSED] if rows["imposed"].any() else []
-    notes += [f"#{number} {found.run.status}: {found.run.reason}." for number, found in enumerate(runs, 1) if found.run.reason]
+    notes += [
+        f"#{number} {found.run.status}: {found.run.reason}." for number, found in enumerate(runs, 1) if found.run.reason
+    ]
     return table_of(rows, columns, "Runs", " ".join(notes))
 
 

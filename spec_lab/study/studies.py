@@ -1,13 +1,13 @@
 """A study's tables and figures, as its YAML asks for them (`study:` in `conf/experiment/`, which each run keeps).
 
-    study:
-      question: what is asked
-      keys: {K: drafter.num_draft_tokens, prune: prune}      # what names a row: header: column of the frame
-      columns: {length: acceptance_length, ms: round_ms}     # the numbers of a row
-      across: prune                                          # a key whose values become columns, of the first number
-      plot: {x: K, y: speedup.mean, hue: prune, even: 1}     # headers or columns of the frame
-      tables: [knobs, costs]                                 # names of `TABLES`
-      figures: [plot, lengths]                               # names of `FIGURES`
+study:
+  question: what is asked
+  keys: {K: drafter.num_draft_tokens, prune: prune}      # what names a row: header: column of the frame
+  columns: {length: acceptance_length, ms: round_ms}     # the numbers of a row
+  across: prune                                          # a key whose values become columns, of the first number
+  plot: {x: K, y: speedup.mean, hue: prune, even: 1}     # headers or columns of the frame
+  tables: [knobs, costs]                                 # names of `TABLES`
+  figures: [plot, lengths]                               # names of `FIGURES`
 """
 
 from __future__ import annotations
@@ -85,7 +85,11 @@ def serving_table(runs: Sequence[Found], spec: Spec) -> Table:
     for name, each in zip(names, (each for each in runs if each.run.status == "finished"), strict=True):
         run = each.run
         words = {PLAIN: PLAIN, UNPRUNED: "prune=none", THIS_RUN: f"prune={run.choices.get('prune')}"}
-        order = [part for part in (PLAIN, *(p for p in run.parts if p not in (PLAIN, THIS_RUN)), THIS_RUN) if part in run.parts]
+        order = [
+            part
+            for part in (PLAIN, *(p for p in run.parts if p not in (PLAIN, THIS_RUN)), THIS_RUN)
+            if part in run.parts
+        ]
         blocks.append(latency_rows([(words.get(part, part), run.parts[part]) for part in order]).assign(run=name))
     rows = pd.concat(blocks, ignore_index=True)
     table = rows_as_table(rows.drop(columns="run"), spec["question"])
@@ -120,7 +124,12 @@ def frontier_table(runs: Sequence[Found], spec: Spec) -> Table:
     rows = rows.drop_duplicates(["batch_size", "part", "drafter", "line", "K"]).sort_values(["batch_size", "K"])
     gains = rows["speedup.mean"].fillna(1.0) if "speedup.mean" in rows else rows["decode_tokens_per_second"]
     best = gains.groupby([rows["batch_size"], rows["line"].fillna(rows["drafter"])]).transform("max")
-    rows = rows.assign(best=["yes" if is_best and part == THIS_RUN else None for is_best, part in zip(gains == best, rows["part"], strict=True)])
+    rows = rows.assign(
+        best=[
+            "yes" if is_best and part == THIS_RUN else None
+            for is_best, part in zip(gains == best, rows["part"], strict=True)
+        ]
+    )
     columns = {
         "batch": "batch_size", "part": "part", "line": "line", "drafter": "drafter", "K": "K", "tok/s a request": "tokens_per_second_a_user",
         "tok/s of all": "decode_tokens_per_second", "speedup": "speedup.mean", "best K": "best",
@@ -134,7 +143,11 @@ def sorted_by(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     known = [key for key in keys if key in rows]
     places = {key: {value: place for place, value in enumerate(dict.fromkeys(rows[key]))} for key in known}
     is_text = {key: not pd.api.types.is_numeric_dtype(rows[key]) for key in known}
-    return rows.sort_values(known, key=lambda part: part.map(places[part.name]) if is_text[part.name] else part) if known else rows
+    return (
+        rows.sort_values(known, key=lambda part: part.map(places[part.name]) if is_text[part.name] else part)
+        if known
+        else rows
+    )
 
 
 TABLES: dict[str, Callable[[Sequence[Found], Spec], Table]] = {
@@ -169,4 +182,6 @@ def _drawing(name: str, runs: Sequence[Found], spec: Spec) -> figures.Draw:
 
 
 def _percent(table: pd.DataFrame) -> pd.DataFrame:
-    return table.map(lambda value: value if isinstance(value, str) else "-" if pd.isna(value) else f"{100 * value:.1f}%")
+    return table.map(
+        lambda value: value if isinstance(value, str) else "-" if pd.isna(value) else f"{100 * value:.1f}%"
+    )

@@ -21,7 +21,17 @@ from spec_lab.study.frame import provenance
 
 WIDEST_TEXT = 120
 DIGITS = {"tokens/s": 1, "requests/s": 2, "ms": 2, "times": 2, "tokens a round": 2, "tokens": 0, "bytes": 0, "s": 1}
-COUNTS = ("rows.", "accepted_histogram", "emitted_histogram", "divergence.", "K", "run", "rounds", "num_requests", "repeats")
+COUNTS = (
+    "rows.",
+    "accepted_histogram",
+    "emitted_histogram",
+    "divergence.",
+    "K",
+    "run",
+    "rounds",
+    "num_requests",
+    "repeats",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +164,11 @@ def unit_of(name: str) -> str:
     """Return the unit of a number by its dotted name."""
     while name:
         if name in METRICS:
-            return "" if name.endswith(("accuracy", "accuracy_change")) is False and _is_count(name) else METRICS[name].unit
+            return (
+                ""
+                if name.endswith(("accuracy", "accuracy_change")) is False and _is_count(name)
+                else METRICS[name].unit
+            )
         name = name.rpartition(".")[0]
     return ""
 
@@ -188,7 +202,9 @@ def _is_null(value: Any) -> bool:
 
 
 def _unstacked(table: pd.DataFrame, keys: Sequence[str], head: str, across: pd.Series) -> pd.DataFrame:
-    wide = table.assign(**{"": across}).pivot_table(index=list(keys), columns="", values=head, aggfunc="first", sort=False)
+    wide = table.assign(**{"": across}).pivot_table(
+        index=list(keys), columns="", values=head, aggfunc="first", sort=False
+    )
     return wide.reset_index().rename_axis(columns=None)
 
 

@@ -159,7 +159,13 @@ def mode_rounds(runs: Sequence[Found], batch_size: int = 1) -> tuple[pd.DataFram
     rows = own(frame(found)).assign(label=lambda rows: labels(rows)).reset_index(drop=True)
     for index, (each, timeline) in enumerate(zip(found, timelines, strict=True)):
         ratio = over_reference(each.run, "eager", "round_ms")
-        even = ratio.interval if ratio is not None else Interval(1.0, None, None) if rows.loc[index, "graph"] == "eager" else None
+        even = (
+            ratio.interval
+            if ratio is not None
+            else Interval(1.0, None, None)
+            if rows.loc[index, "graph"] == "eager"
+            else None
+        )
         rounds = each.run["graph.rounds_per_replay"] or 1
         numbers = {
             "over_eager": None if even is None else even.value,

@@ -25,7 +25,7 @@ from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.config import SamplingConfig
 from spec_lab.menu.devices import runs_on_cuda
 from spec_lab.menu.refusals.run import admit
-from spec_lab.record.progress import Beats
+from spec_lab.record.progress import SECONDS_BETWEEN_LINES
 from spec_lab.train.texts.header import WrittenBy, digest_of_text, digest_of_weights
 from spec_lab.train.texts.settings import FEWEST_PROMPT_TOKENS, TextsConfig
 from spec_lab.wiring.limits import engine_limits
@@ -164,15 +164,13 @@ class TextProgress:
         self._num_done = self._num_before = num_done
         self.num_tokens = 0
         self._began_at = time.perf_counter()
-        self._beats = Beats(self.say)
+        self._said_at = self._began_at
 
     def __enter__(self) -> TextProgress:
         self.say()
-        self._beats.__enter__()
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._beats.__exit__(None, None, None)
         self.say()
 
     @property
@@ -184,9 +182,12 @@ class TextProgress:
         """Count a text that has ended."""
         self._num_done += 1
         self.num_tokens += len(record.output_ids)
+        if time.perf_counter() - self._said_at >= SECONDS_BETWEEN_LINES:
+            self.say()
 
     def say(self) -> None:
         """Print the progress line."""
+        self._said_at = time.perf_counter()
         seconds, num_new = max(self.seconds, 1e-9), self._num_done - self._num_before
         num_texts = max(self._num_texts, self._num_done)
         remaining = f", {seconds / num_new * (num_texts - self._num_done):.0f} s to go" if num_new else ""
