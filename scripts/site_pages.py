@@ -6,7 +6,6 @@ page, or to a copy of the file. What `--help` prints of a program becomes a page
 
 from __future__ import annotations
 
-import html
 import posixpath
 import re
 import subprocess
@@ -38,7 +37,6 @@ PAGES = {
 """Says where each page from outside docs/ stands in the site."""
 HELP = {"options.md": ("spec_lab", "Options of a run"), "options_train.md": ("spec_lab.train", "Options of a training")}
 """Pages that are printed from the schema: by place in the site the program and the title."""
-OPTION = re.compile(r"^[* ] (?P<name>-\S+, -\S+|--\S+ \w+|\S+) +(?P<text>\S.*)$")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -82,30 +80,10 @@ def site_uri(path: str) -> str:
 
 @cache
 def options_page(program: str, title: str) -> str:
-    """Lay out the help of a program: a heading and a table for each group of options."""
+    """Return a page with the help of a program."""
     command = [sys.executable, "-m", program, "--help"]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    sections = [section.splitlines() for section in printed.partition("\nOptions, ")[2].split("\n\n")]
-    found = [(lines[0], rows) for lines in sections if (rows := [row for line in lines[1:] if (row := _row(line))])]
-    assert found, f"the help of {program} is laid out in another way"
-    head = "| option or key | what it is |\n|---|---|"
-    tables = [f"## {_cell(name)}\n\n{head}\n" + "\n".join(rows) for name, rows in found]
-    introduction = f"What `python -m {program} --help` prints. Defaults stand in brackets; `*` marks a default option."
-    return "\n\n".join([f"# {title}", introduction, *tables]) + "\n"
-
-
-def _row(line: str) -> str | None:
-    """Return a line of the help as one of a table, None where it is neither an option nor a key."""
-    match = OPTION.match(line)
-    if match is None:
-        return None
-    mark = " \\*" if line.startswith("*") else ""
-    return f"| `{match['name']}`{mark} | {_cell(match['text'])} |"
-
-
-def _cell(text: str) -> str:
-    """Return text that Markdown takes as it is."""
-    return re.sub(r"([|*_\[\]`])", r"\\\1", html.escape(text, quote=False))
+    return f"# {title}\n\nWhat `python -m {program} --help` prints.\n\n```\n{printed}```\n"
 
 
 def _spaced(markdown: str) -> str:

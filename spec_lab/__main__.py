@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NoReturn
@@ -38,9 +38,9 @@ def _run(arguments: list[str]) -> int:
     from spec_lab.menu import registry
 
     rank = ranks().rank
-    with _scratch(rank) as own:
-        for override in own:
-            arguments = with_override(arguments, override)
+    with nullcontext() if rank == 0 else _scratch() as scratch:
+        if scratch is not None:
+            arguments = with_override(arguments, f"hydra.run.dir={scratch}")
         try:
             known = knobs(registry.load(extensions_in(arguments)))
             return call_hydra(job, prepared(arguments), conf_folder(), known)
@@ -50,13 +50,10 @@ def _run(arguments: list[str]) -> int:
 
 
 @contextmanager
-def _scratch(rank: int) -> Iterator[list[str]]:
-    """Yield the overrides of a rank. Of the ranks of torchrun, which all compose the same run, the first records."""
-    if rank == 0:
-        yield []
-        return
+def _scratch() -> Iterator[str]:
+    """Yield a folder for another rank of torchrun. All ranks compose the same run, and the first prints and records."""
     with TemporaryDirectory() as folder, Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
-        yield [f"hydra.run.dir={folder}", "logger=jsonl"]
+        yield folder
 
 
 if __name__ == "__main__":

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import spec_lab
 from spec_lab.__main__ import main
@@ -19,7 +22,11 @@ from spec_lab.app import finished, folder
 from spec_lab.app.compose import compose, extensions_in, prepared, quoted
 from spec_lab.app.labels import label
 from spec_lab.core.errors import UserError
+from spec_lab.measure.company import Company
+from spec_lab.menu import devices
 from spec_lab.menu.config import PruneConfig
+from spec_lab.record.reading import read_request_rows, read_summary
+from spec_lab.record.recorder import STILL_RUNNING
 from tests.fake_runner import FakeRunner, summaries
 
 CHEAP = ("debug=smoke", "references=[]", "profile_rounds=0", "workload.limit=1", "max_new_tokens=4", "kernels=torch")
@@ -170,6 +177,7 @@ def test_other_ranks_record_nothing(
 def test_composing_refusing_and_help_import_no_torch(tmp_path: Path) -> None:
     code = """
 import sys
+import tempfile
 import spec_lab
 from spec_lab.__main__ import main
 spec_lab.compose(["drafter=eagle3", "prune=catchup"])
@@ -254,7 +262,7 @@ def test_arguments_for_hydra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert extensions_in(["seed=1", "extensions=[a,b]"]) == ("a", "b")
     words = prepared(["-m", "seed=1,2", "hydra.searchpath=[file:///x]", "extensions=[my_lab]"])
     searched = f"hydra.searchpath=['file:///x','{(tmp_path / 'my_lab' / 'conf').as_uri()}']"
-    assert words == ["-m", searched, "seed=1,2", "extensions=[my_lab]"]
+    assert words == ["-m", "seed=1,2", "extensions=[my_lab]", searched]
 
 
 @pytest.mark.parametrize("path", ["a b", "it's", "x=1,2", "${a}", "[b]"])
@@ -263,3 +271,44 @@ def test_a_path_is_read_as_it_is(path: str) -> None:
 
     value = OverridesParser.create().parse_override(quoted("target.path", path)).value()
     assert str(value) == path or os.sep not in path
+
+
+def test_the_launchers_settings_give_each_job_a_device(
+    empty_folder: Path, runner: FakeRunner, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As many jobs at once as there are GPUs, and a worker uses the one of its number."""
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    assert main(["-m", "hydra/launcher=gpus", "seed=1,2"]) == 0
+    assert len(runner.calls) == 2, "one at a time, so in this process"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
+    capsys.readouterr()
+    assert main(["--cfg", "hydra", "-p", "hydra.launcher", "--resolve", "hydra/launcher=gpus"]) == 0
+    assert "n_jobs: 2" in capsys.readouterr().out
+    monkeypatch.setattr(multiprocessing.current_process(), "_identity", (2,))
+    devices.take_own_gpu()
+    assert devices.visible_gpus() == ["GPU-b"]
+    devices.take_own_gpu()
+    assert devices.visible_gpus() == ["GPU-b"]
+
+
+def test_a_run_that_shares_its_device_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    first, second = (Company(torch.device("cpu")) for _ in range(2))
+    assert first.seen() and second.seen(), "the second one began while the first one ran"
+    assert not Company(torch.device("cpu")).seen()
+
+
+def test_a_killed_run_keeps_the_requests_that_ended(tmp_path: Path) -> None:
+    arguments = ["hydra.run.dir=X", "max_new_tokens=700", "kernels=torch", "references=[]", "workload.limit=3"]
+    command = [sys.executable, "-m", "spec_lab", *arguments]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    requests = tmp_path / "X" / "requests.jsonl"
+    for _ in range(600):
+        if requests.exists() and requests.read_bytes():
+            break
+        time.sleep(0.1)
+    process.kill()
+    process.wait(60)
+    summary, rows = read_summary(tmp_path / "X"), read_request_rows(tmp_path / "X")
+    assert summary["status"] == "interrupted" and summary["reason"] == STILL_RUNNING
+    assert 1 <= len(rows) <= 3 and all(row["output_ids"] for row in rows)

@@ -12,10 +12,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spec_lab.menu.bounds import Bounds, bounds_of, out_of_bounds
+from spec_lab.menu import registry
+from spec_lab.menu.bounds import Bounds, bounds_of, default_of, out_of_bounds
 from spec_lab.menu.config import knob
-from spec_lab.program.options import run_menu
-from spec_lab.train.menu import train_menu
+from spec_lab.train.options import SCHEMAS
 
 
 @dataclass
@@ -68,14 +68,16 @@ def test_every_number_out_of_bounds_is_found() -> None:
 
 def bounded_knobs() -> list[tuple[str, type, str]]:
     """Every knob of a run and of a training that holds numbers: its name, and each schema that has it."""
-    menus = {"": run_menu(), "train ": train_menu()}
-    return [
-        (f"{program}{key.name}", schema, key.name.rpartition(".")[2])
-        for program, menu in menus.items()
-        for key in menu.keys.values()
-        for schema in key.schemas
-        if re.search(r"\b(int|float)\b", key.type_name)
-    ]
+    pending: list[type] = [*registry.load().schemas().values(), *SCHEMAS.values()]
+    found = {}
+    for schema in pending:
+        for each in dataclasses.fields(schema):
+            default = default_of(each)
+            if dataclasses.is_dataclass(default):
+                pending.append(type(default))
+            elif re.search(r"\b(int|float)\b", str(each.type)):
+                found[f"{schema.__name__}.{each.name}"] = (schema, each.name)
+    return [(name, *where) for name, where in found.items()]
 
 
 @pytest.mark.parametrize(("name", "schema", "field"), bounded_knobs())

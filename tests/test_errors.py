@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 from spec_lab.core.errors import (
-    NO_KERNELS,
-    Trouble,
     describe_error,
-    is_interruption,
     one_line,
-    trouble_of,
     without_folders,
 )
 
@@ -50,19 +42,6 @@ def test_a_record_shows_no_folders(text: str, shown: str) -> None:
     assert describe_error(ValueError(text)) == f"ValueError: {shown}"
 
 
-def test_ctrl_c_is_found_at_the_bottom_of_what_was_raised_in_its_place() -> None:
-    with pytest.raises(RuntimeError) as caught:
-        try:
-            try:
-                raise KeyboardInterrupt
-            finally:
-                raise AssertionError
-        except AssertionError as error:
-            raise RuntimeError from error
-    assert is_interruption(caught.value)
-    assert not is_interruption(RuntimeError())
-
-
 @pytest.mark.parametrize(
     ("message", "line"),
     [
@@ -75,18 +54,3 @@ def test_ctrl_c_is_found_at_the_bottom_of_what_was_raised_in_its_place() -> None
 )
 def test_a_line_steers_no_terminal(message: str, line: str) -> None:
     assert one_line(message) == line
-
-
-@pytest.mark.parametrize("use", [open, os.mkdir, os.stat, lambda path: list(Path(path).iterdir())])
-def test_a_null_character_in_a_path_is_a_line(use: Callable[[str], object], tmp_path: Path) -> None:
-    with pytest.raises(ValueError) as caught:
-        use(str(tmp_path / "a\0b"))
-    trouble = trouble_of(caught.value)
-    assert trouble is not None and trouble.status == "refused" and trouble.line.startswith("a path has the null")
-    assert trouble_of(ValueError("math domain error")) is None
-
-
-def test_a_checkout_without_its_kernels_on_the_path_is_a_line() -> None:
-    trouble = trouble_of(ModuleNotFoundError("No module named 'spec_kernels'", name="spec_kernels"))
-    assert trouble == Trouble(NO_KERNELS, "refused")
-    assert trouble_of(ModuleNotFoundError("No module named 'nothing'", name="nothing")) is None

@@ -10,16 +10,11 @@ from typing import Any
 
 import pytest
 import yaml
-from hydra import compose, initialize_config_dir
 
 from spec_lab.__main__ import main
-from spec_lab.app.compose import conf_folder
-from spec_lab.core.errors import UserError
-from spec_lab.menu import registry
+from spec_lab.app.compose import compose, conf_folder
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.refusals.run import refusals
-from spec_lab.program.compose import register_schemas, to_run_config
-from spec_lab.program.points import with_points
 from spec_lab.record.paired import over_reference
 from spec_lab.record.runs import Run, find_runs
 from spec_lab.report.__main__ import main as report
@@ -46,8 +41,8 @@ CELLS: dict[str, tuple[list[str], int]] = {
     "prefill_outputs": (["workload.prompt_tokens=64"], 2),
     "sampling": (["sampling.temperature=0.4"], 3),
     "batch_scaling": (["batch_size=16"], 2),
-    "adaptive_k": (["points=k3,schedule", "batch_size=8"], 2),
-    "trees": (["points=static"], 2),
+    "adaptive_k": (["experiment/adaptive_k/point@_global_=k3,schedule", "batch_size=8"], 2),
+    "trees": (["experiment/trees/point@_global_=static"], 2),
 }
 """Some values of each study, and how many runs they are."""
 DRAWN = ("pruning", "adaptive_k")
@@ -66,7 +61,7 @@ def ran(monkeypatch: pytest.MonkeyPatch, empty_folder: Path) -> list[Any]:
         return recorded_runner.record_run(chosen, choices, folder)
 
     module = recorded_runner.stand_in()
-    module.run = run  # type: ignore[attr-defined]
+    module.record_run = run  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "spec_lab.measure.runner", module)
     return configs
 
@@ -77,8 +72,17 @@ def test_every_experiment_is_counted() -> None:
 
 
 def test_lossy_rules_are_compared_with_looked_up_and_with_drawn_drafts(ran: list[Any]) -> None:
-    assert main(["experiment=lossy", "points=fuzzy0.2", "drafter=ngram", "prune=none"]) == 0
-    assert main(["experiment=lossy", "points=standard,mentored0.1", "drafter.draft_sampling=distribution"]) == 0
+    assert main(["experiment=lossy", "experiment/lossy/point@_global_=fuzzy0.2", "drafter=ngram", "prune=none"]) == 0
+    assert (
+        main(
+            [
+                "experiment=lossy",
+                "experiment/lossy/point@_global_=standard,mentored0.1",
+                "drafter.draft_sampling=distribution",
+            ]
+        )
+        == 0
+    )
     assert [config.acceptance.name for config in ran] == ["fuzzy", "rejection", "mentored"]
 
 
@@ -87,9 +91,9 @@ def test_graph_modes_are_compared_at_two_batch_sizes(ran: list[Any]) -> None:
     assert len({config.batch_size for config in ran}) == len(ran) == 2
 
 
-def test_a_cell_of_the_drafters_that_cannot_be_is_left_out(ran: list[Any]) -> None:
-    """mtp_vanilla has no five modules, so that cell is left out."""
-    assert main(["experiment=drafters", "drafter=mtp_vanilla", "drafter.num_draft_tokens=3,5"]) == 0
+def test_a_cell_of_the_drafters_that_cannot_be_is_refused_and_the_others_run(ran: list[Any]) -> None:
+    """mtp_vanilla has no five modules."""
+    assert main(["experiment=drafters", "drafter=mtp_vanilla", "drafter.num_draft_tokens=3,5"]) == 2
     assert [(config.drafter.name, config.drafter.num_draft_tokens) for config in ran] == [("mtp_vanilla", 3)]
     assert {str(config.prune.catchup) for config in ran} == {"pre_attention"}
     assert {tuple(config.references) for config in ran} == {("plain",)}
@@ -150,33 +154,13 @@ def test_no_value_of_the_full_size_is_refused(experiment: str) -> None:
     grid = grid_of(experiment)
     for values in each_value(*grid.values()):
         cell = [f"{key}={value}" for key, value in zip(grid, values, strict=True)]
-        register_schemas(registry.load())
-        with initialize_config_dir(str(conf_folder().absolute()), version_base="1.3"):
-            config = to_run_config(compose("config", overrides=[f"experiment={experiment}", "size=full", *cell]))
+        config = compose([f"experiment={experiment}", "size=full", "hydra.mode=RUN", *cell]).config
         assert refusals(config) == [], cell
 
 
 def test_points_of_a_grid_run_by_their_names(ran: list[Any]) -> None:
-    assert main(["experiment=trees", "points=static,chain7", "batch_size=1"]) == 0
+    assert main(["experiment=trees", "experiment/trees/point@_global_=static,chain7", "batch_size=1"]) == 0
     assert sorted((config.tree.name, config.drafter.num_draft_tokens) for config in ran) == [("none", 7), ("static", 3)]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "remedy"),
-    [
-        (["experiment=trees", "points=chain33"], "no point chain33; did you mean chain3?"),
-        (
-            ["experiment=pruning", "points=chain3"],
-            "add experiment=adaptive_k (or lossy, relaxed_thinking, ",
-        ),
-        (["points=chain3"], "add experiment=adaptive_k (or "),
-        (["experiment=trees", "points=static", "points=chain3"], "points=a,b"),
-    ],
-)
-def test_points_that_are_not_there_are_refused(overrides: list[str], remedy: str) -> None:
-    with pytest.raises(UserError, match=r"^points=[^\n]+$") as refused:
-        with_points(overrides)
-    assert remedy in str(refused.value)
 
 
 def _runs(*changes: dict[str, Any], experiment: str = "batch_scaling") -> list[Run]:
@@ -271,7 +255,11 @@ def test_a_number_that_a_record_has_not_is_a_dash(study: Any) -> None:
 
 def test_a_study_decodes_at_its_smallest(empty_folder: Path) -> None:
     """Each feature, and the drafters (`test_drafter_table.py`), have tests of their own."""
-    points = ["points=top10_delta0.6", "drafter.num_draft_tokens=1", "workload.limit=7"]
+    points = [
+        "experiment/relaxed_thinking/point@_global_=top10_delta0.6",
+        "drafter.num_draft_tokens=1",
+        "workload.limit=7",
+    ]
     assert main(["experiment=relaxed_thinking", *SMALLEST, *points]) == 0
     assert {run.summary["status"] for run in find_runs([Path("outputs")])} == {"finished"}
     assert report(["outputs"]) == 0

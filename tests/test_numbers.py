@@ -10,10 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from spec_lab.app.compose import Composed
+from spec_lab.app.run import run
 from spec_lab.checkpoints import possible_values
 from spec_lab.checkpoints.families.table import read_model_config
-from spec_lab.cli.job import Job, run_job
-from spec_lab.core.errors import UserError
+from spec_lab.core.errors import Breakdown, UserError
 from spec_lab.doctor.subject import load_subject
 from spec_lab.measure.lab import load_lab
 from spec_lab.menu.chosen import choose
@@ -90,11 +91,9 @@ def test_a_run_that_overflows_later_fails_in_a_line(
     overflow(pair, threshold=1.5)
     config = run_of(pair, [first_clean(pair), *LETTERS[:8]], references=["plain"])
     capsys.readouterr()
-    outcome = run_job(Job(config, dict.fromkeys(GROUPS, "any"), tmp_path / "outputs", in_sweep=False))
-    assert outcome.status == "failed" and outcome.folder is not None
-    errors = capsys.readouterr().err
-    assert "failed: target: its logits become NaN or infinite" in errors and "Traceback" not in errors
-    summary = json.loads((outcome.folder / "summary.json").read_text())
+    with pytest.raises(Breakdown, match="target: its logits become NaN or infinite"):
+        run(Composed(config, {}, {}), tmp_path / "run")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "failed" and "logits become NaN or infinite" in summary["reason"]
 
 

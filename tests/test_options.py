@@ -1,29 +1,22 @@
-"""Every option of every group, as the command line composes it, through dry run, run and doctor, on a tiny pair."""
+"""Every option of every group, as the command line composes it, through run and doctor, on a tiny pair."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-import spec_lab
-from spec_lab.app.compose import compose
+from spec_lab.app.compose import GROUPS, compose, conf_folder
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.packaged import PACKAGED
-from spec_lab.core.errors import UserError
 from spec_lab.doctor.__main__ import main as examine
+from spec_lab.measure.runner import record_run
 from spec_lab.menu import registry
 from spec_lab.menu.chosen import choose
 from spec_lab.menu.option import CatchupPruningOption, CheckerOption, DrafterOption, PromptPruningOption
 from spec_lab.menu.refusals.run import refusals
 from spec_lab.options.shipped import SHIPPED
-from spec_lab.program.dry_run import describe
-from spec_lab.program.options import read_groups, read_option
 from spec_lab.workloads.prompt_files import PROMPTS_FOLDER
 from tests import stand_in_gym
 from tests.covering import each_value
@@ -32,17 +25,11 @@ from tests.tiny_blocks import TINY_PRESETS, make_tiny_p_eagle, write_block
 from tests.tiny_mtp import make_tiny_mtp
 from tests.tiny_runs import make_runnable_pair
 
-GROUPS_WITHOUT_PARTS = ("experiment", "size", "debug")
-OPTIONS = [
-    (group.name, option)
-    for group in read_groups().values()
-    if group.name not in GROUPS_WITHOUT_PARTS
-    for option in group.options
-]
+OPTIONS = [(group, file.stem) for group in GROUPS for file in sorted((conf_folder() / group).glob("*.yaml"))]
 SHAPES = [
     (group, option) for group, option in OPTIONS if group == "target" and option not in (*SHIPPED, *PACKAGED, "hf")
 ]
-"""Targets of billions of parameters, too large to build here: they go through the dry run alone."""
+"""Targets of billions of parameters, too large to build here: they are composed alone."""
 
 INTERPRETED = ("attention", "triton")
 SHORT_PROMPTS = ["workload=random_ids", "workload.prompt_tokens=8", "workload.num_requests=2"]
@@ -153,7 +140,6 @@ def test_a_shape_composes(group: str, option: str) -> None:
     run_ = compose([f"{group}={option}", *parts])
     config, choices = run_.config, run_.choices
     assert refusals(config) == []
-    assert f"{group:12}{choices[group]}" in describe(config, choices, [])
     assert choices[group].split("+")[0] == option
 
 
@@ -174,15 +160,13 @@ def test_every_option_builds_and_runs(
     run_ = compose(overrides_of(row, pair, drafter_folders))
     config, choices = run_.config, run_.choices
     assert refusals(config) == []
-    described = describe(config, choices, [])
 
-    summary = run(choose(config), choices, empty_folder / "run")
+    summary = record_run(choose(config), choices, empty_folder / "run")
 
     for group, option in row:
         if group == "references":
             assert set(summary["references"]) <= set(option.strip("[]").split(","))
             continue
-        assert f"{group:12}{option:16}".rstrip() in described
         assert choices[group].split("+")[0] == option
     num_turns = 2 if ("workload", "spec_bench") in row else 1
     assert (summary["status"], summary["num_requests"]) == ("finished", 2 * num_turns)
@@ -226,54 +210,4 @@ def test_a_draft_option_that_breaks_losslessness_runs_when_allowed_and_is_record
     run_ = compose([*lossy, *target, *CHEAP])
     config, choices = run_.config, run_.choices
     assert refusals(config) == []
-    assert run(choose(config), choices, tmp_path / "run")["acceptance_lossless"] is False
-
-
-HEADING = b"# python -m spec_lab drafter=mine\n# an option of somebody else\n"
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b"\xff\xfe", "cannot be read"),
-        (b"a: [", "cannot be read"),
-        (b"a: " + b"[" * 1000, "cannot be read"),
-        (b"a: 2020-13-45", "cannot be read"),
-        (b"a: !!timestamp x", "cannot be read"),
-        (b"a: !!bool x", "cannot be read"),
-        (b"- a", "must have keys"),
-        (b"5", "must have keys"),
-        (b"false", "must have keys"),
-        (b"1: 2", "must have keys"),
-        (b"defaults: 5", "defaults must be a list"),
-        (b"defaults: x", "defaults must be a list"),
-        (b"defaults: [/schema/drafter/nope]", "names the schema drafter/nope"),
-    ],
-)
-def test_a_file_that_is_no_option_is_named_in_a_line(content: bytes, said: str, tmp_path: Path) -> None:
-    file = tmp_path / "mine.yaml"
-    file.write_bytes(HEADING + content)
-    with pytest.raises(UserError, match=said) as caught:
-        read_option(file, {})
-    assert str(file) in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_the_configuration_is_that_of_the_package_that_runs(tmp_path: Path) -> None:
-    """Not of another install, which Python may find under the name spec_lab.conf; without its own it is refused."""
-    package = Path(spec_lab.__file__).parent
-    code = "from spec_lab.app.compose import conf_folder; print(conf_folder())"
-    (tmp_path / "spec_lab").mkdir()
-    for entry in package.iterdir():
-        if entry.name != "program":
-            (tmp_path / "spec_lab" / entry.name).symlink_to(entry)
-    shutil.copytree(package / "program", tmp_path / "spec_lab" / "program")
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-
-    def asked() -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", code]
-        return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
-
-    assert "UserError" in asked().stderr
-    (tmp_path / "conf").mkdir()
-    (tmp_path / "conf" / "config.yaml").touch()
-    assert asked().stdout.strip() == str(tmp_path / "conf")
+    assert record_run(choose(config), choices, tmp_path / "run")["acceptance_lossless"] is False

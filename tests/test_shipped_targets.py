@@ -51,9 +51,9 @@ CELLS = [
 ]
 
 
-def compose(target: str, overrides: str) -> tuple[RunConfig, dict[str, str]]:
+def config_of(target: str, overrides: str) -> RunConfig:
     shipped = [] if overrides.startswith("drafter=") else [f"drafter={SHIPPED[target][0]}"]
-    return compose([f"target={target}", *shipped, *CHEAP, *overrides.split()])
+    return compose([f"target={target}", *shipped, *CHEAP, *overrides.split()]).config
 
 
 def decode(config: RunConfig) -> dict[str, list[int]]:
@@ -68,7 +68,7 @@ def decode(config: RunConfig) -> dict[str, list[int]]:
 
 @cache
 def plain(target: str, more: str = "") -> dict[str, list[int]]:
-    return decode(compose(target, f"drafter=none{more}")[0])
+    return decode(config_of(target, f"drafter=none{more}"))
 
 
 def test_all_shipped_targets_of_other_families_are_here() -> None:
@@ -85,7 +85,7 @@ def skip_without_weights(target: str) -> None:
 def test_a_shipped_target_has_its_drafters_or_is_refused(target: str) -> None:
     folders = [ZOO / target, *(ZOO / f"{target}-{drafter}" for drafter in SHIPPED[target])]
     assert len({folder.is_dir() for folder in folders}) == 1
-    config, _ = compose(target, f"drafter={SHIPPED[target][0]}")
+    config = config_of(target, f"drafter={SHIPPED[target][0]}")
     if folders[0].is_dir():
         admit(config)
     else:
@@ -99,14 +99,14 @@ def test_a_drafter_whose_weights_a_checkout_leaves_out_is_refused(
 ) -> None:
     monkeypatch.setattr(DrafterWeights, "shipped_for", lambda *_: tmp_path / "left_out")
     with pytest.raises(UserError, match=f"^drafter={drafter}: its weights are missing .*left_out"):
-        admit(compose("pocket", f"drafter={drafter}")[0])
+        admit(config_of("pocket", f"drafter={drafter}"))
 
 
 @pytest.mark.parametrize(("overrides", "target", "refusal"), CELLS, ids=lambda word: word.replace(f"{ZOO}/", ""))
 def test_it_runs_or_is_refused(overrides: str, target: str, refusal: str) -> None:
     """Graph modes and prunes of drafts: `test_hybrid_mtp.py`, `test_gemma4_run.py`, `test_latent_eagle3.py`."""
     skip_without_weights(target)
-    config, _ = compose(target, overrides)
+    config = config_of(target, overrides)
     if refusal:
         with pytest.raises(UserError) as refused:
             admit(config)
@@ -123,7 +123,7 @@ def test_it_runs_or_is_refused(overrides: str, target: str, refusal: str) -> Non
 
 @pytest.mark.parametrize("drafter", ["dflash", "dspark", "dflash2", "domino", "lilicorr", "p_eagle"])
 def test_shipped_drafters_of_a_whole_block_leave_plain_tokens_and_draft_well(drafter: str) -> None:
-    chosen = choose(compose("pocket", f"drafter={drafter} max_new_tokens=16")[0])
+    chosen = choose(config_of("pocket", f"drafter={drafter} max_new_tokens=16"))
     requests = load_requests(chosen, TargetTokenizer(chosen.target_folder))
     limits = engine_limits(chosen, requests, chosen.config.drafter.num_draft_tokens)
     models = load_models(chosen, limits.max_seq_len)

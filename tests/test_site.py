@@ -89,10 +89,3 @@ def test_every_page_is_in_the_navigation(pages: Any, config: Any, files: Files) 
     named = pages.named_in(config.nav)
     assert {page.src_uri for page in files.documentation_pages()} == named
     assert "zoo/pocket.md" in named and "index.md" in named
-
-
-def test_every_option_and_key_has_a_row_on_its_page(pages: Any) -> None:
-    rows = {line.split("`")[1] for line in pages.options_page("spec_lab", "any").splitlines() if line.startswith("| `")}
-    menu = run_menu()
-    options = {f"{group.name}={option}" for group in menu.groups.values() for option in group.options}
-    assert options | set(menu.keys) <= rows

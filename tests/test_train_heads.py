@@ -24,9 +24,11 @@ import pytest
 import torch
 import yaml
 from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from spec_lab.app.compose import conf_folder, store
 from spec_lab.checkpoints.checkpoint import stored_tensors
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families.table import read_model_config

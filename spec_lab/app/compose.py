@@ -127,9 +127,9 @@ def prepared(arguments: Sequence[str]) -> list[str]:
 
 
 def with_override(arguments: Sequence[str], override: str) -> list[str]:
-    """Add an override before the others, since Hydra does not allow flags between overrides."""
-    first = next((i for i, word in enumerate(arguments) if _split(word)[0]), len(arguments))
-    return [*arguments[:first], override, *arguments[first:]]
+    """Add an override behind the others, since Hydra does not allow flags between overrides."""
+    behind = max((i + 1 for i, word in enumerate(arguments) if _split(word)[0]), default=len(arguments))
+    return [*arguments[:behind], override, *arguments[behind:]]
 
 
 def extensions_in(arguments: Sequence[str]) -> tuple[str, ...]:
@@ -199,13 +199,16 @@ def to_composed(cfg: DictConfig, settings: Any) -> Composed:
     Raises:
         UserError: an added key is not read by anything, or `with_auto_chosen` refuses the run.
     """
-    in_sweep = not OmegaConf.is_missing(settings.job, "num")
-    for key in _unread(cfg):
-        if not (in_sweep and key in knobs(registry.load(cfg.extensions))):
+    in_sweep, unread = not OmegaConf.is_missing(settings.job, "num"), list(_unread(cfg))
+    known = knobs(registry.load(cfg.extensions)) if unread and in_sweep else set()
+    for key in unread:
+        if key not in known:
             raise UserError(f"{key} is not read by the chosen options; leave it out")
-        print(f"{key} is left out, since {key.partition('.')[0]}={cfg[key.partition('.')[0]].name} does not have it")
     config = OmegaConf.to_object(cfg)
     assert isinstance(config, RunConfig)
+    for group, _, name in (key.partition(".") for key in unread):
+        delattr(part := getattr(config, group), name)
+        print(f"{group}.{name} is left out, since {group}={part.name} does not have it")
     options = chosen_options(settings)
     return Composed(with_auto_chosen(with_largest_k(with_depth_as_k(config))), options, _usual(options, settings))
 

@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from spec_lab.app.labels import fit_for_a_file
 from spec_lab.core.errors import KERNELS
 from spec_lab.menu import registry
+from spec_lab.menu.devices import visible_gpus
 
 NAMED_GROUPS = ("target", "drafter", "acceptance", "prune", "graph", "tree")
 NOT_NAMED = ("auto", "none")
@@ -33,7 +34,8 @@ SOURCES = (".py", ".yaml", ".jsonl", ".c", ".h")
 
 
 def register_resolvers() -> None:
-    """Make `run_name`, `free` and `sweep_name` of conf/config.yaml known to OmegaConf."""
+    """Make what stands in `conf/` as `${NAME:}` known to OmegaConf."""
+    OmegaConf.register_new_resolver("num_devices", lambda: max(1, len(visible_gpus())), replace=True)
     OmegaConf.register_new_resolver("run_name", run_name, replace=True)
     OmegaConf.register_new_resolver("free", lambda place: str(free(Path(place))), replace=True)
     # Hydra gives each job the names that were cached when the sweep began.

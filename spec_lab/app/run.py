@@ -17,6 +17,8 @@ from spec_lab.core.errors import Breakdown, UserError, describe_error
 from spec_lab.core.ranks import ranks
 from spec_lab.menu import registry
 from spec_lab.menu.chosen import choose
+from spec_lab.menu.config import LoggerConfig
+from spec_lab.menu.devices import take_own_gpu
 from spec_lab.menu.refusals.run import admit
 from spec_lab.options.loggers import join_sweep
 from spec_lab.record.models import Run
@@ -33,9 +35,12 @@ def job(cfg: DictConfig) -> float | None:
     settings = HydraConfig.get()
     folder, in_sweep = Path(settings.runtime.output_dir), not OmegaConf.is_missing(settings.job, "num")
     try:
+        take_own_gpu()
         if in_sweep and ranks().size > 1:
             raise UserError("a multirun works in one process; start each of its runs with its own torchrun")
         composed = to_composed(cfg, settings)
+        if ranks().rank > 0:  # the first one records
+            composed.config.logger = LoggerConfig(name="jsonl")
         if in_sweep:
             join_sweep(composed.config.logger, folder.parent.name)
         done = run(composed, folder, folder.parent if in_sweep and not composed.config.fresh else None)

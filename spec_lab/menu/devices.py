@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 from importlib.util import find_spec
@@ -23,12 +24,25 @@ def has_cuda() -> bool:
     return _shows_gpus() and _torch_has_cuda()
 
 
-def _shows_gpus() -> bool:
+def visible_gpus() -> list[str]:
+    """Return the GPUs of the machine that this process may use, as CUDA_VISIBLE_DEVICES names them."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None and visible.strip() in ("", "-1"):
-        return False
-    # The second path is the driver's under WSL (Linux inside Windows).
-    return any(Path("/dev").glob("nvidia[0-9]*")) or Path("/usr/lib/wsl/lib/libcuda.so.1").exists()
+    if visible is not None:
+        return [gpu for gpu in visible.strip().split(",") if gpu not in ("", "-1")]
+    return sorted(path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia[0-9]*"))
+
+
+def take_own_gpu() -> None:
+    """Let a worker process use the GPU of its number alone, before CUDA starts. Other processes keep all GPUs."""
+    number, gpus = multiprocessing.current_process()._identity, visible_gpus()
+    if number and len(gpus) > 1:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[(number[-1] - 1) % len(gpus)]
+
+
+def _shows_gpus() -> bool:
+    # The path is the driver's under WSL (Linux inside Windows).
+    is_hidden = "CUDA_VISIBLE_DEVICES" in os.environ and not visible_gpus()
+    return bool(visible_gpus()) or (not is_hidden and Path("/usr/lib/wsl/lib/libcuda.so.1").exists())
 
 
 def _torch_has_cuda() -> bool:
