@@ -9,8 +9,9 @@ from typing import Any
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.config import RunConfig
 from spec_lab.record.models import Run
+from spec_lab.record.names import REQUESTS_FILE, SUMMARY_FILE
 from spec_lab.record.reading import read_run
-from spec_lab.record.recorder import REQUESTS_FILE, SUMMARY_FILE, amend
+from spec_lab.record.recorder import amend
 
 
 class FakeRunner:

@@ -23,10 +23,11 @@ def run(chosen: Chosen, choices: dict[str, str], folder: Path) -> Run:
     config = chosen.config
     begun = make_begun(dataclasses.asdict(config), name=config.name, choices=choices, started_at=utc_now())
     engine = FakeEngine(config.drafter.num_draft_tokens, STAGE_MS)
-    references = {"plain": measure(PLAIN, (1.0,), config.seed)}
-    if "unpruned" in config.references:
-        references["unpruned"] = measure(engine, (1.0,), config.seed)
-    return record_run(folder, begun=begun, main=measure(engine, (1.0,), config.seed), references=references)
+    measured = {"plain": PLAIN, "unpruned": engine, "eager": engine}
+    references = {str(name): measure(measured[str(name)], (1.0,), config.seed) for name in config.references}
+    is_lossless = config.acceptance.name in ("strict", "rejection")
+    main = measure(engine, (1.0,), config.seed)
+    return record_run(folder, begun=begun, main=main, references=references, acceptance_lossless=is_lossless)
 
 
 def stand_in() -> ModuleType:

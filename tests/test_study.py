@@ -14,7 +14,8 @@ import pandas as pd
 import pytest
 
 from spec_lab.core.errors import UserError
-from spec_lab.record.metric import THIS_RUN, Measured
+from spec_lab.record.metric import Measured
+from spec_lab.record.names import THIS_RUN
 from spec_lab.record.reading import Found, find_runs
 from spec_lab.report import main as report
 from spec_lab.study import compare, lengths, reliability
@@ -160,7 +161,7 @@ def test_lossy_rules_are_priced_beside_the_lossless_run(tmp_path: Path) -> None:
 
 
 def test_lengths_as_other_tools_count_them() -> None:
-    """Rounds of 4, 1 and 3 judged tokens, the last cut after 2; then a text of one round that ends at its second token."""
+    """Rounds of 4, 1 and 3 judged tokens, the last cut after 2; then a round of a text that ends at its second token."""
     first, second = (request for request in measure(MAIN).requests[:2])
     rounds = {"accepted_per_round": [3, 0, 2], "judged_per_round": [4, 1, 3], "emitted_per_round": [4, 1, 2]}
     ended = {"accepted_per_round": [3], "judged_per_round": [2], "emitted_per_round": [2], "finish_reason": "eos"}
@@ -300,7 +301,7 @@ def test_what_the_runs_lack_costs_nothing() -> None:
     ]
     run = finished_run(silent, Measured(requests, (), 3))
     assert run["output_tokens"] > 0 and run["acceptance_length"] is None
-    assert [table.title for table in tables_of_run(run)][0] == "Speed" or tables_of_run(run)
+    assert next(table.title for table in tables_of_run(run)) == "Speed" or tables_of_run(run)
     json.loads(run.model_dump_json())
 
 

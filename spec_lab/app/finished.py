@@ -10,8 +10,8 @@ from typing import Any
 from spec_lab.app.folder import digest, sources, values_read
 from spec_lab.menu.chosen import Chosen
 from spec_lab.record.models import Run
+from spec_lab.record.names import SUMMARY_FILE
 from spec_lab.record.reading import read_run
-from spec_lab.record.recorder import SUMMARY_FILE
 
 READ_FILE = "read.txt"
 """The file in a run's folder with the digest of what the run read."""

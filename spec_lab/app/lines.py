@@ -11,6 +11,7 @@ hydra:
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,9 +34,7 @@ def store_lines(arguments: Sequence[str], folders: Iterable[Path], groups: Colle
         groups: the groups of a run; an override of one of them chooses its option.
     """
     names = [word.partition("=")[2] for word in arguments if word.startswith(f"{EXPERIMENT}=")]
-    own = [
-        Path(place) for word, place in zip(arguments, arguments[1:], strict=False) if word in ("--config-dir", "-cd")
-    ]
+    own = [Path(place) for word, place in itertools.pairwise(arguments) if word in ("--config-dir", "-cd")]
     for name in names:
         for folder in (*own, *folders):
             file = folder / EXPERIMENT / f"{name}.yaml"

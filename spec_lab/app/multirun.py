@@ -11,7 +11,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from spec_lab.app.run import display
-from spec_lab.record.recorder import SUMMARY_FILE
+from spec_lab.record.names import SUMMARY_FILE
 
 
 class Multirun(Callback):

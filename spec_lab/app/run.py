@@ -22,8 +22,9 @@ from spec_lab.menu.devices import take_own_gpu
 from spec_lab.menu.refusals.run import admit
 from spec_lab.options.loggers import join_sweep
 from spec_lab.record.models import Run
+from spec_lab.record.names import SUMMARY_FILE, Status
 from spec_lab.record.reading import read_run
-from spec_lab.record.recorder import LOADING, NOT_ENDED, SUMMARY_FILE, Status, begun, ended, write_run
+from spec_lab.record.recorder import LOADING, NOT_ENDED, begun, ended, write_run
 from spec_lab.study.run_table import format_run
 
 

@@ -167,7 +167,7 @@ def _divergences(subject: Subject, records: list[RequestRecord]) -> tuple[int, i
     """Return how many outputs differ from plain decoding's: by a bug, and at a near-tie."""
     plain = {record.request_id: record.output_ids for record in subject.plain}
     found = audit(records, plain, subject.greedy_teacher(), subject.models.dtype)
-    num_bugs = sum(divergence.kind == "bug" for divergence in found)
+    num_bugs = sum(divergence.kind == "bug" for divergence in found.values())
     return num_bugs, len(found) - num_bugs
 
 

@@ -20,7 +20,7 @@ from spec_lab.menu.choices import ByRequest, KernelsChoice, Rollback
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.config import PruneConfig, RunConfig
 from spec_lab.options.plain import UNPRUNED, eager_config, plain_config, unpruned_config
-from spec_lab.record.metric import THIS_RUN
+from spec_lab.record.names import THIS_RUN
 from spec_lab.record.progress import Progress
 from spec_lab.wiring.drafting import load_drafter
 from spec_lab.wiring.engine import build_engine, build_teacher

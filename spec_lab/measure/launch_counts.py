@@ -31,12 +31,12 @@ def count_trace(events: Iterable[TraceEvent], num_rounds: int, num_replays: int)
     spans = union((e.start_us, e.end_us) for e in events if e.is_span and not e.on_device)
     calls = [e for e in events if not e.is_span and not e.on_device and _is_inside(e.start_us, spans)]
     busy = union((e.start_us, e.end_us) for e in events if e.on_device and not e.is_span)
-    return dict(
-        launches_per_round=_count_outermost(calls, LAUNCH) / num_rounds,
-        replays_per_round=num_replays / num_rounds,
-        host_syncs_per_round=_count_outermost(calls, SYNC) / num_rounds,
-        gpu_busy_ms_per_round=sum(end - start for start, end in busy) / 1e3 / num_rounds,
-    )
+    return {
+        "launches_per_round": _count_outermost(calls, LAUNCH) / num_rounds,
+        "replays_per_round": num_replays / num_rounds,
+        "host_syncs_per_round": _count_outermost(calls, SYNC) / num_rounds,
+        "gpu_busy_ms_per_round": sum(end - start for start, end in busy) / 1e3 / num_rounds,
+    }
 
 
 def _count_outermost(calls: Iterable[TraceEvent], names: re.Pattern[str]) -> int:
@@ -61,12 +61,12 @@ class CountedRounds(WatchedRounds):
         """Return the work of a round; empty if the requests ended before a whole round was counted."""
         if self.num_rounds == 0:
             return {}
-        return dict(
-            launches_per_round=(self._launches.count + self.num_replays) / self.num_rounds,
-            replays_per_round=self.num_replays / self.num_rounds,
-            host_syncs_per_round=self._reads.count / self.num_rounds,
-            gpu_busy_ms_per_round=None,
-        )
+        return {
+            "launches_per_round": (self._launches.count + self.num_replays) / self.num_rounds,
+            "replays_per_round": self.num_replays / self.num_rounds,
+            "host_syncs_per_round": self._reads.count / self.num_rounds,
+            "gpu_busy_ms_per_round": None,
+        }
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:

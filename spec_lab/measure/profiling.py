@@ -31,7 +31,7 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class RoundProfile:
-    """The results of profiled rounds: `kernels` by time, largest first, and `work` are empty if no round was profiled."""
+    """The results of profiled rounds: `kernels` by time, largest first, and `work`; empty if no round was profiled."""
 
     kernels: list[Kernel]
     work: Work

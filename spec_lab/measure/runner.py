@@ -28,7 +28,8 @@ from spec_lab.measure.trajectory import fitting, record_verify_rows
 from spec_lab.measure.world import World, world_of
 from spec_lab.menu.choices import WeightDtype, Weights
 from spec_lab.menu.chosen import Chosen
-from spec_lab.record.definitions import extension_metrics
+from spec_lab.menu.option import MetricOption
+from spec_lab.record.definitions import metric_of
 from spec_lab.record.metric import Measured, Metric
 from spec_lab.record.models import Divergence, Run, Target
 from spec_lab.record.models import Request as RequestRow
@@ -63,7 +64,7 @@ def _record_in(world: World, chosen: Chosen, choices: dict[str, str], folder: Pa
     """Run and record. What is loaded here can be freed when this returns, before the process group is closed."""
     with announced("loading prompts and weights"):
         lab = load_lab(chosen, world)
-    metrics = extension_metrics(chosen.registry)
+    metrics = [metric_of(option) for option in chosen.registry.options(MetricOption).values()]
     info = begun(dataclasses.asdict(chosen.config), choices).model_copy(update=_identity(lab))
     with Recorder(folder, info, _sinks(chosen)) as recorder:
         recorded = _measure(lab, info, recorder, memory, metrics)

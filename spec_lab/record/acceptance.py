@@ -169,8 +169,8 @@ def rows(measured: Measured) -> dict[str, int]:
     of the drafter's catch-up by part of its layers, and rows of the prompt pass."""
     total = RowCounts()
     if (first := measured.first) is not None:
-        for record in (*first.rounds, *first.prefills):
-            total.add(record.rows)
+        for counts in (*(record.rows for record in first.rounds), *(record.rows for record in first.prefills)):
+            total.add(counts)
     return asdict(total)
 
 

@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spec_lab.record import answers, times
 from spec_lab.record.acceptance import ROW_DEFINITIONS
 from spec_lab.record.metric import METRICS, Metric
 
-if TYPE_CHECKING:
-    from spec_lab.menu.registry import Registry
-
 __all__ = ["answers", "times"]
-
-
-def extension_metrics(registry: Registry) -> list[Metric]:
-    """Return the metrics of a run's extensions. Their names begin with `metrics.`."""
-    from spec_lab.menu.option import MetricOption
-
-    return [metric_of(option) for option in registry.options(MetricOption).values()]
 
 
 def definitions(extra: Iterable[Metric] = ()) -> dict[str, str]:
@@ -30,6 +20,6 @@ def definitions(extra: Iterable[Metric] = ()) -> dict[str, str]:
 
 
 def metric_of(option: Any) -> Metric:
-    """Return the metric of an extension's option."""
+    """Return the metric of an extension's option (`menu.option.MetricOption`); its name begins with `metrics.`."""
     name, compute = f"metrics.{option.name}", option.of_run or option.of_round
     return Metric(name, option.unit, option.definition, "turn" if option.of_run else "round", compute)

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ def rounds_of(request: RequestRecord | Request) -> Iterable[tuple[int, int, int 
             yield from [(count, count + 1, offered)] * times
         return
     judged = request.judged_per_round or [count + 1 for count in accepted]
-    yield from zip(accepted, judged, request.offered_per_round or [None] * len(accepted), strict=True)
+    yield from zip(accepted, judged, request.offered_per_round or repeat(None, len(accepted)), strict=True)
 
 
 def acceptance_length(requests: Iterable[RequestRecord | Request], num_draft_tokens: int) -> float | None:

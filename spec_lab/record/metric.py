@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from spec_lab.core.results import GenerationResult, RoundRecord
     from spec_lab.record.models import Numbers, Part, Request
 
-THIS_RUN = "this run"
-"""The name of the main configuration in tables that also have its references."""
 Per = Literal["requests", "turn", "run", "round"]
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -1,4 +1,4 @@
-"""The record of a run: one `Run` in `summary.json`, a `Request` a line in `requests.jsonl`, a `Round` in `rounds.jsonl`.
+"""A run's record: one `Run` in `summary.json`, a `Request` a line in `requests.jsonl`, a `Round` in `rounds.jsonl`.
 
 A null says that nobody knows: the run did not measure it, or its engine does not tell. Numbers lie in one flat
 dictionary by dotted names, such as `latency_ms.ttft.p99`; `spec_lab.record.metric` says which there are. So other
@@ -12,10 +12,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from spec_lab.core.results import RowCounts
-from spec_lab.record.metric import THIS_RUN
-from spec_lab.record.recorder import Status
+from spec_lab.record.names import THIS_RUN, Status
 
-VERSION = 1
 SCALAR_PREFIX = "summary."
 
 DivergenceKind = Literal["near_tie", "bug", "lossy"]
@@ -208,7 +206,7 @@ class Run(Part):
         definitions: of each metric, by its name.
     """
 
-    version: Literal[1] = VERSION
+    version: Literal[1] = 1
     status: Status
     reason: str | None = None
     verdict: str = ""

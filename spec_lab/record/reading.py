@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from spec_lab.core.errors import UserError
 from spec_lab.record.models import Model, Request, Round, Run
-from spec_lab.record.recorder import REQUESTS_FILE, ROUNDS_FILE, SUMMARY_FILE
+from spec_lab.record.names import REQUESTS_FILE, ROUNDS_FILE, SUMMARY_FILE
 
 Row = TypeVar("Row", bound=Model)
 

@@ -9,20 +9,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from spec_lab.core.errors import describe_error
+from spec_lab.record.names import CONFIG_FILE, REQUESTS_FILE, ROUNDS_FILE, SUMMARY_FILE, Status
 
 if TYPE_CHECKING:
     from spec_lab.core.results import RequestRecord, RoundRecord
     from spec_lab.record.metric import Metric
     from spec_lab.record.models import Model, Request, Round, Run
 
-Status = Literal["finished", "failed", "refused", "interrupted"]
-SUMMARY_FILE = "summary.json"
-CONFIG_FILE = "config.yaml"
-REQUESTS_FILE = "requests.jsonl"
-ROUNDS_FILE = "rounds.jsonl"
 LOADING = "it was killed while its models were loaded"
 STILL_RUNNING = "it still runs, or was killed before its end"
 NOT_ENDED = (LOADING, STILL_RUNNING)
@@ -55,8 +51,8 @@ class FileSink:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         write_run(folder, run)
-        self._requests: BinaryIO = (folder / REQUESTS_FILE).open("wb", buffering=0)  # type: ignore[assignment]
-        self._rounds: BinaryIO = (folder / ROUNDS_FILE).open("wb", buffering=0)  # type: ignore[assignment]
+        self._requests: BinaryIO = (folder / REQUESTS_FILE).open("wb", buffering=0)
+        self._rounds: BinaryIO = (folder / ROUNDS_FILE).open("wb", buffering=0)
 
     def round(self, row: Round) -> None:
         self._rounds.write(_line(row))

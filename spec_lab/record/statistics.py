@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean, stdev
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
@@ -126,7 +126,7 @@ def lengths(counts: Array) -> Array:
     for position in range(rates.shape[-1]):
         shares = np.where(shares == 0, 0.0, shares * rates[..., position])
         total = total + shares
-    return cast("Array", total)
+    return total
 
 
 def bootstrapped(statistic: Callable[..., Array], *sizes: int) -> Interval | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
@@ -191,7 +192,7 @@ def inter_token_latency_ms(requests: Requests) -> list[float]:
     return [
         1e3 * (later - earlier)
         for times in (request.emitted_at or [] for request in requests)
-        for earlier, later in zip(times, times[1:], strict=False)
+        for earlier, later in itertools.pairwise(times)
     ]
 
 

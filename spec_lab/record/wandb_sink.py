@@ -16,14 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spec_lab.core.errors import UserError, one_line, without_folders
-from spec_lab.record.recorder import (
-    CONFIG_FILE,
-    REQUESTS_FILE,
-    ROUNDS_FILE,
-    SUMMARY_FILE,
-    replace_text,
-    write_json,
-)
+from spec_lab.record.names import CONFIG_FILE, REQUESTS_FILE, ROUNDS_FILE, SUMMARY_FILE
+from spec_lab.record.recorder import replace_text, write_json
 
 if TYPE_CHECKING:
     from spec_lab.record.models import Request, Round, Run

@@ -1,6 +1,6 @@
 """Compares runs: is a difference more than noise?
 
-Acceptance lengths are compared by a bootstrap over prompts, together where both runs have the same prompts. Decode rates
+Acceptance lengths are compared by a bootstrap over prompts, together where both runs have the same. Decode rates
 of two runs are not compared, since the machine may have changed in between; speedups are, since each run measured plain
 decoding in turns with its own rounds.
 """
@@ -21,12 +21,12 @@ from spec_lab.study.frame import frame, labels, own
 from spec_lab.study.tables import Table, table_of
 
 NOTE = (
-    "difference: acceptance length less that of the base, 95 % bootstrap over prompts, which are resampled together where "
+    "difference: acceptance length less that of the base, 95 % bootstrap over prompts, resampled together where "
     "both runs have the same (paired). speedup to base's: each run's decode rate over that of its own plain decoding, "
     "over the same of the base, with Welch's 95 % interval. A difference is within noise if its interval holds 0, or 1."
 )
 COST_NOTE = (
-    "draft, verify, rest: the stages of a round for each request, in steps of plain decoding; they add up to break-even, "
+    "draft, verify, rest: stages of a round for each request, in steps of plain decoding; they add up to break-even, "
     "the acceptance length from which drafting pays. predicted: length / break-even. ceiling: the speedup if every "
     "draft were right at this drafter's cost."
 )
@@ -144,7 +144,7 @@ def rule_table(runs: Sequence[Found]) -> Table:
     }  # fmt: skip
     note = (
         "gain: acceptance length minus the lossless run's, 95 % bootstrap over prompts. points: accuracy minus the "
-        "lossless run's in percentage points, paired by prompt. TV, KL: distance between the law that tokens were drawn "
+        "lossless run's in percentage points, paired by prompt. TV, KL: distance of the law that tokens were drawn "
         "from and the target's. There is no price where an interval holds 0."
     )
     return table_of(pd.DataFrame(lines), columns, "What lossy rules bring and cost", note)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from spec_lab.core.errors import UserError
-from spec_lab.record.metric import THIS_RUN
 from spec_lab.record.models import Run
+from spec_lab.record.names import THIS_RUN
 from spec_lab.record.reading import Found
 from spec_lab.record.times import STAGES
 from spec_lab.study.frame import categories_frame, frame, labels, lengths_by_frame, own, positions_frame, requests_frame

@@ -2,7 +2,7 @@
 
     frame(find_runs("outputs"))        # one row a part: the run, then its references
 
-Columns: `run` (from 1), `part`, `folder`, `status`, `name`, `started_at`; a group's choice by the group's name, a knob and
+Columns: `run` (from 1), `part`, `folder`, `status`, `name`; a group's choice by the group's name, a knob and
 a number by their dotted names (`drafter.num_draft_tokens`, `latency_ms.ttft.p99`); `K`, `line` of a study, and
 `machine.device_name`, `target.digest` and their kin.
 """
@@ -16,8 +16,8 @@ from typing import Any
 
 import pandas as pd
 
-from spec_lab.record.metric import THIS_RUN
 from spec_lab.record.models import Part, Run
+from spec_lab.record.names import THIS_RUN
 from spec_lab.record.reading import Found, find_runs, read_requests, read_rounds
 from spec_lab.record.times import draft_ms, in_plain_steps
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 NUM_BINS = 10
 NOTE = (
-    "confidence, accepted: means over drafts. error: mean distance of confidence from the share accepted, over ten bins "
-    "of equal width. AUC: chance that an accepted draft has a higher confidence than a rejected one. Where drafts are "
+    "confidence, accepted: means over drafts. error: mean distance of confidence from the share accepted, over ten "
+    "bins of equal width. AUC: chance that an accepted draft has a higher confidence than a rejected one. Where drafts are "
     "sampled, accepted may exceed confidence, which is of the likeliest token."
 )
 
@@ -52,8 +52,8 @@ def calibration_error(said: Any, came_true: Any, num_bins: int = NUM_BINS) -> fl
 
 
 def chance_of_order(drafts: pd.DataFrame) -> float | None:
-    """Return the area under the ROC curve; None if all drafts were accepted, or none. A pair of equal confidences counts
-    one half (Mann and Whitney 1947)."""
+    """Return the area under the ROC curve; None if all drafts were accepted, or none. A pair of equal confidences
+    counts one half (Mann and Whitney 1947)."""
     from scipy.stats import mannwhitneyu
 
     right, wrong = (drafts.loc[drafts["accepted"] == each, "confidence"] for each in (True, False))

@@ -64,10 +64,10 @@ def report_of(runs: Sequence[Found], base: int = 1) -> Report:
     if len(measured) > 1 and not studies:
         tables = [comparison_table(runs, base), cost_table(runs), rule_table(runs)]
         rows = frame(measured)
-        drawings: dict[str, Draw] = {"acceptance_lengths": lambda: figures.acceptance_lengths(rows)}
+        beside: dict[str, Draw] = {"acceptance_lengths": lambda: figures.acceptance_lengths(rows)}
         if "break_even_acceptance_length" in rows:
-            drawings["cost_model"] = lambda: figures.cost_model(rows)
-        sections.append(Section("Beside one another", _with_rows(tables), drawings))
+            beside["cost_model"] = lambda: figures.cost_model(rows)
+        sections.append(Section("Beside one another", _with_rows(tables), beside))
     if finished:
         newest = finished[-1]
         sections.append(

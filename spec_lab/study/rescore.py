@@ -32,17 +32,17 @@ Indices = np.ndarray[Any, Any]
 
 NOTE = (
     "Acceptance length as judged: accepted drafts a round, plus one, over all kept rounds, before any cut. Every rule "
-    "judges the drafts of the text that the run wrote, which is exact for the run's own rule, and for another one only a "
+    "judges the drafts of the text that the run wrote, which is exact for the run's own rule, for another one only a "
     "comparison, since its text may differ."
 )
 
 
 def rescore(folder: Path, options: AcceptanceConfig, extensions: Sequence[str] = ()) -> dict[str, list[int]]:
-    """Return the number of drafts, by request id, that a rule with `options` accepts in each kept round of a run. Drafts
-    count even if the output is cut before them. `extensions` names the modules that may have registered the rule.
+    """Return the number of drafts, by request id, that a rule with `options` accepts in each kept round of a run.
+    Drafts count even if the output is cut before them. `extensions` names the modules that may have registered the rule.
 
     Raises:
-        UserError: the run kept no verify rows (`record.topk`) or too few tokens of each row, or the rule has no `judge`.
+        UserError: the run kept no verify rows (`record.topk`) or too few tokens of each, or the rule has no `judge`.
     """
     rows = load_verify_rows(folder)
     return rescore_rows(rows, {r.id: r.prompt_ids for r in read_requests(folder)}, options, extensions)

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from html import escape
+from itertools import repeat
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
@@ -101,7 +102,7 @@ def rounds_of_request(request: Request) -> Iterator[ShownRound]:
         yield ShownRound("all tokens (the engine tells no rounds)", tokens)
         return
     yield ShownRound("prompt pass", tokens[:1])
-    at, offered = 1, request.offered_per_round or [None] * len(request.emitted_per_round)
+    at, offered = 1, request.offered_per_round or repeat(None, len(request.emitted_per_round))
     counts = zip(request.accepted_per_round, offered, request.emitted_per_round, strict=True)
     for number, (num_accepted, num_offered, num_emitted) in enumerate(counts, start=1):
         of = "" if num_offered is None else f" of {num_offered}"
@@ -129,7 +130,7 @@ def request_html(run: str | os.PathLike[str], request_id: str) -> str:
     legend = " ".join(f"{_marked(look, look.word)} {count}" for look, count in counts.items())
     rows = "".join(
         f'<tr><td style="padding:1px 8px;vertical-align:top;white-space:nowrap;color:#555">{escape(part.title)}</td>'
-        f'<td style="font-family:monospace;white-space:pre-wrap;text-align:left">{"".join(map(_token_html, part.tokens))}'
+        f'<td style="font-family:monospace;white-space:pre-wrap">{"".join(map(_token_html, part.tokens))}'
         "</td></tr>\n"
         for part in rounds_of_request(request)
     )

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from spec_lab.record.metric import THIS_RUN
 from spec_lab.record.models import Run
+from spec_lab.record.names import THIS_RUN
 from spec_lab.record.reading import Found
 from spec_lab.record.times import STAGES
 from spec_lab.study.frame import categories_frame, frame, own, varied

@@ -12,12 +12,13 @@ study:
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from spec_lab.record.metric import THIS_RUN
+from spec_lab.record.names import THIS_RUN
 from spec_lab.record.reading import Found
 from spec_lab.study import figures, reliability
 from spec_lab.study.compare import comparison_table, cost_table, drafting, rule_table
@@ -74,7 +75,7 @@ def plot(runs: Sequence[Found], spec: Spec) -> Figure:
     rows = rows.drop(columns=[head for name, head in renamed.items() if head != name], errors="ignore")
     rows = rows.rename(columns=renamed)
     x, hue = heads.get(names["x"], names["x"]), heads.get(names.get("hue", ""), names.get("hue"))
-    title = figures.textwrap.fill(spec["question"], 90)
+    title = textwrap.fill(spec["question"], 90)
     return figures.numbers_over(rows, x, names["y"], hue, asked.get("even"), title)
 
 
@@ -131,7 +132,8 @@ def frontier_table(runs: Sequence[Found], spec: Spec) -> Table:
         ]
     )
     columns = {
-        "batch": "batch_size", "part": "part", "line": "line", "drafter": "drafter", "K": "K", "tok/s a request": "tokens_per_second_a_user",
+        "batch": "batch_size", "part": "part", "line": "line", "drafter": "drafter", "K": "K",
+        "tok/s a request": "tokens_per_second_a_user",
         "tok/s of all": "decode_tokens_per_second", "speedup": "speedup.mean", "best K": "best",
         "drafter's share": "drafter_share",
     }  # fmt: skip

@@ -148,7 +148,7 @@ def cell(row: Mapping[str, Any], name: str) -> str:
 
 def written(name: str, value: Any) -> str:
     """Write a number by the name of its metric."""
-    if isinstance(value, bool) or isinstance(value, str):
+    if isinstance(value, (bool, str)):
         return str(value)
     unit = unit_of(name)
     if unit == "share":

@@ -18,7 +18,8 @@ import pandas as pd
 
 from spec_lab.core.errors import UserError
 from spec_lab.record.reading import Found
-from spec_lab.record.statistics import Interval, over_reference
+from spec_lab.record.statistics import Interval as Ends
+from spec_lab.record.statistics import over_reference
 from spec_lab.record.times import STAGES
 from spec_lab.record.trace import (
     LAUNCH,
@@ -162,7 +163,7 @@ def mode_rounds(runs: Sequence[Found], batch_size: int = 1) -> tuple[pd.DataFram
         even = (
             ratio.interval
             if ratio is not None
-            else Interval(1.0, None, None)
+            else Ends(1.0, None, None)
             if rows.loc[index, "graph"] == "eager"
             else None
         )
@@ -192,8 +193,8 @@ def modes_table(rows: pd.DataFrame) -> Table:
 
 
 def rounds_as_timelines(rows: pd.DataFrame, timelines: Sequence[RoundTimeline]) -> Figure:
-    """Draw a band for each mode: stages by the host's time (a replay has a dark edge), launches (thick for replays), and
-    when anything runs (dark) or nothing does (light red).
+    """Draw a band for each mode: stages by the host's time (a replay has a dark edge), launches (thick for replays),
+    and when anything runs (dark) or nothing does (light red).
 
     The profiler makes launches longer, so a band shows the parts of the profiled round, and is as long as a round takes
     without the profiler: over eager's in turns if all modes were measured so, else in milliseconds.
