@@ -40,9 +40,9 @@ from spec_lab.menu.option import (
 )
 from spec_lab.menu.refusals.run import refusals, said_by
 from spec_lab.options.shipped import ZOO
-from spec_lab.record.definitions import metric_of
 from spec_lab.record.metric import Measured, part_of
 from spec_lab.record.reading import read_rounds, read_run
+from spec_lab.record.summary import metric_of
 from spec_lab.report import main as report
 from spec_lab.study.frame import load_frame
 from spec_lab.study.rescore import rescore

@@ -11,12 +11,12 @@ import pytest
 
 from spec_lab.core.results import GenerationResult, GraphCounts, PrefillRecord, RequestRecord, RowCounts
 from spec_lab.record import acceptance, answers, times
-from spec_lab.record.definitions import definitions
 from spec_lab.record.draft_counts import acceptance_length, draft_counts
 from spec_lab.record.metric import METRICS, Measured, flattened, part_of
 from spec_lab.record.models import Request
 from spec_lab.record.recorder import request_row
 from spec_lab.record.statistics import Interval, bootstrapped, of_turns, paired_difference_interval, wilson_interval
+from spec_lab.record.summary import definitions
 from tests.fake_runs import MAIN, PLAIN, make_request, make_round, make_run, measure
 
 K = 3

@@ -161,7 +161,7 @@ def test_lossy_rules_are_priced_beside_the_lossless_run(tmp_path: Path) -> None:
 
 
 def test_lengths_as_other_tools_count_them() -> None:
-    """Rounds of 4, 1 and 3 judged tokens, the last cut after 2; then a round of a text that ends at its second token."""
+    """Rounds of 4, 1 and 3 judged tokens, the last cut after 2; then a round whose second token ends the text."""
     first, second = (request for request in measure(MAIN).requests[:2])
     rounds = {"accepted_per_round": [3, 0, 2], "judged_per_round": [4, 1, 3], "emitted_per_round": [4, 1, 2]}
     ended = {"accepted_per_round": [3], "judged_per_round": [2], "emitted_per_round": [2], "finish_reason": "eos"}

@@ -9,22 +9,29 @@ from spec_lab.core.types import FinishReason
 
 @dataclass(slots=True)
 class RowCounts:
-    """Counts of drafts and rows. Drafted, verified and computed rows include those of padding.
+    """Counts of drafts and rows. These sentences are the definitions of `rows.drafted` and its kin in records.
 
     Attributes:
-        drafted: drafts that the device or the host made, offered or not.
-        offered: drafts that could be accepted.
-        verified: verify rows: pending tokens and drafts, offered or not.
-        catchup_attention: rows of the catch-up step's passes whose queries attended in the drafter's last layer.
-            Context rows of a block drafter end with the KV write; in these three counts they count if they are written.
-        catchup_output: rows of these passes in that layer's attention output product.
-        catchup_mlp: rows of these passes in that layer's MLP.
-        catchup_live: one for each active request and pass, since the output of one row is read. P-EAGLE reads the
+        drafted: Drafts that the draft steps of rounds made, offered or not, those of padded and surplus rows included;
+            the prompt pass's are not in it. Of a tree its rows but for the root. Places for which ngram finds nothing
+            count, in a chain and in a tree; of suffix those that it found.
+        offered: Drafts that verification could accept. Fewer than were drafted where drafter.stop, drafter.k_schedule
+            or verify.budget leave some out. Places for which ngram finds nothing count here too.
+        verified: Rows of the target's verify: pending tokens and drafts, those that are not offered and fill the shape,
+            padded and surplus rows included.
+        catchup_attention: Rows whose queries attended in the last layer of the drafter, in the passes of its catch-up
+            step, padded and surplus rows included; mtp_vanilla has a pass for each draft, the others one. KV is written
+            for all rows, whatever is pruned. Context rows of a block drafter end with that write; in these three counts
+            they count if they are written.
+        catchup_output: Rows of these passes in that layer's attention output product.
+        catchup_mlp: Rows of these passes in that layer's MLP.
+        catchup_live: Rows of these passes whose output anybody reads: one an active request and pass. P-EAGLE reads the
             output of K rows, and they count as one too.
-        prefill_computed: prompt rows that the target's last layer carried past its KV write.
-        prefill_hidden: prompt rows whose features the target returned to the drafter.
-        prefill_logits: prompt rows for which the target computed logits.
-        prefill_shared: prompt rows that entered the target's layers which only read KV; 0 if there are no such layers.
+        prefill_computed: Prompt rows that the target's last layer carried past its KV write.
+        prefill_hidden: Prompt rows for which the target handed features to the drafter.
+        prefill_logits: Prompt rows for which the target computed logits.
+        prefill_shared: Prompt rows that entered the target's layers that only read KV (Gemma 4 E2B and E4B); 0 where
+            there are none.
     """
 
     drafted: int = 0

@@ -29,14 +29,13 @@ from spec_lab.measure.world import World, world_of
 from spec_lab.menu.choices import WeightDtype, Weights
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.option import MetricOption
-from spec_lab.record.definitions import metric_of
 from spec_lab.record.metric import Measured, Metric
 from spec_lab.record.models import Divergence, Run, Target
 from spec_lab.record.models import Request as RequestRow
 from spec_lab.record.progress import Progress, announced
 from spec_lab.record.provenance import machine_of
 from spec_lab.record.recorder import Recorder, Sink, begun, request_row
-from spec_lab.record.summary import finished_run
+from spec_lab.record.summary import finished_run, metric_of
 from spec_lab.record.verify_rows import save_verify_rows
 from spec_lab.wiring.limits import engine_limits
 from spec_lab.workloads.arrivals import arriving

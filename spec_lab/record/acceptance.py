@@ -174,36 +174,6 @@ def rows(measured: Measured) -> dict[str, int]:
     return asdict(total)
 
 
-ROW_DEFINITIONS = {
-    "rows.drafted": (
-        "Drafts that the draft steps of rounds made, offered or not, those of padded and surplus rows included; the "
-        "prompt pass's are not in it. Of a tree its rows but for the root. Places for which ngram finds nothing "
-        "count, in a chain and in a tree; of suffix those that it found."
-    ),
-    "rows.offered": (
-        "Drafts that verification could accept. Fewer than were drafted where drafter.stop, drafter.k_schedule or "
-        "verify.budget leave some out. Places for which ngram finds nothing count here too."
-    ),
-    "rows.verified": (
-        "Rows of the target's verify: pending tokens and drafts, those that are not offered and fill the shape, padded "
-        "and surplus rows included."
-    ),
-    "rows.catchup_attention": (
-        "Rows whose queries attended in the passes of the drafter's catch-up step, padded and surplus rows included; "
-        "mtp_vanilla has a pass for each draft, the others one. KV is written for all rows, whatever is pruned."
-    ),
-    "rows.catchup_output": "Rows of these passes that the attention's output product computed.",
-    "rows.catchup_mlp": "Rows of these passes that the MLP computed.",
-    "rows.catchup_live": "Rows of these passes whose output anybody reads: one an active request and pass.",
-    "rows.prefill_computed": "Prompt rows that the target's last layer carried past its KV write.",
-    "rows.prefill_hidden": "Prompt rows for which the target handed features to the drafter.",
-    "rows.prefill_logits": "Prompt rows for which the target computed logits.",
-    "rows.prefill_shared": (
-        "Prompt rows that entered the target's layers that only read KV (Gemma 4 E2B and E4B); 0 where there are none."
-    ),
-}
-
-
 @metric("experts_read", "experts a round")
 def experts_read(measured: Measured) -> dict[str, float] | None:
     """Number of different experts whose weights a round read, by stage: summed over layers and passes, averaged over

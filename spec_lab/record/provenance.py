@@ -14,16 +14,8 @@ if TYPE_CHECKING:
     from spec_lab.record.models import Machine
 
 PACKAGES = (
-    "torch",
-    "triton",
-    "transformers",
-    "tokenizers",
-    "safetensors",
-    "numpy",
-    "pydantic",
-    "hydra-core",
-    "omegaconf",
-    "wandb",
+    *("torch", "triton", "transformers", "tokenizers", "safetensors", "numpy"),
+    *("pydantic", "hydra-core", "omegaconf", "wandb"),
 )
 GIT_TIMEOUT_SECONDS = 5
 

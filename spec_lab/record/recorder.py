@@ -216,29 +216,11 @@ def request_row(record: RequestRecord, **found: Any) -> Request:
     """Make the record of a request from the engine's, and what was `found` out about its output."""
     from spec_lab.record.models import Request
 
-    confidences = [[round(number, DIGITS) for number in numbers] for numbers in record.confidence_per_round]
-    return Request(
-        id=record.request_id,
-        category=record.category,
-        turn=record.turn,
-        prompt_ids=record.prompt_ids,
-        output_ids=record.output_ids,
-        max_new_tokens=record.max_new_tokens,
-        finish_reason=record.finish_reason.value,
-        truncated=record.truncated,
-        offered_per_round=record.offered_per_round,
-        accepted_per_round=record.accepted_per_round,
-        judged_per_round=record.judged_per_round,
-        emitted_per_round=record.emitted_per_round,
-        confidence_per_round=confidences if any(confidences) else None,
-        arrived_at=record.arrived_at,
-        admitted_at=record.admitted_at,
-        emitted_at=record.emitted_at,
-        answer=record.answer,
-        drafted_by=record.drafted_by or None,
-        token_origins=record.token_origins,
-        **found,
-    )
+    told = {name: getattr(record, name) for name in Request.model_fields if hasattr(record, name)}
+    sure = [[round(number, DIGITS) for number in numbers] for numbers in record.confidence_per_round]
+    none_if_empty = {"drafted_by": record.drafted_by or None, "confidence_per_round": sure if any(sure) else None}
+    ending = record.finish_reason.value
+    return Request(**{**told, "id": record.request_id, "finish_reason": ending, **none_if_empty, **found})
 
 
 def round_row(repeat: int, record: RoundRecord, metrics: Sequence[Metric] = ()) -> Round:

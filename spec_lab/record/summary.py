@@ -1,15 +1,21 @@
-"""Makes the finished record of a run from what was measured."""
+"""Makes the finished record of a run from what was measured, with the definition of every number."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from spec_lab.record.definitions import definitions
-from spec_lab.record.metric import Measured, Metric, part_of
+from spec_lab.core.results import RowCounts
+from spec_lab.record import answers, times
+from spec_lab.record.metric import METRICS, Measured, Metric, part_of
 from spec_lab.record.models import Kernel, Run
 from spec_lab.record.verdict import verdict
+
+__all__ = ["answers", "times"]  # importing them defines the lab's metrics
+ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n        .*)*)", re.MULTILINE)
 
 
 def finished_run(
@@ -23,22 +29,33 @@ def finished_run(
         kernels: the kernels of the profiled rounds.
         found: further fields of the record.
     """
-    # A reference is compared with those before it in the order of references, as the run is with all of them.
-    names = list(main.references)
+    others = main.references
     parts = {
-        name: part_of(replace(each, references={n: main.references[n] for n in names if n != name}), metrics)
-        for name, each in main.references.items()
+        name: part_of(replace(each, references={n: others[n] for n in others if n != name}), metrics)
+        for name, each in others.items()
     }
     own = part_of(main, metrics)
-    run = begun.model_copy(
-        update={
-            **{name: getattr(own, name) for name in type(own).model_fields},
-            "status": "finished",
-            "reason": None,
-            "references": parts,
-            "kernels": [Kernel.model_validate(kernel) for kernel in kernels],
-            "definitions": definitions(metrics),
-            **found,
-        }
-    )
+    fields = {
+        **{name: getattr(own, name) for name in type(own).model_fields},
+        "status": "finished",
+        "reason": None,
+        "references": parts,
+        "kernels": [Kernel.model_validate(kernel) for kernel in kernels],
+        "definitions": definitions(metrics),
+        **found,
+    }
+    run = begun.model_copy(update=fields)
     return run.model_copy(update={"verdict": verdict(run)})
+
+
+def definitions(extra: Iterable[Metric] = ()) -> dict[str, str]:
+    """Return the definition of each metric by its name, with its unit."""
+    told = {each.name: f"{each.definition}{each.unit and f' [{each.unit}]'}" for each in (*METRICS.values(), *extra)}
+    rows = ATTRIBUTE.findall(inspect.getdoc(RowCounts) or "")
+    return told | {f"rows.{name}": " ".join(text.split()) for name, text in rows}
+
+
+def metric_of(option: Any) -> Metric:
+    """Return the metric of an extension's option (`menu.option.MetricOption`); its name begins with `metrics.`."""
+    name, compute = f"metrics.{option.name}", option.of_run or option.of_round
+    return Metric(name, option.unit, option.definition, "turn" if option.of_run else "round", compute)

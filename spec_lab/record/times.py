@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +20,6 @@ STAGES = ("verify", "accept", "catchup", "recur", "draft", "graph", "commit", "r
 """The stages of a round. `draft` is catchup and recur in one graph, and `graph` is one whole round or several in one;
 their parts cannot be timed separately. `lookup` is work of the host while the device waits. Parts of extensions may add
 stages, whose time is also in that of the stage that they run in."""
-DRAFT_STAGES = ("catchup", "recur", "draft", "lookup")
-"""The stages that are a drafter's alone."""
-RATIO_OF = {"speedup": "plain", "pruning_speedup": "unpruned", "capture_speedup": "eager"}
-"""The reference that each ratio is over."""
 
 
 @metric("decode_tokens_per_second", "tokens/s", per="turn")
@@ -320,33 +316,8 @@ def break_even_acceptance_length(measured: Measured) -> float | None:
     return median_of(None if mine is None else ratio(mine, other) for mine, other in costs)
 
 
-@metric("predicted_speedup", "times")
-def predicted_speedup(measured: Measured) -> float | None:
-    """Acceptance length over break-even acceptance length: the speedup of texts that do not end."""
-    from spec_lab.record.draft_counts import acceptance_length
-
-    even = break_even_acceptance_length(measured)
-    length = acceptance_length(measured.requests, measured.num_draft_tokens)
-    return None if even is None or length is None else ratio(length, even)
-
-
 def _request_round_seconds(turn: GenerationResult) -> float | None:
     return ratio(sum(record.seconds for record in turn.rounds), sum(len(record.emitted) for record in turn.rounds))
-
-
-def draft_ms(numbers: Mapping[str, Any]) -> float | None:
-    """Return the time of the drafter in a round; None if none of its stages could be timed separately."""
-    known = [ms for stage in DRAFT_STAGES if (ms := numbers.get(f"stage_ms_per_round.{stage}")) is not None]
-    return sum(known) if known else None
-
-
-def in_plain_steps(numbers: Mapping[str, Any], milliseconds: float | None) -> float | None:
-    """Return a part of a round's time, in units of a plain step's time; None if one of the times is unknown.
-
-    A round serves a batch. So the part's fraction of the round is multiplied by the cost of a request round.
-    """
-    even, of_round = numbers.get("break_even_acceptance_length"), numbers.get("round_ms")
-    return milliseconds * even / of_round if milliseconds is not None and even and of_round else None
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:

@@ -1,15 +1,10 @@
-"""The names of events in `trace.json.gz`, the profiler's trace of some rounds, and its reader."""
+"""The names of events in `trace.json.gz`, the profiler's trace of some rounds."""
 
 from __future__ import annotations
 
-import gzip
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
-
-from spec_lab.core.errors import UserError
 
 TRACE_FILE = "trace.json.gz"
 STAGE_PREFIX = "stage:"
@@ -20,10 +15,6 @@ REPLAY_PREFIX = "replay "
 # launch and as a sync.
 LAUNCH = re.compile(r"(cuda|cu)(LaunchKernel|LaunchCooperativeKernel|GraphLaunch|Memcpy|Memset)")
 SYNC = re.compile(r"(cuda|cu)((Stream|Event|Device|Ctx)Synchronize|Memcpy(?!.*Async))")
-
-ON_HOST = ("cpu_op", "cuda_runtime", "cuda_driver", "user_annotation")
-ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
-"""The categories of events that are read; other events are skipped."""
 
 Interval = tuple[float, float]
 
@@ -42,31 +33,6 @@ class TraceEvent:
     end_us: float
     on_device: bool = False
     is_span: bool = False
-
-
-def read_trace_file(folder: Path) -> list[TraceEvent]:
-    """Read the events that have a duration and a category of `ON_HOST` or `ON_DEVICE` from the trace in a run's folder,
-    in the file's order.
-
-    Raises:
-        UserError: the run has no trace.
-    """
-    path = folder / TRACE_FILE
-    if not path.exists():
-        raise UserError(f"{path} is missing; a run with profile_rounds=4 writes one")
-    with gzip.open(path, "rb") as file:
-        rows = json.loads(file.read())["traceEvents"]
-    return [
-        TraceEvent(
-            row["name"],
-            row["ts"],
-            row["ts"] + row["dur"],
-            row["cat"] in ON_DEVICE,
-            row["name"].startswith(STAGE_PREFIX),
-        )
-        for row in rows
-        if row.get("ph") == "X" and row.get("cat") in (*ON_HOST, *ON_DEVICE)
-    ]
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from spec_lab.record.models import Request, Round, Run
 
 INIT_TIMEOUT_SECONDS = 10
-REQUESTS_PER_POINT = 8
-ENVIRONMENT_FILE = "environment.json"
 LONGEST_TAG = 64
 NOT_FACTORS = ("logger", "size", "debug")
 UNNAMED = ("drafter.num_draft_tokens", "batch_size", "kernels", "verify.budget", "recurrent.rollback")
@@ -67,7 +65,6 @@ class WandbSink:
         self._folder = Path()
         self._run: Any = None
         self._rows: list[list[Any]] = []
-        self._num_rounds = self._num_emitted = 0
 
     def start(self, folder: Path, run: Run) -> None:
         """Open the W&B run.
@@ -87,29 +84,18 @@ class WandbSink:
             print(f"warning: W&B cannot start ({describe_wandb_error(error)}); logging offline", file=sys.stderr)
             self._run = self._init(run, "offline")
         remove_logs(Path(self._run.dir).parent)  # now, so that none is left if the run is killed
-        for axis in ("request", "repeat"):  # otherwise W&B shows the last value of each series as a result
-            self._run.define_metric(f"{axis}/index", hidden=True, summary="none")
-            self._run.define_metric(f"{axis}/*", step_metric=f"{axis}/index", summary="none")
 
     def round(self, row: Round) -> None:
         """Do nothing: there are too many rounds to log one by one, so they are uploaded as a file."""
 
     def request(self, row: Request) -> None:
         emitted = row.emitted_per_round or []
-        self._num_rounds += len(emitted)
-        self._num_emitted += sum(emitted)
         length = sum(emitted) / len(emitted) if emitted else None
         kind = None if row.divergence is None else row.divergence.kind
         answered = (row.finish_reason, row.correct, kind, row.text)
         self._rows.append([row.id, row.category, len(emitted), length, len(row.output_ids), *answered])
-        if len(self._rows) % REQUESTS_PER_POINT == 0:
-            self._log_progress()
 
     def finish(self, run: Run) -> None:
-        if len(self._rows) % REQUESTS_PER_POINT:
-            self._log_progress()
-        for index, repeat in enumerate(run.repeats):
-            self._run.log({"repeat/index": index, **{f"repeat/{key}": value for key, value in repeat.items()}})
         if not self._run.disabled:
             rows = [[*row, run.acceptance_imposed] for row in self._rows]
             self._log_table("requests", REQUEST_COLUMNS, rows)
@@ -145,15 +131,6 @@ class WandbSink:
             settings=private_settings(),
         )
 
-    def _log_progress(self) -> None:
-        self._run.log(
-            {
-                "request/index": len(self._rows),
-                "request/acceptance_length_all": self._num_emitted / self._num_rounds if self._num_rounds else None,
-                "request/emitted_tokens": self._num_emitted,
-            }
-        )
-
     def _log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         import wandb
 
@@ -180,7 +157,6 @@ class WandbSink:
         copies.mkdir(parents=True, exist_ok=True)
         write_json(copies / SUMMARY_FILE, without_user_paths(json.loads(run.model_dump_json())))
         replace_text(copies / CONFIG_FILE, OmegaConf.to_yaml(OmegaConf.create(without_user_paths(run.config))))
-        write_json(copies / ENVIRONMENT_FILE, without_user_paths(_dumped(run, ORIGIN)))
         for name in (REQUESTS_FILE, ROUNDS_FILE):
             shutil.copyfile(self._folder / name, copies / name)
         artifact = wandb.Artifact(f"run-{self._run.id}-record", type="record")

@@ -19,13 +19,14 @@ import pandas as pd
 from spec_lab.record.models import Part, Run
 from spec_lab.record.names import THIS_RUN
 from spec_lab.record.reading import Found, find_runs, read_requests, read_rounds
-from spec_lab.record.times import draft_ms, in_plain_steps
 
 BESIDE_THE_RUN = (
     *("output_dir", "dry_run", "fresh", "leave_out", "shared_device", "auto", "extensions", "references"),
     *("logger", "name", "record", "profile_rounds", "study", "size", "objective"),
 )
 """Keys that say how a run is started, and what it records. They do not change what it decodes."""
+DRAFT_STAGES = ("catchup", "recur", "draft", "lookup")
+"""The stages that are a drafter's alone."""
 SHORT_REVISION = 7
 PROVENANCE: Mapping[str, str] = {
     "target": "target",
@@ -193,10 +194,34 @@ def _derived(part: Part) -> dict[str, Any]:
         f"{name}_a_round": part[f"rows.{name}"] / rounds if rounds and part[f"rows.{name}"] is not None else None
         for name in ("drafted", "offered", "verified")
     }
+    length = part["acceptance_length"]
+    predicted = length / even if length is not None and even else None
     each = part["acceptance_length_all"] or (1.0 if rounds else None)
     user = 1e3 * each / part["round_ms"] if each and part["round_ms"] else None
     share = drafting / part["round_ms"] if drafting is not None and part["round_ms"] else None
-    return {**cost, **a_round, "tokens_per_second_a_user": user, "drafter_share": share, "repeats": len(part.repeats)}
+    return {
+        **cost,
+        **a_round,
+        "tokens_per_second_a_user": user,
+        "drafter_share": share,
+        "repeats": len(part.repeats),
+        "predicted_speedup": predicted,
+    }
+
+
+def draft_ms(numbers: Mapping[str, Any]) -> float | None:
+    """Return the time of the drafter in a round; None if none of its stages could be timed separately."""
+    known = [ms for stage in DRAFT_STAGES if (ms := numbers.get(f"stage_ms_per_round.{stage}")) is not None]
+    return sum(known) if known else None
+
+
+def in_plain_steps(numbers: Mapping[str, Any], milliseconds: float | None) -> float | None:
+    """Return a part of a round's time, in units of a plain step's time; None if one of the times is unknown.
+
+    A round serves a batch. So the part's fraction of the round is multiplied by the cost of a request round.
+    """
+    even, of_round = numbers.get("break_even_acceptance_length"), numbers.get("round_ms")
+    return milliseconds * even / of_round if milliseconds is not None and even and of_round else None
 
 
 def device_of(run: Run) -> str:

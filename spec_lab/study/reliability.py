@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 NUM_BINS = 10
 NOTE = (
     "confidence, accepted: means over drafts. error: mean distance of confidence from the share accepted, over ten "
-    "bins of equal width. AUC: chance that an accepted draft has a higher confidence than a rejected one. Where drafts are "
-    "sampled, accepted may exceed confidence, which is of the likeliest token."
+    "bins of equal width. AUC: chance that an accepted draft has a higher confidence than a rejected one. Where drafts "
+    "are sampled, accepted may exceed confidence, which is of the likeliest token."
 )
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from spec_lab.record.definitions import definitions
 from spec_lab.record.models import Run
 from spec_lab.record.reading import Found
+from spec_lab.record.summary import definitions
 from spec_lab.study import figures
 from spec_lab.study.compare import comparison_table, cost_table, drafting, rule_table
 from spec_lab.study.figures import Draw, described

@@ -39,7 +39,7 @@ NOTE = (
 
 def rescore(folder: Path, options: AcceptanceConfig, extensions: Sequence[str] = ()) -> dict[str, list[int]]:
     """Return the number of drafts, by request id, that a rule with `options` accepts in each kept round of a run.
-    Drafts count even if the output is cut before them. `extensions` names the modules that may have registered the rule.
+    Drafts count even if the output is cut before them. `extensions` names the modules that may have the rule.
 
     Raises:
         UserError: the run kept no verify rows (`record.topk`) or too few tokens of each, or the rule has no `judge`.

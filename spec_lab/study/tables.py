@@ -14,8 +14,8 @@ from typing import Any
 
 import pandas as pd
 
-from spec_lab.record.definitions import definitions
 from spec_lab.record.metric import METRICS
+from spec_lab.record.summary import definitions
 from spec_lab.record.wording import ABSENT
 from spec_lab.study.frame import provenance
 

@@ -7,6 +7,8 @@ launch, like the replay of a CUDA graph. With `graph.rounds_per_replay`, all rou
 
 from __future__ import annotations
 
+import gzip
+import json
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +32,6 @@ from spec_lab.record.trace import (
     Interval,
     TraceEvent,
     outermost,
-    read_trace_file,
     union,
 )
 from spec_lab.study.figures import axes_of, signed
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WORK_COLOUR, GAP_COLOUR = "0.25", "#f3c6c0"
+ON_HOST = ("cpu_op", "cuda_runtime", "cuda_driver", "user_annotation")
+ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
+"""The categories of events that are read; other events are skipped."""
 
 
 class Stretch(NamedTuple):
@@ -85,6 +89,31 @@ class RoundTimeline:
     def longest_gap_us(self) -> float:
         """Return the length of the longest gap."""
         return max((end - start for start, end in self.gaps), default=0.0)
+
+
+def read_trace_file(folder: Path) -> list[TraceEvent]:
+    """Read the events that have a duration and a category of `ON_HOST` or `ON_DEVICE` from the trace in a run's folder,
+    in the file's order.
+
+    Raises:
+        UserError: the run has no trace.
+    """
+    path = folder / TRACE_FILE
+    if not path.exists():
+        raise UserError(f"{path} is missing; a run with profile_rounds=4 writes one")
+    with gzip.open(path, "rb") as file:
+        rows = json.loads(file.read())["traceEvents"]
+    return [
+        TraceEvent(
+            row["name"],
+            row["ts"],
+            row["ts"] + row["dur"],
+            row["cat"] in ON_DEVICE,
+            row["name"].startswith(STAGE_PREFIX),
+        )
+        for row in rows
+        if row.get("ph") == "X" and row.get("cat") in (*ON_HOST, *ON_DEVICE)
+    ]
 
 
 def quietest_round(folder: Path) -> RoundTimeline:
