@@ -29,8 +29,7 @@ from spec_lab.checkpoints.eagle3_checkpoint import eagle3_tensor_shapes
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.random_weights import random_eagle3_config
 from spec_lab.core.ending import ended
-from spec_lab.record.wording import number
-from spec_lab.report.table import format_table
+from spec_lab.record.wording import format_table, number
 
 SHAPES = Path(spec_lab.__file__).parent / "checkpoints" / "shapes"
 DRAFT_VOCAB_SIZE = 32_000

@@ -25,7 +25,7 @@ from measured_rows import read_rows, run_missing
 
 import spec_lab
 from spec_lab.core.ending import ended
-from spec_lab.report.table import format_table
+from spec_lab.record.wording import format_table
 
 NAMES = {"llama3_8b": "llama8b", "qwen3_30b_a3b": "qwen3_30b_a3b", "glm4_7_flash": "glm4_7_flash"}
 """vLLM's names of the shapes, by the lab's."""

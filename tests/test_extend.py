@@ -2,6 +2,24 @@
 
 from __future__ import annotations
 
+from spec_lab.menu import registry
+from spec_lab.config.run import DrafterConfig
+from spec_lab.config.run import Run
+from spec_lab.config.run import WorkloadConfig
+from spec_lab.menu.extensions import find_extensions
+from spec_lab.menu.option import CatchupPruningOption
+from spec_lab.menu.option import CheckerOption
+from spec_lab.menu.option import DrafterOption
+from spec_lab.menu.option import MetricOption
+from spec_lab.menu.option import RuleOption
+from spec_lab.menu.option import WorkloadOption
+from spec_lab.config.checks import said_by
+from spec_lab.config.checks import problems
+from spec_lab.options.drafters.weights import ZOO
+from spec_lab.build.engine import build_prune_policy
+from spec_lab.build.rules import build_rule
+from spec_lab.build.workloads import load_requests
+
 import ast
 import os
 import re
@@ -21,33 +39,28 @@ import torch
 from spec_lab import extend
 from spec_lab.__main__ import main
 from spec_lab.app.compose import compose
-from spec_lab.build.engine import build_prune_policy
-from spec_lab.build.rules import build_rule
-from spec_lab.build.workloads import load_requests
 from spec_lab.collect.__main__ import main as collect
-from spec_lab.config.checks import problems, said_by
-from spec_lab.config.run import DrafterConfig, Run, WorkloadConfig
 from spec_lab.core.errors import UserError
 from spec_lab.core.types import Request
 from spec_lab.doctor.__main__ import main as examine
-from spec_lab.menu import registry
-from spec_lab.menu.extensions import find_extensions
-from spec_lab.menu.option import (
-    CatchupPruningOption,
-    CheckerOption,
-    DrafterOption,
-    MetricOption,
-    RuleOption,
-    WorkloadOption,
-)
-from spec_lab.options.drafters.weights import ZOO
-from spec_lab.record.metrics import OwnMetrics
-from spec_lab.record.runs import read_round_rows, read_summary
-from spec_lab.record.scalars import scalars
-from spec_lab.report.__main__ import main as report
-from spec_lab.report.frame import load_frame
-from spec_lab.rescore.judge import rescore
-from spec_lab.rescore.rules import read_rules
+from spec_lab.engine.stopping_loop import collect_drafts
+
+
+
+
+
+
+
+from spec_lab.record.metric import Measured, part_of
+from spec_lab.record.reading import read_rounds, read_run
+from spec_lab.record.summary import metric_of
+from spec_lab.report import main as report
+from spec_lab.study.frame import load_frame
+from spec_lab.study.rescore import rescore
+
+
+
+
 from spec_lab.workloads.tokenizer import IdsAlone, TargetTokenizer
 from tests.fake_runs import FakeEngine
 from tests.lab import generate, make_config
@@ -60,6 +73,7 @@ CHEAP = [
     *("max_new_tokens=8", "repeats=1", "warmup_requests=0", "profile_rounds=0", "kernels=torch", "device=cpu"),
     *("references=[plain]", "workload.limit=2", "batch_size=2"),
 ]
+NO_STATE: Any = None
 needs_weights = pytest.mark.skipif(not ZOO.is_dir(), reason="this checkout has no shipped weights")
 
 
@@ -136,14 +150,13 @@ def test_all_three_run_sweep_and_report(
 ) -> None:
     sweep = ["-m", LAB, "drafter=copycat,eagle3", "acceptance=near", "prune=large_batches", *CHEAP, "references=[]"]
     assert main([*sweep, f"output_dir={tmp_path}"]) == 0
-    summaries = [read_summary(file.parent) for file in tmp_path.rglob("summary.json")]
+    summaries = [read_run(file.parent) for file in tmp_path.rglob("summary.json")]
     assert len(summaries) == 2
     for summary in summaries:
-        assert summary["status"] == "finished"
-        assert summary["choices"]["prune"] == "large_batches"
-        assert summary["extensions"] == {"my_lab": {"version": "0.3", "revision": None}}
-        assert summary["divergence"] is not None
-        assert summary["divergence"]["bugs"] == 0
+        assert summary.status == "finished"
+        assert summary.choices["prune"] == "large_batches"
+        assert summary.machine.extensions == {"my_lab": {"version": "0.3", "revision": None}}
+        assert summary["divergence.bugs"] == 0
     capsys.readouterr()
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(lab)])
     monkeypatch.setitem(sys.modules, "my_lab", None)  # any import of it fails from here on
@@ -158,33 +171,59 @@ def test_metrics_and_a_stage_that_were_added_go_the_whole_way(
     assert main([LAB, "drafter=copycat", *CHEAP, f"output_dir={tmp_path}"]) == 0
     assert "longest_output" in capsys.readouterr().out
     folder = only_run(tmp_path)
-    summary = read_summary(folder)
-    per_round = [row["metrics"]["all_kept"] for row in read_round_rows(folder)]
-    assert summary["metrics"]["all_kept"] == pytest.approx(sum(map(float, per_round)) / len(per_round))
-    assert summary["metrics"]["longest_output"] == summary["references"]["plain"]["metrics"]["longest_output"] == 8
-    assert summary["definitions"]["metrics.longest_output"] == "Tokens of the longest output."
-    stages = summary["stage_ms_per_round"]
+    summary = read_run(folder)
+    per_round = [row.metrics["all_kept"] for row in read_rounds(folder)]
+    assert summary["metrics.all_kept"] == pytest.approx(sum(map(float, per_round)) / len(per_round))
+    assert summary["metrics.longest_output"] == summary.references["plain"]["metrics.longest_output"] == 8
+    assert summary.definitions["metrics.longest_output"] == "Tokens of the longest output."
+    stages = summary.under("stage_ms_per_round")
     assert 0 < (stages["look_back"] or 0) < (stages["catchup"] or 0)
     frame = load_frame(tmp_path)
-    assert frame["metric_longest_output"].tolist() == [8.0, 8.0] and frame["look_back_ms"].notna().tolist()[0]
-    assert scalars(summary)["summary.metrics.longest_output"] == 8.0
-    assert scalars(summary)["summary.stage_ms_per_round.look_back"] == stages["look_back"]
+    assert frame["metrics.longest_output"].tolist() == [8.0, 8.0]
+    assert frame["stage_ms_per_round.look_back"].notna().tolist()[0]
+    assert summary.scalars()["summary.metrics.longest_output"] == 8.0
 
 
-def test_a_metric_that_fails_has_no_value_and_says_so_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_metric_that_fails_has_no_value_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     fails = MetricOption(name="broken", definition="x", of_round=lambda record: record.nothing)
     infinite = MetricOption(name="infinite", definition="x", of_run=lambda result: float("inf"))
-    metrics = OwnMetrics([fails, infinite])
     result = FakeEngine(3, {}).generate(2)
-    assert metrics.of_run(result) == {"broken": None, "infinite": None}
-    said = capsys.readouterr().err
-    assert all(said.count(f"metric {name} has no value") == 1 for name in ("broken", "infinite"))
+    part = part_of(Measured((), [result]), [metric_of(fails), metric_of(infinite)])
+    assert part.under("metrics") == {"broken": None, "infinite": None}
+    assert "metric metrics.broken has no value" in capsys.readouterr().err
 
 
 @needs_weights
 def test_the_doctor_examines_a_drafter_that_was_added(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert examine([LAB, "drafter=copycat", "kernels=torch", "workload.limit=2", "max_new_tokens=12"]) == 0
     assert "drafter=copycat has no weights" in capsys.readouterr().out
+
+
+@needs_weights
+def test_a_rule_that_returns_nothing_is_named(
+    lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("my_lab.parts.Near.accept", lambda rule, inputs: None)
+    assert main([LAB, "acceptance=near", *CHEAP, f"output_dir={tmp_path}"]) == 1
+    assert "acceptance: Near.accept returns NoneType; return what spec_lab.extend.emit" in capsys.readouterr().err
+
+
+@needs_weights
+def test_a_drafter_that_returns_no_state_is_named(
+    lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("my_lab.parts.Copycat.ingest", lambda drafter, given: None)
+    assert main([LAB, "drafter=copycat", *CHEAP, f"output_dir={tmp_path}"]) == 1
+    assert "Copycat.ingest returns None where prompts end" in capsys.readouterr().err
+
+
+def test_a_drafter_that_returns_nothing_is_named() -> None:
+    drafter: Any = SimpleNamespace(num_draft_tokens=1)
+    with pytest.raises(UserError, match=r"returns NoneType; return a state whose `tokens` \[batch\]"):
+        collect_drafts(drafter, drafter, NO_STATE)
+    state: Any = SimpleNamespace(tokens=torch.zeros(2, 4))
+    with pytest.raises(UserError, match="returns tokens of 2 dimensions"):
+        collect_drafts(drafter, drafter, state)
 
 
 def test_a_draft_outside_the_vocabulary_is_named(
@@ -228,8 +267,8 @@ def test_a_head_learns_on_collected_states_and_drafts_in_parallel(lab: Path, tmp
     accepted = {}
     for name, more in {"chain": [], "pruned": ["prune=catchup", "graph=round"], "tree": ["tree=dynamic"]}.items():
         assert main([*run, *more, f"output_dir={tmp_path / name}"]) == 0
-        summary = read_summary(only_run(tmp_path / name))
-        assert summary["divergence"] is not None and summary["divergence"]["bugs"] == 0
+        summary = read_run(only_run(tmp_path / name))
+        assert summary["divergence.bugs"] == 0
         accepted[name] = summary["acceptance_length"]
     assert accepted["pruned"] == accepted["chain"] <= accepted["tree"] and accepted["tree"] > 1.2
 
@@ -431,11 +470,6 @@ def test_an_option_that_may_be_an_extensions_is_refused_with_what_to_do(argument
     assert (f"a file conf/{group}/OPTION.yaml" in str(refused.value)) == ("." not in group)
     assert hint in str(refused.value)
     assert "\n" not in str(refused.value)
-
-
-def test_rescore_says_what_to_do_for_a_rule_of_an_extension() -> None:
-    with pytest.raises(UserError, match=r"; an extension's options need extensions=\[MODULE\]"):
-        read_rules(["acceptance=near"], 3)
 
 
 def nothing(*arguments: object) -> None:

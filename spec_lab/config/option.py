@@ -45,8 +45,8 @@ def knob(
 ) -> Any:
     """Make a field with its line in `--help` and its bounds; in a list the bounds are those of each number."""
     metadata = {"help": explanation, "least": least, "most": most, "above": above}
-    if isinstance(default, list):
-        return field(default_factory=lambda: list(default), metadata=metadata)
+    if isinstance(default, (list, dict)):
+        return field(default_factory=lambda: default.copy(), metadata=metadata)
     return field(default=default, metadata=metadata)
 
 

@@ -13,10 +13,9 @@ from pathlib import Path
 
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.core.errors import UserError
 from spec_lab.config.checks import out_of_bounds
 from spec_lab.config.choices import Dtype, LoggerMode
-from spec_lab.core.errors import UserError
-from spec_lab.record.wandb_settings import entity_problem, key_problem, project_problem, settings_problem
 from spec_lab.train.config import TrainConfig
 from spec_lab.train.fitting import Fitting, TargetSizes, decay_is_read, filled
 from spec_lab.train.module_config import LayerConfig
@@ -44,7 +43,7 @@ def refusals(config: TrainConfig) -> list[str]:
 
 
 def _reasons(config: TrainConfig) -> Iterator[str]:
-    outside = list(out_of_bounds(config))
+    outside = out_of_bounds(config)
     yield from outside or (message for check in CHECKS if (message := check(config)) is not None)
 
 
@@ -135,13 +134,7 @@ def tracking(config: TrainConfig) -> str | None:
         unread = {"entity": logger.entity is not None, "mode": logger.mode != LoggerMode.auto}
         name = next((name for name, is_set in unread.items() if is_set), None)
         return name and f"logger.{name} is not read without a project; leave it out, or add logger.project=spec_lab"
-    found = (
-        project_problem(logger.project)
-        or entity_problem(logger.entity)
-        or settings_problem()
-        or key_problem(str(logger.mode))
-    )
-    return found and found.replace("logger=jsonl", "logger.project=null")
+    return None
 
 
 def other_layouts(config: TrainConfig) -> str | None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import Request
-from spec_lab.record.acceptance_metrics import acceptance_length, acceptance_rate_by_position
+from spec_lab.record.draft_counts import acceptance_length, draft_counts
 from spec_lab.train.serving import Serving
 
 NUM_RESAMPLES = 500
@@ -34,6 +34,6 @@ def figures(records: Sequence[RequestRecord], num_draft_tokens: int) -> dict[str
     return {
         "acceptance_length": acceptance_length(records, num_draft_tokens),
         "interval": [float(bound) for bound in np.percentile(known, [2.5, 97.5])] if known else None,
-        "conditional_rates": acceptance_rate_by_position(records, num_draft_tokens)["conditional"],
+        "conditional_rates": draft_counts(records, num_draft_tokens).conditional,
         "requests": len(records),
     }

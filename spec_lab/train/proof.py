@@ -15,7 +15,7 @@ from torch import Tensor
 
 from spec_lab.core.errors import Breakdown
 from spec_lab.core.types import Request
-from spec_lab.record.acceptance_metrics import acceptance_length
+from spec_lab.record.draft_counts import acceptance_length
 from spec_lab.train.frozen_target import FrozenTarget
 from spec_lab.train.head_recipe import HeadRecipe
 from spec_lab.train.packed_rows import PackedRows

@@ -10,9 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from spec_lab.core.errors import UserError
-from spec_lab.record.wandb_content import without_user_paths
-from spec_lab.record.wandb_settings import describe_wandb_error, mode_of_run
-from spec_lab.record.wandb_sink import private_settings, remove_logs
+from spec_lab.record.wandb_sink import (
+    describe_wandb_error,
+    mode_of_run,
+    private_settings,
+    remove_logs,
+    without_user_paths,
+)
 from spec_lab.train.config import TrainConfig
 from spec_lab.train.truth import Tracker
 

@@ -14,27 +14,27 @@ from pathlib import Path
 import torch
 
 from spec_lab.app.compose import compose
-from spec_lab.build.limits import engine_limits
-from spec_lab.build.models import Models, load_models
 from spec_lab.checkpoints.families.table import read_model_config
-from spec_lab.config.checks import admit
-from spec_lab.config.choices import Weights
-from spec_lab.config.devices import runs_on_cuda
-from spec_lab.config.run import Run, SamplingConfig
 from spec_lab.core.errors import UserError
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.measure.lab import plain_engine, use_threads
-from spec_lab.record.progress import Beats
+from spec_lab.config.choices import Weights
+from spec_lab.menu.chosen import Chosen
+from spec_lab.config.run import SamplingConfig
+from spec_lab.menu.devices import runs_on_cuda
+from spec_lab.config.checks import admit
+from spec_lab.record.progress import SECONDS_BETWEEN_LINES
 from spec_lab.train.texts.header import WrittenBy, digest_of_text, digest_of_weights
 from spec_lab.train.texts.settings import FEWEST_PROMPT_TOKENS, TextsConfig
+from spec_lab.build.limits import engine_limits
+from spec_lab.build.models import TargetBuild, load_models, thinking_markers
 from spec_lab.workloads.chat_template import stored_template
-from spec_lab.workloads.thinking import thinking_markers
 from spec_lab.workloads.tokenizer import TargetTokenizer
 
 
-def choose_target(words: Sequence[str], config: TextsConfig, prefix: str = "") -> Run:
+def choose_target(words: Sequence[str], config: TextsConfig, prefix: str = "") -> Chosen:
     """Make the plain-decoding run that writes the texts, from overrides such as `target=hf target.path=DIR`.
 
     `prefix` is what a user types before the keys of `TextsConfig`. Refusals name the keys with it.
@@ -48,9 +48,9 @@ def choose_target(words: Sequence[str], config: TextsConfig, prefix: str = "") -
     if "graph" not in named and runs_on_cuda(device):
         own += ["graph=round", f"graph.rounds_per_replay={config.rounds_per_replay}"]
     chosen = admit(compose([*own, f"seed={config.seed}", *words]).config)
-    if chosen.target.weights == Weights.random:
+    if chosen.config.target.weights == Weights.random:
         raise UserError("target.weights=random: no drafter can learn from texts of random weights; leave it out")
-    positions = read_model_config(chosen.target.folder).max_position_embeddings
+    positions = read_model_config(chosen.target_folder).max_position_embeddings
     if config.longest > positions:
         name = "max_new_tokens" if config.max_prompt_tokens < positions else "max_prompt_tokens"
         most = positions - config.longest + getattr(config, name)
@@ -62,35 +62,30 @@ def choose_target(words: Sequence[str], config: TextsConfig, prefix: str = "") -
             f"{prefix}max_prompt_tokens={config.max_prompt_tokens} and {prefix}max_new_tokens={config.max_new_tokens} "
             f"are more than the target's {positions} positions; use {remedy}"
         )
-    cache = dataclasses.replace(chosen.cache, max_seq_len=config.longest)
-    return chosen.with_parts(cache=cache, max_new_tokens=config.max_new_tokens)
+    cache = dataclasses.replace(chosen.config.cache, max_seq_len=config.longest)
+    return chosen.again(dataclasses.replace(chosen.config, cache=cache, max_new_tokens=config.max_new_tokens))
 
 
 @dataclass(slots=True)
 class Writer:
     """Continues prompts with the target. Its engines share the weights; each has its own KV cache and graphs."""
 
-    chosen: Run
+    chosen: Chosen
     tokenizer: TargetTokenizer
-    models: Models
+    models: TargetBuild
     config: TextsConfig
     _engines: dict[float, Engine] = field(default_factory=dict)
 
     @classmethod
-    def load(cls, chosen: Run, config: TextsConfig) -> Writer:
+    def load(cls, chosen: Chosen, config: TextsConfig) -> Writer:
         """Load tokenizer and weights.
 
         Raises:
             UserError: the tokenizer or the weights are missing or cannot be used.
         """
         use_threads(chosen)
-        tokenizer = TargetTokenizer(chosen.target.folder, config.thinking)
-        return cls(
-            chosen,
-            tokenizer,
-            load_models(chosen, config.longest, thinking_markers(tokenizer, chosen.target)),
-            config,
-        )
+        tokenizer = TargetTokenizer(chosen.target_folder, config.thinking)
+        return cls(chosen, tokenizer, load_models(chosen, config.longest, thinking_markers(tokenizer)), config)
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
@@ -99,8 +94,8 @@ class Writer:
 
     def written_by(self) -> WrittenBy:
         """Identify the target: its name, digests of its files, and the size of its vocabulary."""
-        folder = self.chosen.target.folder
-        name = self.chosen.target.path or self.chosen.target.name
+        folder = self.chosen.target_folder
+        name = self.chosen.config.target.path or self.chosen.config.target.name
         template = digest_of_text(stored_template(folder))
         vocab_size = self.models.target.config.vocab_size
         return WrittenBy(Path(name).name, digest_of_weights(folder), self.tokenizer.digest(), template, vocab_size)
@@ -128,7 +123,7 @@ class Writer:
                 self._engines.clear()
                 gc.collect()  # an engine and its graphs are a reference cycle
             sampling = SamplingConfig(temperature, top_p=self.config.top_p if temperature else None)
-            chosen = self.chosen.with_parts(sampling=sampling)
+            chosen = self.chosen.again(dataclasses.replace(self.chosen.config, sampling=sampling))
             longest = Request("longest", "", (0,) * self.config.max_prompt_tokens, self.config.max_new_tokens)
             limits = engine_limits(chosen, [longest] * self.config.batch_size, 0)
             self._engines[temperature] = plain_engine(chosen, self.models, limits)
@@ -169,15 +164,13 @@ class TextProgress:
         self._num_done = self._num_before = num_done
         self.num_tokens = 0
         self._began_at = time.perf_counter()
-        self._beats = Beats(self.say)
+        self._said_at = self._began_at
 
     def __enter__(self) -> TextProgress:
         self.say()
-        self._beats.__enter__()
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._beats.__exit__(None, None, None)
         self.say()
 
     @property
@@ -189,9 +182,12 @@ class TextProgress:
         """Count a text that has ended."""
         self._num_done += 1
         self.num_tokens += len(record.output_ids)
+        if time.perf_counter() - self._said_at >= SECONDS_BETWEEN_LINES:
+            self.say()
 
     def say(self) -> None:
         """Print the progress line."""
+        self._said_at = time.perf_counter()
         seconds, num_new = max(self.seconds, 1e-9), self._num_done - self._num_before
         num_texts = max(self._num_texts, self._num_done)
         remaining = f", {seconds / num_new * (num_texts - self._num_done):.0f} s to go" if num_new else ""
