@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from spec_lab.config.run import Run
-
 import json
 from pathlib import Path
 from typing import Any
 
-
-
-from spec_lab.record.models import Run
+from spec_lab.config.run import Run
+from spec_lab.record import models
 from spec_lab.record.names import REQUESTS_FILE, SUMMARY_FILE
 from spec_lab.record.reading import read_run
 from spec_lab.record.recorder import amend
@@ -25,7 +22,7 @@ class FakeRunner:
         self.begins = True
         self.errors: dict[int, BaseException] = {}
 
-    def record_run(self, chosen: Run, choices: dict[str, str], folder: Path) -> Run:
+    def record_run(self, chosen: Run, choices: dict[str, str], folder: Path) -> models.Run:
         config = chosen
         self.calls.append((config, choices, folder))
         if self.begins:

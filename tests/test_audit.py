@@ -15,7 +15,6 @@ from spec_lab.core.types import FinishReason
 from spec_lab.engine.teacher import GreedyChoice
 from spec_lab.measure.audit import audit, near_tie_tolerance, noise_tolerance
 from spec_lab.measure.lab import MAIN, Lab, load_lab
-
 from spec_lab.record.models import Divergence
 from tests.tiny_checkpoints import rewrite_tensors
 from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts
@@ -179,7 +178,7 @@ def test_what_parts_beyond_the_rounding_of_its_logit_is_judged_by_the_noise_of_t
     wrong = [tampered(record, 0, (record.output_ids[0] + 1) % NUM_LOGITS) for record in records]
     asked: list[int] = []
 
-    def prompt_ids: list[int], output_ids: list[int] -> GreedyChoice:
+    def choose(prompt_ids: list[int], output_ids: list[int]) -> GreedyChoice:
         own = {record.output_ids[0]: right.output_ids[0] for record, right in zip(wrong, records, strict=True)}
         num = len(output_ids)
         return GreedyChoice([own[output_ids[0]], *output_ids[1:]], [10.0] * num, [0.5] * num, [0.5] * num)

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from spec_lab.config.choices import Unusable
-from spec_lab.config.run import WorkloadConfig
-from spec_lab.options.acceptance.relaxed_thinking import RelaxedThinking
-from tests.lab import part
-
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,17 +11,16 @@ from typing import Any
 import pytest
 
 from spec_lab.__main__ import main
+from spec_lab.config.choices import Unusable
 from spec_lab.core.types import Request
 from spec_lab.measure.runner import record_run
-
-
-
-
+from spec_lab.options.acceptance.relaxed_thinking import RelaxedThinking
 from spec_lab.record.reading import find_runs, read_requests
 from spec_lab.workloads.conversations import before_end, longest_conversation, with_later_turns
 from spec_lab.workloads.tokenizer import TargetTokenizer
 from spec_lab.workloads.unusable import UnusablePrompt
 from tests.fake_runs import CHOICES
+from tests.lab import part
 from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts
 
 SHARED = Path(__file__).parents[2] / "shared"

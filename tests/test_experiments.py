@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from spec_lab.config.run import Run
-from spec_lab.config.checks import problems
-
 import itertools
 import sys
 from pathlib import Path
@@ -15,8 +12,8 @@ import yaml
 
 from spec_lab.__main__ import main
 from spec_lab.app.compose import compose, conf_folder
-
-
+from spec_lab.config.checks import problems
+from spec_lab.config.run import Run
 from spec_lab.record.reading import find_runs
 from spec_lab.study.figures import svg
 from spec_lab.study.studies import studies_in, study_figures, study_tables

@@ -2,24 +2,6 @@
 
 from __future__ import annotations
 
-from spec_lab.menu import registry
-from spec_lab.config.run import DrafterConfig
-from spec_lab.config.run import Run
-from spec_lab.config.run import WorkloadConfig
-from spec_lab.menu.extensions import find_extensions
-from spec_lab.menu.option import CatchupPruningOption
-from spec_lab.menu.option import CheckerOption
-from spec_lab.menu.option import DrafterOption
-from spec_lab.menu.option import MetricOption
-from spec_lab.menu.option import RuleOption
-from spec_lab.menu.option import WorkloadOption
-from spec_lab.config.checks import said_by
-from spec_lab.config.checks import problems
-from spec_lab.options.drafters.weights import ZOO
-from spec_lab.build.engine import build_prune_policy
-from spec_lab.build.rules import build_rule
-from spec_lab.build.workloads import load_requests
-
 import ast
 import os
 import re
@@ -39,28 +21,33 @@ import torch
 from spec_lab import extend
 from spec_lab.__main__ import main
 from spec_lab.app.compose import compose
+from spec_lab.build.engine import build_prune_policy
+from spec_lab.build.rules import build_rule
+from spec_lab.build.workloads import load_requests
 from spec_lab.collect.__main__ import main as collect
+from spec_lab.config.checks import problems, said_by
+from spec_lab.config.run import DrafterConfig, Run, WorkloadConfig
 from spec_lab.core.errors import UserError
 from spec_lab.core.types import Request
 from spec_lab.doctor.__main__ import main as examine
 from spec_lab.engine.stopping_loop import collect_drafts
-
-
-
-
-
-
-
+from spec_lab.menu import registry
+from spec_lab.menu.extensions import find_extensions
+from spec_lab.menu.option import (
+    CatchupPruningOption,
+    CheckerOption,
+    DrafterOption,
+    MetricOption,
+    RuleOption,
+    WorkloadOption,
+)
+from spec_lab.options.drafters.weights import ZOO
 from spec_lab.record.metric import Measured, part_of
 from spec_lab.record.reading import read_rounds, read_run
 from spec_lab.record.summary import metric_of
 from spec_lab.report import main as report
 from spec_lab.study.frame import load_frame
 from spec_lab.study.rescore import rescore
-
-
-
-
 from spec_lab.workloads.tokenizer import IdsAlone, TargetTokenizer
 from tests.fake_runs import FakeEngine
 from tests.lab import generate, make_config

@@ -2,14 +2,6 @@
 
 from __future__ import annotations
 
-from spec_lab.config.run import GraphConfig
-from spec_lab.config.run import Run
-from spec_lab.options.graphs import FullLoop
-from spec_lab.options.graphs import RoundGraph
-from spec_lab.options.graphs import SplitSeed
-from spec_lab.options.graphs import StepReplay
-from tests.lab import part
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from spec_lab.config.run import GraphConfig, Run
 from spec_lab.core.results import RoundRecord
 from spec_lab.core.types import Verification
 from spec_lab.engine import timing
@@ -31,12 +24,7 @@ from spec_lab.measure import runner
 from spec_lab.measure.launch_counts import CountedRounds, count_trace
 from spec_lab.measure.profiling import profile_rounds
 from spec_lab.measure.watched_rounds import watch_rounds
-
-
-
-
-
-
+from spec_lab.options.graphs import FullLoop, RoundGraph, SplitSeed, StepReplay
 from spec_lab.record.reading import read_run
 from spec_lab.record.trace import STAGE_PREFIX, TraceEvent, outermost
 from tests.fake_runs import CHOICES
@@ -412,9 +400,7 @@ def test_a_run_of_several_rounds_a_replay_records_them(configure: Run, tmp_path:
     assert summary["replays_per_round"] == pytest.approx(1 / 4)
 
 
-def test_rounds_that_run_eagerly_fail_the_run(
-    configure: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rounds_that_run_eagerly_fail_the_run(configure: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(mode: CapturedMode, decode_round: DecodeRound, slots: list[int], max_kv_len: int) -> Verification:
         return decode_round.run(decode_round.load(decode_round.parts.slots.ids(slots, len(slots)), max_kv_len))
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from spec_lab.options.graphs import RoundGraph
-from spec_lab.menu.option import CatchupPruningOption
-
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-
+from spec_lab.options.graphs import RoundGraph
 from tests.lab import make_config, make_engine, make_pair, random_requests
 
 BY_LENGTH = """

@@ -2,14 +2,6 @@
 
 from __future__ import annotations
 
-from spec_lab.config.run import AcceptanceConfig
-from spec_lab.options.acceptance.lossy import Fly
-from spec_lab.options.acceptance.rejection import Rejection
-from spec_lab.options.acceptance.relaxed_thinking import RelaxedThinking
-from spec_lab.options.acceptance.strict import Strict
-from spec_lab.build.lab import RuleFacts
-from spec_lab.build.rules import build_deterministic_rule
-
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +14,9 @@ from spec_lab.acceptance.lossy import LossyAcceptance, Window
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.acceptance.phase import ThinkingMarkers
 from spec_lab.acceptance.token_laws import OverlapLaw, exact
+from spec_lab.build.lab import RuleFacts
+from spec_lab.build.rules import build_deterministic_rule
+from spec_lab.config.run import AcceptanceConfig
 from spec_lab.core.errors import UserError
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
@@ -29,16 +24,14 @@ from spec_lab.drafters.random import RandomDrafter
 from spec_lab.engine.engine import Engine
 from spec_lab.measure import trajectory
 from spec_lab.measure.trajectory import fitting, likeliest, record_verify_rows
-
-
-
-
-
+from spec_lab.options.acceptance.lossy import Fly
+from spec_lab.options.acceptance.rejection import Rejection
+from spec_lab.options.acceptance.relaxed_thinking import RelaxedThinking
+from spec_lab.options.acceptance.strict import Strict
 from spec_lab.record.reading import find_runs
 from spec_lab.record.recorder import request_row, write_run
 from spec_lab.record.verify_rows import load_verify_rows, num_bytes_per_round, save_verify_rows
 from spec_lab.study.rescore import rescore, rescore_table, rules_in
-
 from tests.fake_runs import make_begun
 from tests.fake_target import FakeTarget, PaddedGraph, make_fake_engine
 

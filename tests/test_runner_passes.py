@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from spec_lab.config.run import Run
-from spec_lab.config.run import SamplingConfig
-from spec_lab.options.acceptance.rejection import Rejection
-
 import gzip
 import json
 from collections import Counter
@@ -15,16 +11,15 @@ from typing import Any
 
 import pytest
 
+from spec_lab.config.run import Run, SamplingConfig
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.measure import runner
 from spec_lab.measure.lab import MAIN, Lab, load_lab
 from spec_lab.measure.world import World
-
-
-
-from spec_lab.record.models import Run
+from spec_lab.options.acceptance.rejection import Rejection
+from spec_lab.record import models
 from spec_lab.record.reading import read_requests
 from spec_lab.record.trace import STAGE_PREFIX, TRACE_FILE
 from tests.fake_runs import CHOICES
@@ -34,7 +29,7 @@ PROMPTS = [
     {"id": f"r{index}", "prompt": "round-trip"[: 2 + index] * (1 + 2 * index), "form": "continue"} for index in range(4)
 ]
 IDS = [prompt["id"] for prompt in PROMPTS]
-Execute = Callable[..., Run]
+Execute = Callable[..., models.Run]
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +82,7 @@ def num_stages(folder: Path) -> Counter[str]:
     return Counter(name.removeprefix(STAGE_PREFIX) for name in names if name.startswith(STAGE_PREFIX))
 
 
-def attention_calls(summary: Run) -> float:
+def attention_calls(summary: models.Run) -> float:
     """How many attention calls a profiled round has: one a layer of the target, and one a draft step."""
     [calls] = [k.calls_per_round for k in summary.kernels if k.name == "aten::scaled_dot_product_attention"]
     return calls

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from spec_lab.menu import registry
-from spec_lab.menu.option import CatchupPruningOption
-from spec_lab.menu.option import PromptPruningOption
-
 from typing import Any
 
 import pytest
@@ -17,8 +13,8 @@ from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.core.rows import rows_at
 from spec_lab.core.selection import AfterAttention, AllRows, BeforeAttention, NoRows
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide
-
-
+from spec_lab.menu import registry
+from spec_lab.menu.option import CatchupPruningOption, PromptPruningOption
 from tests.graph_lab import DEVICES
 
 NO_FEATURES, TAPS, FINAL = FeatureSpec(), FeatureSpec(layer_inputs=(2, 4)), FeatureSpec(final_hidden=NormSide.POST_NORM)

@@ -2,16 +2,6 @@
 
 from __future__ import annotations
 
-from spec_lab.config.run import GraphConfig
-from spec_lab.options.graphs import FullLoop
-from spec_lab.options.graphs import RoundGraph
-from spec_lab.options.graphs import SplitSeed
-from spec_lab.options.graphs import StepReplay
-from spec_lab.options.drafters.weights import ZOO
-from spec_lab.build.engine import build_engine
-from spec_lab.build.limits import engine_limits
-from spec_lab.build.models import load_models
-
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -19,20 +9,15 @@ from typing import Any
 import pytest
 
 from spec_lab.app.compose import compose
+from spec_lab.build.engine import build_engine
+from spec_lab.build.limits import engine_limits
+from spec_lab.build.models import load_models
+from spec_lab.config.run import GraphConfig
 from spec_lab.core.results import GenerationResult
 from spec_lab.measure.lab import MAIN, load_lab
-
-
-
-
-
-
-
+from spec_lab.options.drafters.weights import ZOO
+from spec_lab.options.graphs import FullLoop, RoundGraph, SplitSeed, StepReplay
 from spec_lab.record.draft_counts import acceptance_length
-
-
-
-
 from tests.lab import make_config, make_engine, make_pair, random_requests
 from tests.tiny_checkpoints import refused
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from tests.lab import part
-
 import json
 import os
 import socket

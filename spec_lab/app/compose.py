@@ -24,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from spec_lab.app.folder import register_resolvers
 from spec_lab.app.labels import label
+from spec_lab.app.lines import LINE, by_size, store_lines
 from spec_lab.config.extensions import conf_folder as conf_of
 from spec_lab.config.extensions import load_options
 from spec_lab.config.help import keys
@@ -31,7 +32,6 @@ from spec_lab.config.nearest import hint, nearest
 from spec_lab.config.offers import with_k
 from spec_lab.config.option import schemas
 from spec_lab.config.run import GROUPS, Run
-from spec_lab.app.lines import LINE, by_size, store_lines
 from spec_lab.core.errors import UserError
 
 VERSION_BASE = "1.3"

@@ -42,7 +42,7 @@ class Request:
         stop_token_ids: tokens that end it, besides the target's ends of sequence.
         stops: texts that end it; None if there are none.
         turn: which turn of its conversation it is, from 1.
-        arrives_at: seconds after the start of a pass at which it arrives; None for one that arrives when it gets a slot.
+        arrives_at: seconds after the start of a pass at which it arrives; None if it arrives when it gets a slot.
     """
 
     request_id: str

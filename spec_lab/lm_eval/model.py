@@ -104,8 +104,9 @@ class SpecLabModel(LM):  # type: ignore[misc]  # mypy does not follow the harnes
         drafts = self._run.drafter.num_draft_tokens
         length = acceptance_length(self.records, drafts) if drafts else None
         rate = decode_rate(self.rounds)
+        num_tokens = sum(len(record.output_ids) for record in self.records)
         return (
-            f"spec_lab: {len(self.records)} answers, {sum(len(record.output_ids) for record in self.records):,} tokens, acceptance length "
+            f"spec_lab: {len(self.records)} answers, {num_tokens:,} tokens, acceptance length "
             f"{number(length)}, {number(rate, 1)} tokens a second while decoding"
         )
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families.table import read_model_config
-from spec_lab.core.errors import UserError
 from spec_lab.config.checks import out_of_bounds
 from spec_lab.config.choices import Dtype, LoggerMode
+from spec_lab.core.errors import UserError
 from spec_lab.train.config import TrainConfig
 from spec_lab.train.fitting import Fitting, TargetSizes, decay_is_read, filled
 from spec_lab.train.module_config import LayerConfig

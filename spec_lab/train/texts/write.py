@@ -14,22 +14,22 @@ from pathlib import Path
 import torch
 
 from spec_lab.app.compose import compose
+from spec_lab.build.limits import engine_limits
+from spec_lab.build.models import TargetBuild, load_models, thinking_markers
 from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.config.checks import admit
+from spec_lab.config.choices import Weights
+from spec_lab.config.run import SamplingConfig
 from spec_lab.core.errors import UserError
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.measure.lab import plain_engine, use_threads
-from spec_lab.config.choices import Weights
 from spec_lab.menu.chosen import Chosen
-from spec_lab.config.run import SamplingConfig
 from spec_lab.menu.devices import runs_on_cuda
-from spec_lab.config.checks import admit
 from spec_lab.record.progress import SECONDS_BETWEEN_LINES
 from spec_lab.train.texts.header import WrittenBy, digest_of_text, digest_of_weights
 from spec_lab.train.texts.settings import FEWEST_PROMPT_TOKENS, TextsConfig
-from spec_lab.build.limits import engine_limits
-from spec_lab.build.models import TargetBuild, load_models, thinking_markers
 from spec_lab.workloads.chat_template import stored_template
 from spec_lab.workloads.tokenizer import TargetTokenizer
 
