@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from spec_lab.acceptance.phase import thinking_mask
+from spec_lab.checkpoints.digest import target_digest
 from spec_lab.checkpoints.gguf import quantizations
 from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.core.errors import is_interruption
@@ -95,7 +96,7 @@ def _measure(lab: Lab, info: RunInfo, recorder: Recorder, memory: MemoryWatch, m
                 checked = {name: check_answers(lab, name, results[0].requests) for name, results in passes.items()}
                 thinking = {name: _count_thinking(lab, results[0].requests) for name, results in passes.items()}
                 records = passes[MAIN][0].requests
-                for record in progress.counted("checking the outputs", records):
+                for record in progress.counted("checking the outputs", records if config.record.audit else []):
                     lab.teacher.require_finite([*record.prompt_ids, *record.output_ids[:-1]])
                 divergences = _audit(lab, passes, progress)
                 finished.clear()
@@ -208,8 +209,9 @@ def _count_thinking(lab: Lab, records: Iterable[RequestRecord]) -> dict[str, int
 
 
 def _audit(lab: Lab, passes: Mapping[str, list[GenerationResult]], progress: Progress) -> list[Divergence] | None:
-    """Compare the outputs with plain decoding's; None with sampling, where they need not be equal."""
-    if lab.config.sampling.temperature > 0:
+    """Compare the outputs with plain decoding's; None with sampling, where they need not be equal, and without
+    record.audit."""
+    if lab.config.sampling.temperature > 0 or not lab.config.record.audit:
         return None
     plain = _outputs(passes["plain"][0].requests) if "plain" in passes else None
     lossless = lab.engines[MAIN].parts.rule.traits.lossless
@@ -296,6 +298,7 @@ def _provenance(lab: Lab) -> Provenance:
         weight_dtype=dtype if narrow == WeightDtype.auto else str(narrow),
         stored_types=quantizations(path) if is_gguf(path) and not is_random else None,
         template=NO_TEMPLATE if is_random else template_digest(path),
+        target_digest=None if is_random else target_digest(path),
         thinking_markers=lab.models.markers is not None,
     )
 

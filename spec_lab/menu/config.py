@@ -204,16 +204,18 @@ class RecordConfig:
         "likeliest tokens of each verify row to keep for re-scoring, such as 16; decodes once more for it; 0 is none",
         least=0,
     )
+    audit: bool = knob(True, "check the outputs by the target's own forward; false for a run that only writes texts")
 
 
 @dataclass
 class WorkloadConfig:
-    """workload=pocket (shipped prompts), jsonl, spec_bench, reasoning_gym, fixed_length, random_ids."""
+    """workload=pocket (shipped prompts), jsonl, spec_bench, reasoning_gym, user_turns, outputs, fixed_length,
+    random_ids."""
 
     name: str = MISSING
     limit: int | None = knob(None, "number of prompts, taken from the categories in turn; null is all of them", least=1)
     categories: list[str] | None = knob(None, "categories to take prompts from; null is all of them")
-    path: str | None = knob(None, "JSON Lines file with the prompts; workload=jsonl and spec_bench only")
+    path: str | None = knob(None, "JSON Lines file with the prompts (jsonl, spec_bench), or folder of a run (outputs)")
     prompt_tokens: int | None = knob(
         None, "tokens of each prompt; workload=fixed_length and random_ids only", most=10**7, least=1
     )
@@ -231,7 +233,7 @@ class WorkloadConfig:
         Unusable.refuse, "what happens if a line of the file is broken, or a prompt is too long for the target"
     )
     num_requests: int | None = knob(
-        None, "number of requests; workload=fixed_length and random_ids only", most=10**6, least=1
+        None, "number of requests; workload=user_turns, fixed_length and random_ids only", most=10**6, least=1
     )
     checker: str = knob("answer", "how the answer is read from an output; a prompt of a file may name its own")
     ignore_eos: bool = knob(False, "continue after the end-of-sequence token, up to max_new_tokens")

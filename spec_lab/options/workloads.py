@@ -26,6 +26,14 @@ def file_exists(config: RunConfig) -> str | None:
     return f"workload.path={path} is not a file; give the path of a JSON Lines file"
 
 
+def is_a_run(config: RunConfig) -> str | None:
+    """The path is the folder of a run."""
+    path = config.workload.path
+    if path is None or (Path(path) / "requests.jsonl").is_file():
+        return None
+    return f"workload.path={path} is not the folder of a run; give one that has a requests.jsonl"
+
+
 def has_those_categories(config: RunConfig) -> str | None:
     """The categories are among those of the shipped prompts."""
     known = {file.stem for file in PROMPTS_FOLDER.glob("*.jsonl")}
@@ -79,6 +87,20 @@ def reasoning_gym(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
     return reasoning_gym_requests(config, tokenizer)
 
 
+def user_turns(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
+    """Return the requests of workload=user_turns."""
+    from spec_lab.workloads.own_turns import user_turn_requests
+
+    return user_turn_requests(config, tokenizer)
+
+
+def outputs(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
+    """Return the requests of workload=outputs."""
+    from spec_lab.workloads.load import output_requests
+
+    return output_requests(config, tokenizer)
+
+
 def fixed_length(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
     """Return the requests of workload=fixed_length."""
     from spec_lab.workloads.load import fixed_length_requests
@@ -103,6 +125,14 @@ ROWS = (
         reads={"per_category": "20", "tasks": "[chain_sum]"},
         refusals=(asks_one_turn,),
     ),
+    WorkloadOption(
+        name="user_turns",
+        load=user_turns,
+        reads={"num_requests": "100"},
+        has_categories=False,
+        refusals=(asks_one_turn, tells_nothing),
+    ),
+    WorkloadOption(name="outputs", load=outputs, reads={"path": "FOLDER"}, refusals=(asks_one_turn, is_a_run)),
     WorkloadOption(
         name="fixed_length",
         load=fixed_length,

@@ -183,6 +183,7 @@ DEFINITIONS: dict[str, str] = {
         "Types that the file's weights have, the one with the most numbers first, where it is GGUF; `dtype` is what "
         "they are widened or rounded to."
     ),
+    "target_digest": "Twelve digits of the target's configuration and weights; none where weights are random.",
     "template": "Twelve digits of the chat template that wrote the prompts (SHA-256); none where there is no template.",
     "thinking_markers": "Whether the target's tokenizer has the tokens that thinking stands between.",
     "memory": (

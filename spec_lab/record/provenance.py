@@ -48,6 +48,7 @@ class Provenance:
     weight_dtype: str | None = None
     stored_types: list[str] | None = None
     template: str | None = None
+    target_digest: str | None = None
     thinking_markers: bool | None = None
 
 
@@ -60,6 +61,7 @@ def collect_provenance(
     weight_dtype: str | None = None,
     stored_types: list[str] | None = None,
     template: str | None = None,
+    target_digest: str | None = None,
     thinking_markers: bool | None = None,
 ) -> Provenance:
     """Collect the provenance from this process and machine, without network.
@@ -71,6 +73,7 @@ def collect_provenance(
         weight_dtype: type in which weights of the products in the target's layers are stored.
         stored_types: the types in a GGUF file; None for other files.
         template: digest of the chat template, twelve digits; `none` if there is none.
+        target_digest: digest of the target's files, twelve digits.
         thinking_markers: whether the tokenizer has tokens that begin and end thinking.
     """
     return Provenance(
@@ -86,6 +89,7 @@ def collect_provenance(
         weight_dtype=weight_dtype,
         stored_types=stored_types,
         template=template,
+        target_digest=target_digest,
         thinking_markers=thinking_markers,
     )
 

@@ -321,6 +321,7 @@ class Origin(TypedDict):
     weight_dtype: NotRequired[str | None]
     stored_types: NotRequired[list[str] | None]
     template: NotRequired[str | None]
+    target_digest: NotRequired[str | None]
     thinking_markers: NotRequired[bool | None]
 
 

@@ -151,6 +151,7 @@ def _origin(info: RunInfo) -> Origin:
         weight_dtype=provenance.weight_dtype,
         stored_types=provenance.stored_types,
         template=provenance.template,
+        target_digest=provenance.target_digest,
         thinking_markers=provenance.thinking_markers,
     )
 

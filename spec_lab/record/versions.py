@@ -44,6 +44,7 @@ def upgraded_summary(summary: Summary) -> Summary:
     summary.setdefault("weight_dtype", None)
     summary.setdefault("stored_types", None)
     summary.setdefault("template", None)
+    summary.setdefault("target_digest", None)
     summary.setdefault("thinking_markers", None)
     summary.setdefault("memory", None)
     return summary

@@ -6,10 +6,12 @@ import random
 from collections import defaultdict
 from collections.abc import Iterable
 from itertools import chain, islice, zip_longest
+from pathlib import Path
 
 from spec_lab.core.errors import UserError
 from spec_lab.core.types import Request
 from spec_lab.menu.config import RunConfig, WorkloadConfig
+from spec_lab.workloads.own_turns import outputs_of
 from spec_lab.workloads.prompt_files import Prompt, read_jsonl, read_spec_bench, shipped_prompts
 from spec_lab.workloads.reasoning_gym import made_prompts
 from spec_lab.workloads.tokenizer import Tokenizer
@@ -83,6 +85,13 @@ def select_prompts(prompts: list[Prompt], categories: list[str] | None, limit: i
     chosen = [by_category[name] for name in (categories or sorted(by_category))]
     in_turn = [prompt for prompt in chain.from_iterable(zip_longest(*chosen)) if prompt is not None]
     return in_turn[:limit]
+
+
+def output_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
+    """Return the outputs of another run as prompts (`outputs_of`)."""
+    if config.workload.path is None:
+        raise UserError("workload=outputs asks what another run answered: set workload.path=FOLDER of the run")
+    return _in_turn(outputs_of(Path(config.workload.path), tokenizer), config, tokenizer)
 
 
 def fixed_length_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
