@@ -7,20 +7,17 @@ the folder of the head.
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import hydra
 from hydra.core.config_store import ConfigStore
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from spec_lab.core.errors import Breakdown, UserError
-from spec_lab.train.config import Target, TrainConfig
+from spec_lab.train.config import TrainConfig
 from spec_lab.train.heads import HEADS
+from spec_lab.train.job import train_head
+from spec_lab.train.program import ended, store_targets
 
-TARGETS = ("hf", "pocket", "pocket_gemma", "smollm2_135m")
-"""The targets of a run whose weights can be here and that heads are trained for."""
 SETTINGS: dict[str, Any] = {
     "defaults": ["/schema/train", {"target": "pocket"}, {"drafter": "eagle3"}, "_self_"],
     "hydra": {
@@ -33,32 +30,19 @@ SETTINGS: dict[str, Any] = {
 
 def store() -> None:
     """Make the options of a training known to Hydra."""
-    store = ConfigStore.instance()
-    store.store(group="schema", name="train", node=TrainConfig, package="_global_")
-    store.store(name="train", node=SETTINGS)
-    for name in TARGETS:
-        store.store(group="target", name=name, node=Target(name=name))
+    stored = ConfigStore.instance()
+    stored.store(group="schema", name="train", node=TrainConfig, package="_global_")
+    stored.store(name="train", node=SETTINGS)
+    store_targets()
     for name, kind in HEADS.items():
-        store.store(group="drafter", name=name, node=kind)
+        stored.store(group="drafter", name=name, node=kind)
 
 
 @hydra.main(config_path=None, config_name="train", version_base="1.3")
 def main(composed: DictConfig) -> None:
     """Train one head."""
-    from spec_lab.train.job import train_head
-
-    config = OmegaConf.to_object(composed)
-    assert isinstance(config, TrainConfig)
-    folder, stored = Path(HydraConfig.get().runtime.output_dir), ConfigStore.instance().repo
-    # Runs that the trainer composes have options of these names too.
-    own = {group: stored.pop(group) for group in ("target", "drafter")}
-    try:
-        print(train_head(config, folder))
-    except (UserError, Breakdown) as error:
-        print(f"{'refused' if isinstance(error, UserError) else 'failed'}: {error}", file=sys.stderr)
-        raise SystemExit(2 if isinstance(error, UserError) else 1) from None
-    finally:
-        stored.update(own)
+    config: Any = OmegaConf.to_object(composed)
+    ended(lambda folder: train_head(config, folder))
 
 
 if __name__ == "__main__":

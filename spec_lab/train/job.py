@@ -41,8 +41,8 @@ PLANNED_STEPS, TIMED_STEPS = 6, 2
 """The steps of a plan, and how many of the last of them are timed: the first ones compile, the fourth is captured."""
 
 
-def train_head(config: TrainConfig, folder: Path) -> Path:
-    """Train a head, and return its folder.
+def train_head(config: TrainConfig, folder: Path) -> None:
+    """Train a head, and write it into `folder`.
 
     Raises:
         UserError: data, target or settings cannot be used, or `folder` holds a training of others.
@@ -69,7 +69,6 @@ def train_head(config: TrainConfig, folder: Path) -> Path:
             job.training(job.module()).run(job.checkpoint, job.settings(), None)
         else:
             job.run(runs)
-    return folder
 
 
 def runs_of(
