@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from spec_lab.menu.bounds import Bounds, bounds_of, out_of_bounds
 from spec_lab.menu.config import knob
 from spec_lab.program.options import run_menu
-from spec_lab.train.menu import train_menu
 
 
 @dataclass
@@ -67,8 +66,8 @@ def test_every_number_out_of_bounds_is_found() -> None:
 
 
 def bounded_knobs() -> list[tuple[str, type, str]]:
-    """Every knob of a run and of a training that holds numbers: its name, and each schema that has it."""
-    menus = {"": run_menu(), "train ": train_menu()}
+    """Every knob of a run that holds numbers: its name, and each schema that has it."""
+    menus = {"": run_menu()}
     return [
         (f"{program}{key.name}", schema, key.name.rpartition(".")[2])
         for program, menu in menus.items()

@@ -18,7 +18,6 @@ from spec_lab.core.errors import UserError
 from spec_lab.menu.config import RunConfig
 from spec_lab.program.sweep_lock import was_left
 from spec_lab.record.sinks import SUMMARY_FILE
-from spec_lab.train.__main__ import main as train
 from tests.fake_runner import FakeRunner, summaries
 
 
@@ -310,7 +309,7 @@ def test_help_says_that_it_reads_no_folder_of_options(tmp_path: Path, capsys: py
     assert "--help does not read --config-dir; leave it out" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("program", [main, train])
+@pytest.mark.parametrize("program", [main])
 def test_the_version_is_that_of_the_lab(
     program: Callable[[list[str]], int], empty_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -324,7 +323,7 @@ def test_hydras_own_flags_work(empty_folder: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize("flags", [["--package", "drafter"], ["-p", "x"]])
-@pytest.mark.parametrize("program", [main, train])
+@pytest.mark.parametrize("program", [main])
 def test_a_flag_that_only_printing_reads_is_refused_elsewhere(
     program: Callable[[list[str]], int], flags: list[str], empty_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,9 +27,6 @@ from spec_lab.program.options import Menu, read_groups, read_keys, run_menu
 from spec_lab.report.__main__ import main as report
 from spec_lab.rescore.__main__ import main as rescore
 from spec_lab.sweep.__main__ import main as sweep
-from spec_lab.train.__main__ import main as train
-from spec_lab.train.head_pipeline import HeadPipeline
-from spec_lab.train.menu import train_menu
 from tests.damage import TYPED, damaged
 from tests.fake_runner import FakeRunner
 from tests.test_study import DELTA, STRICT, FakeRun
@@ -133,7 +130,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     FakeRun(STRICT, 3, [2, 2, 1], num_requests=4).record(base / "study" / "strict")
     FakeRun(DELTA, 3, [3, 2, 1], num_requests=4, minute=1).record(base / "study" / "delta")
     (base / "study" / "sweep.json").write_text('{"jobs": 2, "finished": 2}')
-    for group, schema, knob in (("extra", "ngram", "max_ngram"), ("train_extra", "eagle3", "num_unrolled_steps")):
+    for group, schema, knob in (("extra", "ngram", "max_ngram"),):
         (base / group / "drafter").mkdir(parents=True)
         (base / group / "drafter" / "mine.yaml").write_text(OPTION.format(schema=schema, knob=knob))
     (base / "path" / "fuzzed_lab" / "conf" / "drafter").mkdir(parents=True)
@@ -147,11 +144,10 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def stubbed(runner: FakeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is loaded, decoded, examined or trained."""
+    """Nothing is loaded, decoded or examined."""
     monkeypatch.setattr("spec_lab.doctor.subject.load_subject", lambda chosen: None)
     monkeypatch.setattr("spec_lab.doctor.examine.examine", lambda subject: [])
     monkeypatch.setattr("spec_lab.doctor.report.format_findings", str)
-    monkeypatch.setattr(HeadPipeline, "run", lambda self: None)
 
 
 def throw(check: Callable[[st.DataObject], None], examples: int) -> None:
@@ -224,14 +220,13 @@ def any_text(main: Main, lab: Path, base: Path, data: st.DataObject) -> None:
 TYPED_AT: Mapping[str, Callable[[Path, Path, st.DataObject], None]] = {
     "knobs of a run": partial(with_knobs, run, run_menu),
     "knobs of the doctor": partial(with_knobs, doctor.main, run_menu),
-    "knobs of a training": partial(with_knobs, train, train_menu),
     "knobs of a sweep": knobs_of_a_sweep,
     "knobs of rules": knobs_of_rules,
     "flags of the report": flags_of_the_report,
     **{
         f"any text for {name}": partial(any_text, main)
         for name, main in {
-            "a run": run, "the doctor": doctor.main, "a training": train, "a sweep": sweep, "rules": rescore,
+            "a run": run, "the doctor": doctor.main, "a sweep": sweep, "rules": rescore,
             "the report": report,
         }.items()
     },
@@ -265,7 +260,6 @@ def sweep_file(lab: Path, base: Path, data: st.DataObject) -> None:
 
 YAML = {
     "option of a run": partial(own_option, run, "extra"),
-    "option of a training": partial(own_option, train, "train_extra"),
     "extension of a run": partial(option_of_an_extension, run, ()),
     "extension in the doctor": partial(option_of_an_extension, doctor.main, ()),
     "extension of a sweep": partial(option_of_an_extension, sweep, ("sweep.yaml", "--dry-run", "--count", "1")),

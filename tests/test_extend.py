@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from spec_lab.__main__ import main
-from spec_lab.collect.__main__ import main as collect
+from spec_lab.collect import CollectConfig, collect
 from spec_lab.core.errors import UserError
 from spec_lab.core.types import Request
 from spec_lab.doctor.__main__ import main as examine
@@ -45,6 +45,7 @@ from spec_lab.record.scalars import scalars
 from spec_lab.report.__main__ import main as report
 from spec_lab.report.frame import load_frame
 from spec_lab.rescore.judge import rescore
+from spec_lab.train.config import Target
 from spec_lab.wiring.drafting import load_drafter
 from spec_lab.wiring.engine import build_prune_policy
 from spec_lab.wiring.rules import build_rule
@@ -52,8 +53,8 @@ from spec_lab.wiring.workloads import load_requests
 from spec_lab.workloads.tokenizer import IdsAlone, TargetTokenizer
 from tests.fake_runs import FakeEngine
 from tests.lab import generate, make_config
-from tests.test_train_heads import write_texts
 from tests.tiny_runs import make_runnable_pair, write_prompts
+from tests.train_lab import record_run
 
 ROOT = Path(__file__).parents[1]
 LAB = "extensions=[my_lab]"
@@ -247,9 +248,10 @@ def test_a_head_learns_on_collected_states_and_drafts_in_parallel(lab: Path, tmp
     texts, tokenizer = ["abcab", "xyyx"], TargetTokenizer(pair[0])
     requests = [Request(text, "x", tuple(tokenizer.encode_prompt("continue", text)), 40) for text in texts]
     written = generate(make_config(pair, "none", batch_size=2), requests)
-    write_texts(pair[0], tmp_path / "texts", [[*each.prompt_ids, *written[each.request_id]] for each in requests])
+    record_run(tmp_path / "texts", pair[0], [(it.request_id, it.prompt_ids, written[it.request_id]) for it in requests])
     at = ["target=hf", f"target.path={pair[0]}"]
-    assert collect([*at, f"texts={tmp_path / 'texts'}", f"output_dir={tmp_path / 'states'}", "device=cpu"]) == 0
+    (tmp_path / "states").mkdir()
+    collect(CollectConfig(target=Target("hf", str(pair[0])), data=str(tmp_path / "texts")), tmp_path / "states")
     import_module("my_lab.train").main(pair[0], tmp_path / "states", tmp_path / "head", 120)
     prompts = write_prompts(tmp_path / "p.jsonl", [{"prompt": text, "form": "continue"} for text in texts])
     run = [LAB, *at, "drafter=glance", f"drafter.path={tmp_path / 'head'}", *CHEAP, "max_new_tokens=16"]

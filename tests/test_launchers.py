@@ -28,7 +28,6 @@ from spec_lab.program.sweep_lock import SweepLock, sharing_lock
 from spec_lab.record.reading import read_summary
 from spec_lab.record.schema import Summary
 from spec_lab.record.verdict import verdict
-from spec_lab.train.__main__ import main as train
 from tests.fake_runs import make_info, make_summary
 
 ROOT = Path(__file__).parents[1]
@@ -188,8 +187,6 @@ def test_what_starts_no_workers_takes_no_launcher(host: Path, capsys: pytest.Cap
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="needs the extra `launchers`")
     assert main(["hydra/launcher=joblib", *CHEAP]) == 2
     assert "hydra/launcher=joblib: a single run has nothing to launch; leave it out" in capsys.readouterr().err
-    assert train(["-m", "hydra/launcher=joblib", "seed=0,1"]) == 2
-    assert "hydra/launcher=joblib: a training takes no launcher; leave it out" in capsys.readouterr().err
     assert not list(host.iterdir())
 
 

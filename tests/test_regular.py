@@ -23,7 +23,6 @@ from spec_lab.record.verify_rows import load_verify_rows
 from spec_lab.report.__main__ import main as report
 from spec_lab.show.__main__ import main as show
 from spec_lab.sweep.ledger import Ledger
-from spec_lab.train.reading import read_record
 from spec_lab.workloads.limits import time_limit
 from spec_lab.workloads.prompt_files import read_jsonl
 from spec_lab.workloads.tokenizer import TargetTokenizer
@@ -50,7 +49,6 @@ READERS: dict[str, Callable[[Path], object]] = {
     "prompts.jsonl": _prompts,
     "sweep.yaml": read_yaml,
     "proposals.json": lambda path: Ledger(path.parent, {}),
-    "training.json": read_record,
 }
 
 

@@ -15,7 +15,6 @@ from spec_lab.menu.refusals.run import refuse_name, refuse_output_dir
 from spec_lab.program.folder import multirun_study, study_place
 from spec_lab.program.ground import ground_of
 from spec_lab.program.unsafe import refuse_argument
-from spec_lab.train.__main__ import main as train
 from tests.covering import each_value
 
 
@@ -50,7 +49,7 @@ RUNS_CODE = [
 ]
 
 
-@pytest.mark.parametrize("program", [main, train, doctor])
+@pytest.mark.parametrize("program", [main, doctor])
 @pytest.mark.parametrize("arguments", RUNS_CODE)
 def test_what_would_run_code_is_refused_in_a_line(
     arguments: list[str], program: type[int], evil: Path, capsys: pytest.CaptureFixture[str]

@@ -253,7 +253,8 @@ class AnchoredModule(nn.Module, ABC):
         super().__init__()
         self.num_slots = num_slots
         self._names = [name for name, tensor in tensors.items() if tensor.is_floating_point()]
-        self.weights = nn.ParameterList(nn.Parameter(tensors[name].float()) for name in self._names)
+        # Copies, since a weight that begins as the target's must not be trained in the target.
+        self.weights = nn.ParameterList(nn.Parameter(tensors[name].float().clone()) for name in self._names)
         self._others = {name: tensor for name, tensor in tensors.items() if name not in self._names}
         self.embedding, self.target_head = target.decoder.embedding, target.head_weight
         self._rotary: dict[int, RotaryTable] = {}
