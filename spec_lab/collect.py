@@ -25,7 +25,7 @@ from torch import Tensor
 from spec_lab.checkpoints.eagle3_config import default_tap_layer_inputs
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.taps import SPELLINGS, Tap, taps_of_inputs
-from spec_lab.train.config import Target
+from spec_lab.train.config import TargetChoice
 from spec_lab.train.data import Text, read_runs
 from spec_lab.train.packed import PackedRows
 from spec_lab.train.program import ended, store_targets
@@ -44,7 +44,7 @@ class CollectConfig:
     """
 
     defaults: list[Any] = field(default_factory=lambda: [{"target": "pocket"}, "_self_"])
-    target: Target = MISSING
+    target: TargetChoice = MISSING
     data: str = MISSING
     layers: list[int] = field(default_factory=list)
     tokens_per_file: int = 2**18

@@ -45,7 +45,7 @@ from spec_lab.record.scalars import scalars
 from spec_lab.report.__main__ import main as report
 from spec_lab.report.frame import load_frame
 from spec_lab.rescore.judge import rescore
-from spec_lab.train.config import Target
+from spec_lab.train.config import TargetChoice
 from spec_lab.wiring.drafting import load_drafter
 from spec_lab.wiring.engine import build_prune_policy
 from spec_lab.wiring.rules import build_rule
@@ -251,7 +251,7 @@ def test_a_head_learns_on_collected_states_and_drafts_in_parallel(lab: Path, tmp
     record_run(tmp_path / "texts", pair[0], [(it.request_id, it.prompt_ids, written[it.request_id]) for it in requests])
     at = ["target=hf", f"target.path={pair[0]}"]
     (tmp_path / "states").mkdir()
-    collect(CollectConfig(target=Target("hf", str(pair[0])), data=str(tmp_path / "texts")), tmp_path / "states")
+    collect(CollectConfig(target=TargetChoice("hf", str(pair[0])), data=str(tmp_path / "texts")), tmp_path / "states")
     import_module("my_lab.train").main(pair[0], tmp_path / "states", tmp_path / "head", 120)
     prompts = write_prompts(tmp_path / "p.jsonl", [{"prompt": text, "form": "continue"} for text in texts])
     run = [LAB, *at, "drafter=glance", f"drafter.path={tmp_path / 'head'}", *CHEAP, "max_new_tokens=16"]

@@ -62,11 +62,6 @@ def test_a_template_without_a_users_turn_is_refused(tmp_path: Path) -> None:
         around_a_turn(make_tokenizer(tmp_path, None))
 
 
-def test_a_folder_without_requests_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is not the folder of a run"):
-        run(tmp_path, "workload=outputs", f"workload.path={tmp_path}")
-
-
 def test_a_turn_that_ran_into_its_limit_loses_its_last_sentence() -> None:
     assert whole_sentences('He said "no." Then he') == 'He said "no."'
     assert whole_sentences("no end at all") == "no end at all"

@@ -13,10 +13,10 @@ import torch
 import spec_lab
 from spec_lab.core.errors import UserError
 from spec_lab.train.data import (
-    Origin,
     Recorded,
     Text,
     Texts,
+    TextsOrigin,
     learnt_and_held_out,
     place_texts,
     read_run,
@@ -81,7 +81,7 @@ def test_runs_that_a_head_must_not_learn_from_are_refused(
 
 def test_questions_for_testing_may_be_held_out(target: Path, tmp_path: Path) -> None:
     record_run(tmp_path / "bench", target, name="spec_bench", thinking=True)
-    origin = Origin(*(getattr(origin_of(target), name) for name in ("target", "template")), thinking=True)
+    origin = TextsOrigin(*(getattr(origin_of(target), name) for name in ("target", "template")), thinking=True)
     assert len(read_runs(str(tmp_path / "bench"), origin, are_learnt=False)) == 1
     record_run(tmp_path / "learnt", target)
     data = read_runs(str(tmp_path / "learnt"), origin_of(target))

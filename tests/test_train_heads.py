@@ -25,7 +25,7 @@ from spec_lab.collect import CollectConfig, collect
 from spec_lab.core.errors import UserError
 from spec_lab.train import job
 from spec_lab.train.checkpoint import load_drafter, save_drafter
-from spec_lab.train.config import Optimisation, Target
+from spec_lab.train.config import Optimisation, TargetChoice
 from spec_lab.train.heads import HEADS as KINDS
 from spec_lab.train.heads import Eagle3
 from spec_lab.train.job import train_head
@@ -302,7 +302,9 @@ def test_figures_go_to_wandb_while_a_head_is_trained(llama: Path, monkeypatch: p
 
 
 def test_hidden_states_are_collected_for_whoever_trains_elsewhere(llama: Path) -> None:
-    config = CollectConfig(target=Target("hf", str(llama / "target")), data=str(llama / "texts"), tokens_per_file=300)
+    config = CollectConfig(
+        target=TargetChoice("hf", str(llama / "target")), data=str(llama / "texts"), tokens_per_file=300
+    )
     (llama / "states").mkdir()
     collect(config, llama / "states")
     assert json.loads((llama / "states" / "header.json").read_text())["layers"]["hidden_states"] == [2, 4, 5]
@@ -366,6 +368,6 @@ def test_prompts_of_a_file_are_answered_by_the_target(llama: Path, monkeypatch: 
     (llama / "prompts.jsonl").write_text('{"prompt": "How tall is it?"}\n')
     config = small(llama / "target", EAGLE3, llama / "prompts.jsonl", optimisation=Optimisation(num_steps=1))
     for _ in range(2):
-        runs, held_out = job.runs_of(config, llama / "out", llama / "target", CPU, job.Group())
+        runs, held_out = job.runs_of(config, llama / "out", llama / "target", CPU, job.Processes())
     assert asked == [llama / "prompts.jsonl"] and held_out is None
     assert [run.folder for run in runs] == [llama / "out" / "texts" / "texts"]

@@ -12,10 +12,10 @@ import torch
 from spec_lab.checkpoints.block_heads import HeadKind
 from spec_lab.checkpoints.digest import target_digest
 from spec_lab.checkpoints.families.table import read_model_config
-from spec_lab.train.config import Evaluation, Optimisation, Target, TrainConfig
+from spec_lab.train.config import Evaluation, Optimisation, TargetChoice, TrainConfig
 from spec_lab.train.data import Recorded, Texts, read_run
 from spec_lab.train.group import ALONE
-from spec_lab.train.head import Head
+from spec_lab.train.head import HeadRecipe
 from spec_lab.train.heads import Dflash, Dflash2, DraftModel, Dspark, Eagle3, FrozenKv, MtpEagle, PEagle
 from spec_lab.train.loop import Training, Watch
 from spec_lab.train.target import FrozenTarget
@@ -24,7 +24,7 @@ from spec_lab.workloads.chat_template import template_digest
 CPU = torch.device("cpu")
 UNROLLED: dict[str, Any] = {"intermediate_size": 24, "head_dim": 8, "num_unrolled_steps": 2}
 OF_BLOCKS: dict[str, Any] = {"draft_vocab_size": 40, "num_anchors": 6}
-HEADS: Mapping[str, Head] = {
+HEADS: Mapping[str, HeadRecipe] = {
     "eagle3": Eagle3(draft_vocab_size=40, **UNROLLED),
     "mtp_eagle": MtpEagle(**UNROLLED),
     "draft_model": DraftModel(intermediate_size=24, head_dim=8, hidden_size=16),
@@ -67,10 +67,10 @@ def texts_of(folder: Path) -> Texts:
     return Texts(found.texts)
 
 
-def small(target: Path, head: Head, texts: Path, **changes: Any) -> TrainConfig:
+def small(target: Path, head: HeadRecipe, texts: Path, **changes: Any) -> TrainConfig:
     """A training of six steps."""
     config = TrainConfig(
-        target=Target("hf", str(target)),
+        target=TargetChoice("hf", str(target)),
         drafter=head,
         data=str(texts),
         held_out_share=0.2,
@@ -87,7 +87,7 @@ def small(target: Path, head: Head, texts: Path, **changes: Any) -> TrainConfig:
 
 
 def losses(
-    head: Head,
+    head: HeadRecipe,
     target: FrozenTarget,
     texts: Texts,
     checkpoint: Path,

@@ -26,14 +26,6 @@ def file_exists(config: RunConfig) -> str | None:
     return f"workload.path={path} is not a file; give the path of a JSON Lines file"
 
 
-def is_a_run(config: RunConfig) -> str | None:
-    """The path is the folder of a run."""
-    path = config.workload.path
-    if path is None or (Path(path) / "requests.jsonl").is_file():
-        return None
-    return f"workload.path={path} is not the folder of a run; give one that has a requests.jsonl"
-
-
 def has_those_categories(config: RunConfig) -> str | None:
     """The categories are among those of the shipped prompts."""
     known = {file.stem for file in PROMPTS_FOLDER.glob("*.jsonl")}
@@ -132,7 +124,7 @@ ROWS = (
         has_categories=False,
         refusals=(asks_one_turn, tells_nothing),
     ),
-    WorkloadOption(name="outputs", load=outputs, reads={"path": "FOLDER"}, refusals=(asks_one_turn, is_a_run)),
+    WorkloadOption(name="outputs", load=outputs, reads={"path": "FOLDER"}, refusals=(asks_one_turn,)),
     WorkloadOption(
         name="fixed_length",
         load=fixed_length,

@@ -28,8 +28,8 @@ from spec_lab.models.blocks.scores import SlotScores
 from spec_lab.models.eagle3 import draft_to_target_ids
 from spec_lab.models.linear import Linear
 from spec_lab.models.rope import RotaryTable, rotary_table
-from spec_lab.train.group import Group
-from spec_lab.train.head import Forced, Head
+from spec_lab.train.group import Processes
+from spec_lab.train.head import Forced, HeadRecipe
 from spec_lab.train.losses import LOSSES, chunks, overlap
 from spec_lab.train.packed import PackedRows, by_heads
 from spec_lab.train.target import FrozenTarget
@@ -296,7 +296,7 @@ class AnchoredModule(nn.Module, ABC):
 
 
 @dataclass
-class Anchored(Head):
+class Anchored(HeadRecipe):
     """The knobs of drafters that draft all slots of a block in one pass.
 
     Attributes:
@@ -331,7 +331,7 @@ class Anchored(Head):
         anchored = rows.tokens.long(), rows.segments, rows.positions.long(), anchors
         return *anchored, counts, outputs.tapped, outputs.final_hidden
 
-    def loss_module(self, module: AnchoredModule, target: FrozenTarget, group: Group) -> nn.Module:
+    def loss_module(self, module: AnchoredModule, target: FrozenTarget, group: Processes) -> nn.Module:
         return AnchoredLoss(module, target, self, group)
 
     @torch.no_grad()
@@ -388,7 +388,7 @@ class AnchoredLoss(nn.Module):
 
     falling: Tensor
 
-    def __init__(self, module: AnchoredModule, target: FrozenTarget, knobs: Anchored, group: Group) -> None:
+    def __init__(self, module: AnchoredModule, target: FrozenTarget, knobs: Anchored, group: Processes) -> None:
         super().__init__()
         self.module = module
         self._target, self._knobs, self._group, self._row_loss = target, knobs, group, LOSSES[knobs.loss]

@@ -27,7 +27,7 @@ class Optimiser(StrEnum):
 
 
 @dataclass
-class Target:
+class TargetChoice:
     """The model that a head is for: an option of `target=` of a run, with `target.path` if that needs one."""
 
     name: str = MISSING
@@ -35,7 +35,7 @@ class Target:
 
 
 @dataclass
-class Texts:
+class TextsConfig:
     """The runs that the trainer makes itself if there is no `data`, or only a file of prompts.
 
     Attributes:
@@ -117,12 +117,12 @@ class TrainConfig:
         plan: take two steps, estimate the cost of all, and keep nothing.
     """
 
-    target: Target = MISSING
+    target: TargetChoice = MISSING
     drafter: Any = MISSING
     data: str | None = None
     held_out: str | None = None
     held_out_share: float = 0.01
-    texts: Texts = field(default_factory=Texts)
+    texts: TextsConfig = field(default_factory=TextsConfig)
     row_length: int = 1024
     optimisation: Optimisation = field(default_factory=Optimisation)
     evaluation: Evaluation = field(default_factory=Evaluation)

@@ -39,7 +39,7 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class TextsOrigin:
     """What the texts of a run depend on.
 
     Attributes:
@@ -58,7 +58,7 @@ class Recorded:
     """A finished run as the trainer reads it."""
 
     folder: Path
-    origin: Origin
+    origin: TextsOrigin
     workload: str
     sampling: dict[str, Any]
     texts: list[Text]
@@ -74,7 +74,7 @@ def read_run(folder: Path) -> Recorded:
     if summary["status"] != "finished":
         raise UserError(f"data={folder}: this run is {summary['status']}; run it again, or leave it out")
     config = summary["config"]
-    origin = Origin(summary.get("target_digest"), summary.get("template"), config["workload"].get("thinking"))
+    origin = TextsOrigin(summary.get("target_digest"), summary.get("template"), config["workload"].get("thinking"))
     texts: list[Text] = []
     first: dict[str, bytes] = {}
     with (folder / "requests.jsonl").open(encoding="utf-8") as lines:
@@ -86,7 +86,7 @@ def read_run(folder: Path) -> Recorded:
     return Recorded(folder, origin, config["workload"]["name"], config["sampling"], texts)
 
 
-def read_runs(pattern: str, target: Origin, are_learnt: bool = True) -> list[Recorded]:
+def read_runs(pattern: str, target: TextsOrigin, are_learnt: bool = True) -> list[Recorded]:
     """Read all runs whose folders match `pattern`.
 
     Raises:
@@ -99,7 +99,7 @@ def read_runs(pattern: str, target: Origin, are_learnt: bool = True) -> list[Rec
         raise UserError(f"{knob}={pattern} matches no folder of a run; give those of runs with drafter=none")
     runs = [read_run(folder) for folder in folders]
     for run in runs:
-        its, wanted = run.origin, Origin(target.target, target.template, runs[0].origin.thinking)
+        its, wanted = run.origin, TextsOrigin(target.target, target.template, runs[0].origin.thinking)
         for name in ("target", "template", "thinking"):
             if getattr(its, name) != getattr(wanted, name):
                 raise UserError(

@@ -18,7 +18,7 @@ LONGEST_WAIT = timedelta(hours=24)
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class Processes:
     """The processes of a training. Process 0 also checks the head, decodes with it, and writes files."""
 
     rank: int = 0
@@ -38,11 +38,11 @@ class Group:
         return float(held.item())
 
 
-ALONE = Group()
+ALONE = Processes()
 
 
 @contextmanager
-def joined(wanted: str) -> Iterator[tuple[Group, torch.device]]:
+def joined(wanted: str) -> Iterator[tuple[Processes, torch.device]]:
     """Join the processes that were started, until the block ends, and yield the group and this process's device.
 
     Inside, torchrun's variables are hidden, since an engine would take them for tensor parallelism.
@@ -57,7 +57,7 @@ def joined(wanted: str) -> Iterator[tuple[Group, torch.device]]:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=LONGEST_WAIT)
-    group = Group(dist.get_rank(), size)
+    group = Processes(dist.get_rank(), size)
     hidden = {name: os.environ.pop(name) for name in OF_TORCHRUN if name in os.environ}
     try:
         yield group, device

@@ -17,7 +17,7 @@ from spec_lab.checkpoints.taps import Tap
 from spec_lab.core.errors import UserError
 from spec_lab.train.config import Loss
 from spec_lab.train.data import Texts
-from spec_lab.train.group import Group
+from spec_lab.train.group import Processes
 from spec_lab.train.packed import PackedRows
 from spec_lab.train.target import FrozenTarget
 
@@ -53,7 +53,7 @@ class Forced:
 
 
 @dataclass
-class Head(ABC):
+class HeadRecipe(ABC):
     """A kind of head: its knobs, and how it is made, stored and read on packed rows.
 
     A module of it holds the weights that are trained. Batches have rows of whole texts, [batch, length].
@@ -96,7 +96,7 @@ class Head(ABC):
         """Return the inputs of the loss, without gradients. A captured step runs this too."""
 
     @abstractmethod
-    def loss_module(self, module: Any, target: FrozenTarget, group: Group) -> nn.Module:
+    def loss_module(self, module: Any, target: FrozenTarget, group: Processes) -> nn.Module:
         """Return a module whose parameters are those of `module`, and whose output for `inputs` is the loss."""
 
     @abstractmethod

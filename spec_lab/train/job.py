@@ -24,8 +24,8 @@ from spec_lab.core.errors import UserError
 from spec_lab.core.types import Request
 from spec_lab.train.config import TrainConfig
 from spec_lab.train.data import Recorded, Texts, learnt_and_held_out, read_runs
-from spec_lab.train.group import Group, joined
-from spec_lab.train.head import Head
+from spec_lab.train.group import Processes, joined
+from spec_lab.train.head import HeadRecipe
 from spec_lab.train.loop import Training, Watch
 from spec_lab.train.proof import Proof, Prover
 from spec_lab.train.serving import Serving, origin_of, target_path, write_texts
@@ -62,7 +62,7 @@ def train_head(config: TrainConfig, folder: Path) -> None:
         dtype = torch.bfloat16 if (device.type == "cuda" and config.dtype == "auto") else config.dtype
         dtype = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype.replace("auto", "float32"))
         target = FrozenTarget.load(path, device, dtype, config.row_length)
-        job = Job(config, folder, path, target, learnt, measured, group)
+        job = HeadJob(config, folder, path, target, learnt, measured, group)
         if config.plan:
             print(job.plan())
         elif group.rank:
@@ -72,7 +72,7 @@ def train_head(config: TrainConfig, folder: Path) -> None:
 
 
 def runs_of(
-    config: TrainConfig, folder: Path, path: Path, device: torch.device, group: Group
+    config: TrainConfig, folder: Path, path: Path, device: torch.device, group: Processes
 ) -> tuple[list[Recorded], list[Recorded] | None]:
     """Return the runs to learn from and those to measure on. Without runs in `data` the first process makes one."""
     origin, data = origin_of(path), config.data
@@ -105,7 +105,7 @@ def prompts_of(file: Path, folder: Path) -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class HeadJob:
     """A training whose texts are there.
 
     Attributes:
@@ -118,12 +118,12 @@ class Job:
     target: FrozenTarget
     learnt: Texts
     held_out: Texts
-    group: Group
+    group: Processes
 
     @property
-    def head(self) -> Head:
+    def head(self) -> HeadRecipe:
         """The kind of head."""
-        kind: Head = self.config.drafter
+        kind: HeadRecipe = self.config.drafter
         return kind
 
     @property
@@ -294,7 +294,7 @@ def tracked(config: TrainConfig, folder: Path) -> Iterator[Any]:
         run.finish()
 
 
-def card(head: Head, facts: Mapping[str, Any]) -> str:
+def card(head: HeadRecipe, facts: Mapping[str, Any]) -> str:
     """Return the README.md of a head from its record; no figure is typed in by hand."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), trim_blocks=True, keep_trailing_newline=True

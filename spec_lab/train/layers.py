@@ -13,8 +13,8 @@ from spec_lab.core.errors import UserError
 from spec_lab.models.rope import inverse_frequencies
 
 
-class RMSNorm(nn.Module):
-    """RMSNorm that computes in float32, whatever the dtype of its input."""
+class TrainableRMSNorm(nn.Module):
+    """TrainableRMSNorm that computes in float32, whatever the dtype of its input."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class SelfAttention(nn.Module):
 
 def head_norm(head_dim: int, eps: float | None) -> nn.Module:
     """Return a norm of each head's vector; without `eps` an identity, which has no weights in a checkpoint."""
-    return nn.Identity() if eps is None else RMSNorm(head_dim, eps)
+    return nn.Identity() if eps is None else TrainableRMSNorm(head_dim, eps)
 
 
 def split_heads(projected: Tensor, head_dim: int) -> Tensor:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from spec_lab.core.errors import Breakdown, UserError
 from spec_lab.train.config import Optimisation, TrainConfig
 from spec_lab.train.data import Texts
-from spec_lab.train.group import Group
-from spec_lab.train.head import Head
+from spec_lab.train.group import Processes
+from spec_lab.train.head import HeadRecipe
 from spec_lab.train.packed import PackedRows, generator_of
 from spec_lab.train.step import Batch, Step
 from spec_lab.train.target import FrozenTarget
@@ -73,16 +73,18 @@ class Training:
     batch_of: Callable[[int], Batch]
     knobs: Optimisation
     device: torch.device
-    group: Group
+    group: Processes
     done: int = 0
     curve: list[tuple[int, float]] | None = None
     summed: tuple[float, int] = (0.0, 0)
     seconds: float = 0.0
 
     @classmethod
-    def of(cls, config: TrainConfig, module: nn.Module, target: FrozenTarget, texts: Texts, group: Group) -> Training:
+    def of(
+        cls, config: TrainConfig, module: nn.Module, target: FrozenTarget, texts: Texts, group: Processes
+    ) -> Training:
         """Make the training of a head on texts. `module` moves to the target's device."""
-        kind: Head = config.drafter
+        kind: HeadRecipe = config.drafter
         knobs, seed = config.optimisation, config.seed
         rows = texts.packed(config.row_length, seed).to(target.device)
         loss = kind.loss_module(module, target, group).to(target.device).train()

@@ -10,7 +10,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 
 from spec_lab.core.errors import Breakdown, UserError
-from spec_lab.train.config import Target
+from spec_lab.train.config import TargetChoice
 
 TARGETS = ("hf", "pocket", "pocket_gemma", "smollm2_135m")
 """The targets of a run whose weights can be here, and whose layers are those that heads are trained for."""
@@ -19,7 +19,7 @@ TARGETS = ("hf", "pocket", "pocket_gemma", "smollm2_135m")
 def store_targets() -> None:
     """Make the options of `target=` known to Hydra."""
     for name in TARGETS:
-        ConfigStore.instance().store(group="target", name=name, node=Target(name=name))
+        ConfigStore.instance().store(group="target", name=name, node=TargetChoice(name=name))
 
 
 def ended(work: Callable[[Path], object]) -> None:
@@ -28,7 +28,7 @@ def ended(work: Callable[[Path], object]) -> None:
     Runs that are composed inside have groups of the same names, so ours are taken away meanwhile.
     """
     folder, stored = Path(HydraConfig.get().runtime.output_dir), ConfigStore.instance().repo
-    own = {group: stored.pop(group) for group in ("target", "drafter") if group in stored}
+    own: dict[str, object] = {group: stored.pop(group) for group in ("target", "drafter") if group in stored}
     try:
         work(folder)
         print(folder)

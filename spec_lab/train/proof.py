@@ -16,7 +16,7 @@ from torch import Tensor
 from spec_lab.core.errors import Breakdown
 from spec_lab.core.types import Request
 from spec_lab.record.acceptance_metrics import acceptance_length
-from spec_lab.train.head import Head
+from spec_lab.train.head import HeadRecipe
 from spec_lab.train.packed import PackedRows
 from spec_lab.train.serving import Serving, for_a_while
 from spec_lab.train.target import FrozenTarget
@@ -89,10 +89,10 @@ class Prover:
     target: FrozenTarget
     serving: Serving
     texts: tuple[Tensor, ...]
-    head: Head
+    head: HeadRecipe
 
     @classmethod
-    def of(cls, path: Path, tokens: Tensor, num_draft_tokens: int, head: Head) -> Prover:
+    def of(cls, path: Path, tokens: Tensor, num_draft_tokens: int, head: HeadRecipe) -> Prover:
         """Load the target of `path` twice. `tokens` [any number of ids] is text of any kind."""
         cpu, longest = torch.device("cpu"), max(TEXT_LENGTHS) + ORACLE_ROUNDS * (num_draft_tokens + 1)
         longest += num_draft_tokens

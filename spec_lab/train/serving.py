@@ -28,8 +28,8 @@ from spec_lab.drafters.picking import DraftedRows, DraftHead, GivenDrafts
 from spec_lab.engine.engine import Engine
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.refusals.run import admit
-from spec_lab.train.config import Target, Texts, TrainConfig
-from spec_lab.train.data import Origin
+from spec_lab.train.config import TargetChoice, TextsConfig, TrainConfig
+from spec_lab.train.data import TextsOrigin
 from spec_lab.wiring.drafting import load_drafter
 from spec_lab.wiring.engine import build_engine
 from spec_lab.wiring.limits import Limits, engine_limits
@@ -47,19 +47,19 @@ def quoted(key: str, path: str | Path) -> str:
     return f"{key}='{text}'"
 
 
-def words_of(target: Target) -> tuple[str, ...]:
+def words_of(target: TargetChoice) -> tuple[str, ...]:
     """Return the overrides of a run that choose this target."""
     return (f"target={target.name}", *(() if target.path is None else (quoted("target.path", target.path),)))
 
 
-def target_path(target: Target) -> Path:
+def target_path(target: TargetChoice) -> Path:
     """Return the folder or file of a target's checkpoint; UserError if a run would refuse it."""
     return admit(spec_lab.compose([*words_of(target), "drafter=none", "references=[]"]).config).target_folder
 
 
-def origin_of(path: Path) -> Origin:
+def origin_of(path: Path) -> TextsOrigin:
     """Return what the texts of a target depend on, whatever they were asked to think."""
-    return Origin(target_digest(path), template_digest(path), None)
+    return TextsOrigin(target_digest(path), template_digest(path), None)
 
 
 @contextmanager
@@ -89,7 +89,7 @@ def write_texts(config: TrainConfig, prompts: Path | None, output: Path, device:
     Raises:
         UserError: a run is refused.
     """
-    knobs: Texts = config.texts
+    knobs: TextsConfig = config.texts
     longest = knobs.max_prompt_tokens + knobs.max_new_tokens
     shared = [
         *words_of(config.target),

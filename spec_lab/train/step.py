@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from spec_lab.train.config import Optimisation, Optimiser
-from spec_lab.train.group import Group
+from spec_lab.train.group import Processes
 from spec_lab.train.optimisers import make_optimisers, set_learning_rate
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Step:
         inputs_of: Callable[..., Batch],
         loss_of: Callable[..., Tensor],
         knobs: Optimisation,
-        group: Group,
+        group: Processes,
         in_16_bits: bool,
     ) -> None:
         """`loss_of` is `module` or a faster form of it; products are computed in bfloat16 if `in_16_bits`."""

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recomputed
 
-from spec_lab.train.group import Group
-from spec_lab.train.head import Forced, Head
+from spec_lab.train.group import Processes
+from spec_lab.train.head import Forced, HeadRecipe
 from spec_lab.train.layers import Rotation, SelfAttention
 from spec_lab.train.losses import LOSSES, chunks
 from spec_lab.train.packed import PackedRows, visible_rows
@@ -61,7 +61,7 @@ class UnrolledModule(nn.Module, ABC):
 
 
 @dataclass
-class Unrolled(Head):
+class Unrolled(HeadRecipe):
     """The knobs of unrolled heads: step i counts `step_loss_decay ** i` in the loss."""
 
     num_unrolled_steps: int = 5
@@ -86,7 +86,7 @@ class Unrolled(Head):
             *module.features(outputs),
         )
 
-    def loss_module(self, module: UnrolledModule, target: FrozenTarget, group: Group) -> UnrolledLoss:
+    def loss_module(self, module: UnrolledModule, target: FrozenTarget, group: Processes) -> UnrolledLoss:
         return UnrolledLoss(module, target, self, group)
 
     def compiled(self, loss: Any) -> Callable[..., Tensor]:
@@ -172,7 +172,7 @@ class UnrolledLoss(nn.Module):
 
     step_weights: Tensor
 
-    def __init__(self, module: UnrolledModule, target: FrozenTarget, knobs: Unrolled, group: Group) -> None:
+    def __init__(self, module: UnrolledModule, target: FrozenTarget, knobs: Unrolled, group: Processes) -> None:
         super().__init__()
         self.module = module
         self._group, self._target, self._row_loss = group, target, LOSSES[knobs.loss]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from spec_lab.train.head import Head
+from spec_lab.train.head import HeadRecipe
 from spec_lab.train.heads.block import Dflash, Dflash2, Domino, Dspark, Lilicorr
 from spec_lab.train.heads.draft_model import DraftModel
 from spec_lab.train.heads.eagle3 import Eagle3
@@ -12,8 +12,8 @@ from spec_lab.train.heads.frozen_kv import FrozenKv
 from spec_lab.train.heads.mtp_eagle import MtpEagle
 from spec_lab.train.heads.p_eagle import PEagle
 
-ALL: tuple[type[Head], ...] = (
+ALL: tuple[type[HeadRecipe], ...] = (
     *(Eagle3, MtpEagle, FrozenKv, DraftModel, PEagle),
     *(Dflash, Dspark, Domino, Dflash2, Lilicorr),
 )
-HEADS: Mapping[str, type[Head]] = {kind.name: kind for kind in ALL}
+HEADS: Mapping[str, type[HeadRecipe]] = {kind.name: kind for kind in ALL}

@@ -20,7 +20,7 @@ from spec_lab.checkpoints.taps import Tap, taps_of_inputs
 from spec_lab.train.checkpoint import load_drafter, rope_keys, save_drafter
 from spec_lab.train.data import Texts
 from spec_lab.train.head import LayerSizes, draft_vocabulary, vocabulary_maps
-from spec_lab.train.layers import AttentionShape, RMSNorm, RotaryFrequencies, SelfAttention, SwiGLU
+from spec_lab.train.layers import AttentionShape, RotaryFrequencies, SelfAttention, SwiGLU, TrainableRMSNorm
 from spec_lab.train.target import FrozenTarget, TargetOutputs
 from spec_lab.train.unrolled import Places, Unrolled, UnrolledModule, unroll_chain
 
@@ -55,9 +55,9 @@ class Eagle3Layer(nn.Module):
         super().__init__()
         size, eps = shape.hidden_size, shape.rms_norm_eps
         attention = AttentionShape(2 * size, size, shape.num_heads, shape.num_kv_heads, shape.head_dim)
-        self.input_layernorm, self.hidden_norm = RMSNorm(size, eps), RMSNorm(size, eps)
+        self.input_layernorm, self.hidden_norm = TrainableRMSNorm(size, eps), TrainableRMSNorm(size, eps)
         self.self_attn = SelfAttention(attention)
-        self.post_attention_layernorm = RMSNorm(size, eps)
+        self.post_attention_layernorm = TrainableRMSNorm(size, eps)
         self.mlp = SwiGLU(size, shape.intermediate_size)
 
     def enter(self, embeddings: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,9 +81,9 @@ class Eagle3Module(UnrolledModule):
         self.shape = shape
         self.fc = nn.Linear(NUM_TAPS * shape.hidden_size, shape.hidden_size, bias=False)
         num_norms = NUM_TAPS if shape.norms_taps else 0
-        self.fc_norm = nn.ModuleList(RMSNorm(shape.hidden_size, shape.rms_norm_eps) for _ in range(num_norms))
+        self.fc_norm = nn.ModuleList(TrainableRMSNorm(shape.hidden_size, shape.rms_norm_eps) for _ in range(num_norms))
         self.midlayer = Eagle3Layer(shape)
-        self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.norm = TrainableRMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.lm_head = nn.Linear(shape.hidden_size, shape.draft_vocab_size, bias=False)
         for name, tensor in vocabulary_maps(draft_token_ids, shape.vocab_size).items():
             self.register_buffer(name, tensor)

@@ -21,7 +21,7 @@ from spec_lab.checkpoints.taps import Tap
 from spec_lab.core.errors import UserError
 from spec_lab.train.checkpoint import load_drafter, save_drafter
 from spec_lab.train.data import Texts
-from spec_lab.train.layers import GatedGELU, RMSNorm, Rotation, leading_directions, split_heads
+from spec_lab.train.layers import GatedGELU, Rotation, TrainableRMSNorm, leading_directions, split_heads
 from spec_lab.train.packed import visible_rows
 from spec_lab.train.target import FrozenTarget, TargetOutputs
 from spec_lab.train.unrolled import Places, Unrolled, UnrolledModule
@@ -77,7 +77,7 @@ class FrozenKvAttention(nn.Module):
     def __init__(self, shape: FrozenKvShape, source: KVSource) -> None:
         super().__init__()
         self.q_proj = nn.Linear(shape.hidden_size, shape.num_heads * source.head_dim, bias=False)
-        self.q_norm = RMSNorm(source.head_dim, shape.rms_norm_eps)
+        self.q_norm = TrainableRMSNorm(source.head_dim, shape.rms_norm_eps)
         self.o_proj = nn.Linear(shape.num_heads * source.head_dim, shape.hidden_size, bias=False)
 
     def forward(self, hidden: Tensor, seen: SeenKV) -> Tensor:
@@ -102,8 +102,11 @@ class FrozenKvLayer(nn.Module):
         size, eps = shape.hidden_size, shape.rms_norm_eps
         self.self_attn = FrozenKvAttention(shape, source)
         self.mlp = GatedGELU(size, shape.intermediate_size)
-        self.input_layernorm, self.post_attention_layernorm = RMSNorm(size, eps), RMSNorm(size, eps)
-        self.pre_feedforward_layernorm, self.post_feedforward_layernorm = RMSNorm(size, eps), RMSNorm(size, eps)
+        self.input_layernorm, self.post_attention_layernorm = TrainableRMSNorm(size, eps), TrainableRMSNorm(size, eps)
+        self.pre_feedforward_layernorm, self.post_feedforward_layernorm = (
+            TrainableRMSNorm(size, eps),
+            TrainableRMSNorm(size, eps),
+        )
         self.register_buffer("layer_scalar", torch.ones(1))
 
     def forward(self, stream: Tensor, seen: SeenKV) -> Tensor:
@@ -120,7 +123,7 @@ class FrozenKvModel(nn.Module):
         super().__init__()
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
         self.layers = nn.ModuleList(FrozenKvLayer(shape, source) for source in shape.sources)
-        self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.norm = TrainableRMSNorm(shape.hidden_size, shape.rms_norm_eps)
 
 
 class FrozenKvModule(UnrolledModule):

@@ -19,7 +19,7 @@ from spec_lab.checkpoints.taps import Tap
 from spec_lab.train.checkpoint import load_drafter, rope_keys, save_drafter
 from spec_lab.train.data import Texts
 from spec_lab.train.head import LayerSizes
-from spec_lab.train.layers import AttentionShape, RMSNorm, RotaryFrequencies, SelfAttention, SwiGLU
+from spec_lab.train.layers import AttentionShape, RotaryFrequencies, SelfAttention, SwiGLU, TrainableRMSNorm
 from spec_lab.train.target import FrozenTarget, TargetOutputs
 from spec_lab.train.unrolled import Places, Unrolled, UnrolledModule, unroll_chain
 
@@ -29,18 +29,18 @@ class MtpLayer(nn.Module):
 
     def __init__(self, plan: LayerPlan, size: int, eps: float) -> None:
         super().__init__()
-        self.enorm, self.hnorm = RMSNorm(size, eps), RMSNorm(size, eps)
+        self.enorm, self.hnorm = TrainableRMSNorm(size, eps), TrainableRMSNorm(size, eps)
         self.eh_proj = nn.Linear(2 * size, size, bias=False)
-        self.input_layernorm, self.post_attention_layernorm = RMSNorm(size, eps), RMSNorm(size, eps)
+        self.input_layernorm, self.post_attention_layernorm = TrainableRMSNorm(size, eps), TrainableRMSNorm(size, eps)
         heads = plan.num_heads, plan.num_kv_heads, plan.head_dim
         self.self_attn = SelfAttention(
             AttentionShape(size, size, *heads, eps if plan.qk_norm else None, has_bias=plan.qkv_bias)
         )
         self.mlp = SwiGLU(size, plan.intermediate_size)
-        self.shared_head = nn.ModuleDict({"norm": RMSNorm(size, eps)})
+        self.shared_head = nn.ModuleDict({"norm": TrainableRMSNorm(size, eps)})
 
     @property
-    def last_norm(self) -> RMSNorm:
+    def last_norm(self) -> TrainableRMSNorm:
         """The norm before the LM head."""
         norm: Any = self.shared_head["norm"]
         return norm
@@ -56,7 +56,7 @@ class MtpLayer(nn.Module):
         return self.last_norm(hidden + self.mlp(self.post_attention_layernorm(hidden)))
 
 
-class MtpModule(UnrolledModule):
+class TrainableMtp(UnrolledModule):
     """The module, and the target's frozen LM head `head_weight` [vocab, hidden]."""
 
     head_weight: Tensor
@@ -109,14 +109,14 @@ class MtpEagle(LayerSizes, Unrolled):
             qk_norm=like.qk_norm,
         )
 
-    def build(self, target: FrozenTarget, texts: Texts, seed: int) -> MtpModule:
+    def build(self, target: FrozenTarget, texts: Texts, seed: int) -> TrainableMtp:
         """Make a module. The norm before the LM head begins as the target's."""
         torch.manual_seed(seed)
-        module = MtpModule(self.plan(target), target)
+        module = TrainableMtp(self.plan(target), target)
         module.layer.last_norm.weight.data.copy_(target.final_norm_weight)
         return module
 
-    def save(self, module: MtpModule, target: FrozenTarget, folder: Path) -> None:
+    def save(self, module: TrainableMtp, target: FrozenTarget, folder: Path) -> None:
         """Write the module and a config of its own. As in DeepSeek's files, its layer number follows the target's
         last."""
         plan, config = module.plan, target.config
@@ -141,10 +141,10 @@ class MtpEagle(LayerSizes, Unrolled):
         prefix = f"model.layers.{config.num_layers}."
         save_drafter({f"{prefix}{name}": tensor for name, tensor in module.layer.state_dict().items()}, keys, folder)
 
-    def load(self, folder: Path, target: FrozenTarget) -> MtpModule:
+    def load(self, folder: Path, target: FrozenTarget) -> TrainableMtp:
         tensors, _ = load_drafter(folder)
         prefix = f"model.layers.{target.config.num_layers}."
-        module = MtpModule(self.plan(target), target)
+        module = TrainableMtp(self.plan(target), target)
         module.layer.load_state_dict({name.removeprefix(prefix): tensor for name, tensor in tensors.items()})
         return module.to(target.device)
 
