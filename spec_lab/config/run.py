@@ -327,6 +327,7 @@ class RecordConfig:
         least=0,
         most=128,
     )
+    audit: bool = knob(True, "check the outputs by the target's own forward; false for a run that only writes texts")
 
 
 @dataclass

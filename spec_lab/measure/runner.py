@@ -13,6 +13,7 @@ import torch
 
 from spec_kernels.native.build import register_file
 from spec_lab.acceptance.phase import thinking_mask
+from spec_lab.checkpoints.digest import target_digest
 from spec_lab.build.limits import engine_limits
 from spec_lab.checkpoints.gguf import quantizations
 from spec_lab.checkpoints.gguf_file import is_gguf
@@ -26,7 +27,6 @@ from spec_lab.core.types import Request
 from spec_lab.measure.answers import check_answers, note_unread
 from spec_lab.measure.audit import audit
 from spec_lab.measure.company import Company
-from spec_lab.measure.identity import digest_of
 from spec_lab.measure.lab import MAIN, Lab, load_lab, plain_engine
 from spec_lab.measure.memory import MemoryWatch
 from spec_lab.measure.profiling import RoundProfile, profile_rounds
@@ -96,7 +96,7 @@ def _measure(lab: Lab, info: models.Run, recorder: Recorder, memory: MemoryWatch
             recorder.rounds(repeat, passes[MAIN][-1].rounds, metrics)
             if repeat == 0:
                 records = passes[MAIN][0].requests
-                for record in progress.counted("checking the outputs", records):
+                for record in progress.counted("checking the outputs", records if config.record.audit else []):
                     lab.teacher.require_finite([*record.prompt_ids, *record.output_ids[:-1]])
                 divergences = _audit(lab, passes, progress)
                 rows = {name: _rows(lab, name, passes[name][0].requests, {}) for name in passes if name != MAIN}
@@ -236,8 +236,9 @@ def check_replayed(before: GraphCounts, result: GenerationResult, must_replay: b
 
 
 def _audit(lab: Lab, passes: Mapping[str, list[GenerationResult]], progress: Progress) -> dict[str, Divergence] | None:
-    """Compare the outputs with plain decoding's; None with sampling, where they need not be equal."""
-    if lab.config.sampling.temperature > 0:
+    """Compare the outputs with plain decoding's; None with sampling, where they need not be equal, and without
+    record.audit."""
+    if lab.config.sampling.temperature > 0 or not lab.config.record.audit:
         return None
     plain = _outputs(passes["plain"][0].requests) if "plain" in passes else None
     lossless = lab.engines[MAIN].parts.rule.traits.lossless
@@ -328,7 +329,7 @@ def _identity(lab: Lab) -> dict[str, object]:
     return {
         "target": Target(
             name=config.target.name,
-            digest=digest_of(path, config.seed if is_random else None),
+            digest=target_digest(path, config.seed if is_random else None),
             template=NO_TEMPLATE if is_random else template_digest(path),
             thinking_markers=lab.models.markers is not None,
             dtype=dtype,
