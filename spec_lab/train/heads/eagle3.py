@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from spec_lab.checkpoints.eagle3_config import default_tap_layer_inputs
-from spec_lab.checkpoints.families.plain import read_rope
+from spec_lab.checkpoints.families.rope import read_rope
 from spec_lab.checkpoints.json_input import ConfigFields
 from spec_lab.checkpoints.plan import RopeConfig
 from spec_lab.checkpoints.taps import Tap, taps_of_inputs
