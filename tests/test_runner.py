@@ -32,6 +32,7 @@ from spec_lab.study.rounds import load_request, rounds_of_request
 from spec_lab.study.run_table import format_run
 from spec_lab.workloads.pocket_form import THINK_START
 from tests.fake_runs import CHOICES
+from tests.lab import part
 from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts, write_tokenizer
 
 Execute = Callable[..., tuple[Run, Path]]
@@ -44,12 +45,12 @@ PROMPTS = [
 
 
 def test_a_reference_that_the_run_is_itself_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    note_references(RunConfig(), {})
+    note_references(Run(), {})
     both: dict[str, Any] = {"plain": None, "eager": None}
-    note_references(RunConfig(references=[ReferenceChoice.eager]), both)
+    note_references(Run(references=[ReferenceChoice.eager]), both)
     assert capsys.readouterr().err == ""
     del both["eager"]
-    note_references(RunConfig(references=[ReferenceChoice.plain, ReferenceChoice.eager]), both)
+    note_references(Run(references=[ReferenceChoice.plain, ReferenceChoice.eager]), both)
     assert "the run itself is eager, so no such reference is measured" in capsys.readouterr().err
 
 
@@ -67,13 +68,13 @@ def execute(pair: tuple[Path, Path], tmp_path: Path) -> Execute:
         config = make_run_config(pair, prompts, references=["plain"], batch_size=2, **changes)
         config.acceptance, config.record = acceptance, RecordConfig(topk=topk)
         folder = tmp_path / acceptance.name
-        summary = record_run(choose(config), CHOICES | {"acceptance": acceptance.name}, folder)
+        summary = record_run(config, CHOICES | {"acceptance": acceptance.name}, folder)
         return summary, folder
 
     return execute
 
 
-@pytest.mark.parametrize("graph", [FullLoopGraphConfig(), RoundGraphConfig()], ids=["full_loop", "round"])
+@pytest.mark.parametrize("graph", [FullLoop(), RoundGraph()], ids=["full_loop", "round"])
 def test_graphs_are_gone_when_the_processes_part(
     graph: GraphConfig, execute: Execute, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,7 +82,7 @@ def test_graphs_are_gone_when_the_processes_part(
     alive: list[weakref.ref[Any]] = []
 
     @contextmanager
-    def world_of(config: RunConfig, folder: Path) -> Iterator[Any]:
+    def world_of(config: Run, folder: Path) -> Iterator[Any]:
         yield ALONE
         gc.collect()
         assert alive and not any(engine() is not None for engine in alive)
@@ -93,7 +94,7 @@ def test_graphs_are_gone_when_the_processes_part(
 
     monkeypatch.setattr("spec_lab.measure.runner.world_of", world_of)
     monkeypatch.setattr("spec_lab.measure.runner.load_lab", load)
-    execute(StrictAcceptanceConfig(), graph=graph)
+    execute(Strict(), graph=graph)
 
 
 def test_a_lossy_run_says_what_it_cost(execute: Execute) -> None:
@@ -172,7 +173,7 @@ def test_imposed_acceptance_has_no_accuracy_and_says_so(execute: Execute) -> Non
     assert "imposed, not measured" in (text := format_run(summary)) and text.count("*") > 2
 
 
-@pytest.mark.parametrize("rule", [LOOSE, AcceptanceConfig(name="strict")], ids=["relaxed", "strict"])
+@pytest.mark.parametrize("rule", [LOOSE, part("acceptance", "strict")], ids=["relaxed", "strict"])
 def test_kept_rows_give_the_acceptance_that_was_timed(rule: AcceptanceConfig, execute: Execute) -> None:
     summary, folder = execute(rule, topk=128)
     accepted = {row.id: row.accepted_per_round for row in read_requests(folder)}
@@ -181,14 +182,14 @@ def test_kept_rows_give_the_acceptance_that_was_timed(rule: AcceptanceConfig, ex
 
 
 def test_no_rows_are_kept_unless_asked_for(execute: Execute) -> None:
-    _, folder = execute(AcceptanceConfig(name="strict"))
+    _, folder = execute(part("acceptance", "strict"))
     assert not (folder / VERIFY_ROWS_FILE).exists()
 
 
 def test_a_tokenizer_without_markers_has_no_thinking(pair: tuple[Path, Path], execute: Execute) -> None:
     write_tokenizer(pair[0], ())
     try:
-        summary, folder = execute(AcceptanceConfig(name="strict"))
+        summary, folder = execute(part("acceptance", "strict"))
         with pytest.raises(ValueError, match=r"target\.thinking_begin"):
             execute(LOOSE)
     finally:
@@ -219,7 +220,7 @@ def test_what_an_earlier_job_left_is_gone_before_the_next_loads(
         left = weakref.ref(Left())
         monkeypatch.setattr("spec_lab.measure.lab.open_workload", opened)
         with pytest.raises(Loads):
-            load_lab(choose(config))
+            load_lab(config)
     finally:
         gc.enable()
 

@@ -12,6 +12,7 @@ from spec_lab.config.run import Run
 from spec_lab.record import models
 from spec_lab.record.names import SUMMARY_FILE
 from spec_lab.record.reading import read_run
+from spec_lab.core.file_stamps import file_stamps
 
 READ_FILE = "read.txt"
 """The file in a run's folder with the digest of what the run read."""
@@ -22,9 +23,7 @@ def digest_of(run: Run) -> str:
     values = values_read(asdict(run))
     drafter: Any = run.drafter
     weights = [run.target.folder, *([drafter.folder(run)] if hasattr(drafter, "folder") else [])]
-    files = [file for place in [*weights, *_paths(values)] for file in (place.iterdir() if place.is_dir() else [place])]
-    seen = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(files) if file.is_file()]
-    return digest(sources(tuple(run.extensions)), values, seen)
+    return digest(sources(tuple(run.extensions)), values, file_stamps([*weights, *_paths(values)]))
 
 
 def finished(sweep: Path, read: str) -> tuple[Path, models.Run] | None:

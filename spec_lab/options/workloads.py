@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from omegaconf import MISSING
 
 from spec_lab.config.option import knob, option
 from spec_lab.config.run import Run, WorkloadConfig
@@ -32,8 +31,12 @@ class Pocket(WorkloadConfig):
 class Jsonl(WorkloadConfig):
     """Prompts of your own, from a JSON Lines file."""
 
-    path: str = knob(MISSING, "JSON Lines file with the prompts")
+    path: str | None = knob(None, "JSON Lines file with the prompts")
     turns: int | None = knob(None, "number of turns of a conversation that are asked; null is all of them", least=1)
+
+    def check(self, run: Run) -> Iterator[str]:
+        if self.path is None:
+            yield f"workload={self.name} needs a file of prompts; add workload.path=FILE"
 
     def load(self, run: Run, tokenizer: Tokenizer) -> list[Request]:
         from spec_lab.workloads.load import in_turn
