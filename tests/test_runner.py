@@ -17,11 +17,8 @@ from spec_lab.measure.runner import record_run
 from spec_lab.measure.world import ALONE
 from spec_lab.menu.choices import ReferenceChoice
 from spec_lab.menu.chosen import choose
-from spec_lab.menu.config import AcceptanceConfig, GraphConfig, RecordConfig, RunConfig
-from spec_lab.options.graphs.full_loop import FullLoopGraphConfig
-from spec_lab.options.graphs.round import RoundGraphConfig
+from spec_lab.menu.config import AcceptanceConfig, GraphConfig, RecordConfig
 from spec_lab.options.rules.relaxed_thinking import RelaxedThinkingConfig
-from spec_lab.options.rules.strict import StrictAcceptanceConfig
 from spec_lab.options.rules.synthetic import SyntheticConfig
 from spec_lab.record.models import Run
 from spec_lab.record.reading import read_requests

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from spec_lab.config.option import get, options
 from spec_lab.core.prompts import LiveRows
 from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.core.rows import rows_at

@@ -9,10 +9,10 @@ from typing import Any
 
 from spec_lab.app.folder import digest, sources, values_read
 from spec_lab.config.run import Run
+from spec_lab.core.file_stamps import file_stamps
 from spec_lab.record import models
 from spec_lab.record.names import SUMMARY_FILE
 from spec_lab.record.reading import read_run
-from spec_lab.core.file_stamps import file_stamps
 
 READ_FILE = "read.txt"
 """The file in a run's folder with the digest of what the run read."""

@@ -112,13 +112,17 @@ class UserTurns(WorkloadConfig):
 class Outputs(WorkloadConfig):
     """What another run answered, as prompts."""
 
-    path: str = knob(MISSING, "folder of the run")
+    path: str | None = knob(None, "folder of the run")
+
+    def check(self, run: Run) -> Iterator[str]:
+        if self.path is None:
+            yield "workload=outputs asks what another run answered; add workload.path=FOLDER of the run"
 
     def load(self, run: Run, tokenizer: Tokenizer) -> list[Request]:
         from spec_lab.workloads.load import in_turn
         from spec_lab.workloads.own_turns import outputs_of
 
-        return in_turn(outputs_of(Path(self.path), tokenizer), run, tokenizer)
+        return in_turn(outputs_of(Path(self.path or ""), tokenizer), run, tokenizer)
 
 
 @option("workload.checker", "answer")
