@@ -22,10 +22,10 @@ from spec_lab.checkpoints.gemma4_assistant_config import (
     read_assistant_config,
 )
 from spec_lab.checkpoints.gemma4_text import LayerRope
+from spec_lab.checkpoints.packaged import SHAPES
 from spec_lab.checkpoints.random_weights import random_assistant, random_mtp
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.core.errors import UserError
-from spec_lab.options.targets import SHAPES
 from spec_lab.record.reading import read_run
 from tests import tiny_gemma4
 from tests.covering import each_value
