@@ -25,7 +25,7 @@ from spec_lab.config import devices
 from spec_lab.config.run import PruneConfig
 from spec_lab.core.errors import UserError
 from spec_lab.measure.company import Company
-from spec_lab.record.reading import read_request_rows, read_summary
+from spec_lab.record.reading import read_requests, read_run
 from spec_lab.record.recorder import STILL_RUNNING
 from tests.fake_runner import FakeRunner, summaries
 
@@ -309,6 +309,6 @@ def test_a_killed_run_keeps_the_requests_that_ended(tmp_path: Path) -> None:
         time.sleep(0.1)
     process.kill()
     process.wait(60)
-    summary, rows = read_summary(tmp_path / "X"), read_request_rows(tmp_path / "X")
-    assert summary["status"] == "interrupted" and summary["reason"] == STILL_RUNNING
-    assert 1 <= len(rows) <= 3 and all(row["output_ids"] for row in rows)
+    summary, rows = read_run(tmp_path / "X"), read_requests(tmp_path / "X")
+    assert summary.status == "interrupted" and summary.reason == STILL_RUNNING
+    assert 1 <= len(rows) <= 3 and all(row.output_ids for row in rows)

@@ -20,7 +20,7 @@ from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.random_blocks import BlockParts, random_block
 from spec_lab.checkpoints.taps import Tap
 from spec_lab.core.errors import UserError
-from spec_lab.options.drafters.block_keys import Form, Head
+from spec_lab.options.drafters.blocks import Form, Head
 from tests.lab import make_config, make_engine, random_requests
 from tests.tiny_blocks import TinyBlock, write_block
 from tests.tiny_checkpoints import make_tiny_target, refused, rewrite_config, rewrite_tensors

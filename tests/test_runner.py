@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 
+from spec_lab.config.choices import ReferenceChoice
+from spec_lab.config.run import AcceptanceConfig, GraphConfig, RecordConfig
 from spec_lab.measure.lab import load_lab, note_references
 from spec_lab.measure.runner import record_run
 from spec_lab.measure.world import ALONE
-from spec_lab.menu.choices import ReferenceChoice
-from spec_lab.menu.chosen import choose
-from spec_lab.menu.config import AcceptanceConfig, GraphConfig, RecordConfig
-from spec_lab.options.rules.relaxed_thinking import RelaxedThinkingConfig
-from spec_lab.options.rules.synthetic import SyntheticConfig
+from spec_lab.options.acceptance.relaxed_thinking import RelaxedThinking
+from spec_lab.options.acceptance.synthetic import Synthetic
 from spec_lab.record.models import Run
 from spec_lab.record.reading import read_requests
 from spec_lab.record.verify_rows import VERIFY_ROWS_FILE, load_verify_rows
@@ -33,7 +32,7 @@ from tests.lab import part
 from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts, write_tokenizer
 
 Execute = Callable[..., tuple[Run, Path]]
-LOOSE = RelaxedThinkingConfig(topk=128, delta=1.0)
+LOOSE = RelaxedThinking(topk=128, delta=1.0)
 PROMPTS = [
     {"id": "open", "category": "thinking", "prompt": f"{THINK_START}abc", "form": "continue", "answer": "7"},
     {"id": "closed", "category": "plain", "prompt": "abcabc", "form": "continue", "answer": "7"},
@@ -152,7 +151,7 @@ def test_a_run_can_be_shown_and_framed(execute: Execute) -> None:
 
 
 def test_a_lossless_run_counts_thinking_too(execute: Execute) -> None:
-    summary, folder = execute(AcceptanceConfig(name="strict"))
+    summary, folder = execute(part("acceptance", "strict"))
     assert summary.acceptance_lossless is True
     assert summary["relaxed"] is None
     assert summary["thinking.mean_tokens"] == 4.0
@@ -163,7 +162,7 @@ def test_a_lossless_run_counts_thinking_too(execute: Execute) -> None:
 
 
 def test_imposed_acceptance_has_no_accuracy_and_says_so(execute: Execute) -> None:
-    summary, _ = execute(SyntheticConfig(mean_length=2.5))
+    summary, _ = execute(Synthetic(mean_length=2.5))
     assert (summary.acceptance_imposed, summary.acceptance_lossless) == (True, False)
     assert (summary["accuracy"], summary["accuracy.n"], summary["accuracy_change"]) == (None, 0, None)
     assert "lossy and imposed: its text comes from neither model" in summary.verdict
@@ -235,7 +234,7 @@ def test_what_a_checker_read_stands_beside_each_answer(
     prompts = write_prompts(tmp_path / "prompts.jsonl", ANSWERED)
     config = make_run_config(pair, prompts, references=["plain"])
     config.workload.checker = "boxed"
-    summary = record_run(choose(config), dict(CHOICES), tmp_path / "run")
+    summary = record_run(config, dict(CHOICES), tmp_path / "run")
     rows = {row.id: row for row in read_requests(tmp_path / "run")}
     assert [rows[name].checker for name in ("any", "none")] == ["exact", "boxed"]
     read = rows["any"].answer_read

@@ -11,7 +11,7 @@ import pytest
 
 import spec_lab
 from spec_lab.core.text_stops import TextStops
-from spec_lab.record.row_schema import RequestRow
+from spec_lab.record.models import Request as RequestRow
 from spec_lab.workloads.prompt_files import shipped_prompts
 from tests.tiny_checkpoints import refused
 
@@ -31,7 +31,7 @@ def decoded(folder: Path, lines: list[dict[str, Any]], *overrides: str) -> tuple
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     composed = spec_lab.compose([*CHEAP, f"workload.path={file}", f"output_dir={folder}", *overrides])
     result = spec_lab.run(composed)
-    return {row["id"]: row for row in result.requests}, result.summary
+    return {row.id: row for row in result.requests}, result.summary
 
 
 @pytest.fixture(scope="module")
@@ -42,14 +42,13 @@ def whole(lines: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory)
 
 def text_up_to(row: RequestRow, num_tokens: int) -> str:
     """The newest characters of the first tokens, as many as the text did not have before."""
-    ends = row["text_ends"]
+    ends = row.text_ends
     assert ends is not None
     end = ends[num_tokens - 1]
     return next(
         text
         for length in range(1, end)
-        if (text := row["text"][end - length : end]) not in row["text"][: end - 1]
-        and length >= end - ends[num_tokens - 2]
+        if (text := row.text[end - length : end]) not in row.text[: end - 1] and length >= end - ends[num_tokens - 2]
     )
 
 
@@ -89,11 +88,11 @@ def test_a_stop_inside_a_block_ends_the_text_there(
     }
     for name, (num_tokens, judged, reason) in expected.items():
         row = rows[name]
-        assert row["output_ids"] == whole[name]["output_ids"][:num_tokens], name
+        assert row.output_ids == whole[name].output_ids[:num_tokens], name
         accepted = 3 if reason == "length" else min(3, num_tokens - 5)
-        assert (row["accepted_per_round"], row["judged_per_round"]) == ([3, accepted], judged), name
-        assert row["emitted_per_round"] == [4, num_tokens - 5] and row["truncated"], name
-        assert row["finish_reason"] == reason, name
+        assert (row.accepted_per_round, row.judged_per_round) == ([3, accepted], judged), name
+        assert row.emitted_per_round == [4, num_tokens - 5] and row.truncated, name
+        assert row.finish_reason == reason, name
     assert summary["acceptance_length"] == 4 and summary["divergence"]["diverged"] == 0
 
 

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from spec_lab.app.compose import compose
 from spec_lab.core.types import Request
 from spec_lab.doctor.examine import examine
 from spec_lab.doctor.findings import faults
 from spec_lab.doctor.subject import load_subject, strict_greedy
-from spec_lab.menu.chosen import choose
-from spec_lab.program.compose import compose_run
 from spec_lab.train.serving import Serving
 from spec_lab.train.target import FrozenTarget
 from tests.taught_pairs import quiet
@@ -48,6 +47,6 @@ def test_the_doctor_finds_no_fault_in_what_was_trained(folder: Path, tmp_path: P
     head.save(module, target, tmp_path / name)
     run = ["target=hf", f"target.path={folder / 'target'}", f"drafter={name}", f"drafter.path={tmp_path / name}"]
     run += ["drafter.num_draft_tokens=2", "workload=random_ids", "workload.limit=3", "max_new_tokens=24", "device=cpu"]
-    found = examine(load_subject(choose(strict_greedy(compose_run(run)[0]))))
+    found = examine(load_subject(strict_greedy(compose(run).config)))
     assert faults(found) == []
     assert found[-1].check == "teacher forcing"
