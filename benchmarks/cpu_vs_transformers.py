@@ -50,8 +50,10 @@ from spec_lab.engine.engine import Engine
 from spec_lab.measure.lab import MAIN, load_lab
 from spec_lab.menu.chosen import choose
 from spec_lab.menu.config import RunConfig
-from spec_lab.record import acceptance_metrics, averages, time_metrics
-from spec_lab.record.paired import of_turns
+from spec_lab.record import times
+from spec_lab.record.draft_counts import acceptance_length
+from spec_lab.record.metric import Measured, median_of
+from spec_lab.record.statistics import of_turns
 from spec_lab.record.wording import format_table, number, with_range
 from spec_lab.workloads.prompt_files import shipped_prompts
 
@@ -88,7 +90,7 @@ def measure_acceptance(options: argparse.Namespace) -> dict[str, dict[str, float
     table: dict[str, dict[str, float | None]] = {}
     for category in [*sorted({request.category for request in requests}), "all"]:
         table[category] = {
-            name: acceptance_metrics.acceptance_length(
+            name: acceptance_length(
                 [r for r in result.requests if category in (r.category, "all")], result.num_draft_tokens
             )
             for name, result in results.items()
@@ -207,12 +209,12 @@ def take_turns(contestants: dict[str, Callable[[list[Request]], Any]], requests:
 def report(batch_size: int, num_prompts: int, turns: list[Turn], drafters: Sequence[str]) -> dict[str, Any]:
     """Print the table of one batch size; return its numbers."""
     theirs = [turn["transformers"] for turn in turns]
-    ours: list[Any] = [time_metrics.end_to_end_tokens_per_second(turn["plain"]) for turn in turns]
+    ours: list[Any] = [times.end_to_end_tokens_per_second(turn["plain"]) for turn in turns]
     against = ratios(ours, theirs)
     print(f"\nbatch size {batch_size}, {torch.get_num_threads()} threads, {num_prompts} prompts, {len(turns)} turns")
     print(f"transformers generate {number(median(theirs), 1)} tokens/s, plain {number(median(ours), 1)}, ", end="")
     print(f"ratio {with_range(*against)}")
-    print(f"plain step {number(median(time_metrics.round_ms(turn['plain'].rounds) for turn in turns), 2)} ms")
+    print(f"plain step {number(median(times.round_ms(turn['plain']) for turn in turns), 2)} ms")
     rows = {name: drafter_row([turn[name] for turn in turns], [turn["plain"] for turn in turns]) for name in drafters}
     header = ["drafter", "decode tok/s", "over plain", "acceptance length", "break-even", "round ms"]
     if rows:
@@ -231,20 +233,20 @@ def ratios(ours: list[Any], theirs: list[Any]) -> tuple[float, float | None, flo
     """Return the mean ratio within a turn, and the ends of its interval."""
     ratio = of_turns(ours, theirs)
     assert ratio is not None, "every turn has rounds"
-    return ratio.value, *ratio.ends
+    interval = ratio.interval
+    return interval.value, interval.low, interval.high
 
 
 def drafter_row(results: list[GenerationResult], plain: list[GenerationResult]) -> dict[str, Any]:
     """Compute one drafter's figures from its turns and plain decoding's."""
-    rates = [time_metrics.decode_tokens_per_second(result.rounds) for result in results]
-    pairs = zip(results, plain, strict=True)
-    even = [time_metrics.break_even_acceptance_length(result.rounds, other.rounds) for result, other in pairs]
+    rates = [times.decode_tokens_per_second(result) for result in results]
+    measured = Measured((), results, results[0].num_draft_tokens, {"plain": Measured(repeats=plain)})
     return {
-        "decode_tokens_per_second": averages.median_over_repeats(rates),
-        "over_plain": ratios(rates, [time_metrics.decode_tokens_per_second(result.rounds) for result in plain]),
-        "acceptance_length": acceptance_metrics.acceptance_length(results[0].requests, results[0].num_draft_tokens),
-        "break_even": averages.median_over_repeats(even),
-        "round_ms": averages.median_over_repeats(time_metrics.round_ms(result.rounds) for result in results),
+        "decode_tokens_per_second": median_of(rates),
+        "over_plain": ratios(rates, [times.decode_tokens_per_second(result) for result in plain]),
+        "acceptance_length": acceptance_length(results[0].requests, results[0].num_draft_tokens),
+        "break_even": times.break_even_acceptance_length(measured),
+        "round_ms": median_of(times.round_ms(result) for result in results),
     }
 
 

@@ -16,12 +16,11 @@ from spec_lab.app.compose import compose
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.measure.lab import default_num_threads
 from spec_lab.menu import auto, devices
-from spec_lab.menu.auto import problem_of_native, why_kernels
+from spec_lab.menu.auto import RUNS_ANYWHERE, problem_of_native, why_kernels
 from spec_lab.menu.chosen import choose
 from spec_lab.menu.refusals.run import refusals
 from spec_lab.operators.promises import VECTOR, native_takes
 from spec_lab.options.shipped import ZOO
-from spec_lab.record.mixed import RUNS_ANYWHERE
 from spec_lab.wiring.models import resolve_device
 from tests.tiny_checkpoints import refused
 

@@ -17,7 +17,6 @@ from spec_lab.core.errors import UserError
 from spec_lab.core.ranks import Ranks, ranks, refuse_unless_they_meet
 from spec_lab.menu.config import RunConfig
 from spec_lab.menu.refusals.run import refusals
-from spec_lab.report.__main__ import main as report
 
 Start = Callable[..., None]
 
@@ -86,8 +85,6 @@ def test_what_is_no_number_of_processes_is_not_one_process(
     started(2)
     monkeypatch.setenv(variable, value)
     assert main(["--help"]) == 2
-    assert f"refused: {variable}={value} is not a whole number" in capsys.readouterr().err
-    assert report(["--last=1"]) == 2
     assert f"refused: {variable}={value} is not a whole number" in capsys.readouterr().err
 
 

@@ -38,7 +38,7 @@ class Request:
         system: the system message of a conversation; None without one.
         num_draft_tokens: the most drafts in its rounds; 0 for plain decoding, None for K.
         turn: which turn of its conversation it is, from 1.
-        arrives_at: seconds after the start of a pass at which it arrives; None for one that arrives when it gets a slot.
+        arrives_at: seconds after the start of a pass at which it arrives; None if it arrives when it gets a slot.
     """
 
     request_id: str

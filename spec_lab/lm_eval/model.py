@@ -104,9 +104,10 @@ class SpecLabModel(LM):  # type: ignore[misc]  # mypy does not follow the harnes
         drafts = self._chosen.config.drafter.num_draft_tokens
         length = acceptance_length(self.records, drafts) if drafts else None
         rate = decode_rate(self.rounds)
+        tokens = sum(len(record.output_ids) for record in self.records)
         return (
-            f"spec_lab: {len(self.records)} answers, {sum(len(record.output_ids) for record in self.records):,} tokens, acceptance length "
-            f"{number(length)}, {number(rate, 1)} tokens a second while decoding"
+            f"spec_lab: {len(self.records)} answers, {tokens:,} tokens, acceptance length {number(length)}, "
+            f"{number(rate, 1)} tokens a second while decoding"
         )
 
     def _read(self, text: str, wanted: Mapping[str, Any]) -> Asked:
