@@ -12,7 +12,7 @@ PYTEST = PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest -n $(WORKERS) --dist works
 # Files and folders that are new: `make lines` counts them by themselves.
 NEW = spec_lab/engines
 
-.PHONY: help install smoke lint lines docs test slow costs bits gpu
+.PHONY: help install smoke lint lines docs test slow costs arm bits gpu
 
 help: ## the targets
 	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' Makefile | expand --tabs=16
@@ -46,6 +46,9 @@ slow: ## wheels, training, whole sweeps, full examinations by the doctor
 
 costs: ## runs both tiers, and sorts the cases anew by what they cost (tests/costs.json)
 	$(PYTEST) -m "not product" --write-costs
+
+arm: ## kernels=native for Arm under qemu, and its machine code (Debian: gcc-aarch64-linux-gnu, qemu-user)
+	$(PYTEST) -m "slow or not slow" tests/test_native_machine.py
 
 bits: ## tokens, logits, caches and kernels as they were at BASE, minutes
 	@folder=$$(mktemp -d) && trap 'rm -r "$$folder"' EXIT && git archive "$(BASE)" | tar -x -C "$$folder" && \

@@ -29,7 +29,7 @@ drafter=eagle3 graph=split_seed prune=prefill
 drafter=eagle3 graph=full_loop prune=post_attention
 drafter=eagle3 graph=full_loop prune=catchup graph.verify=false
 drafter=eagle3 graph=step_replay prune=none
-drafter=eagle3 graph=round prune=none graph.metadata=stale
+drafter=eagle3 graph=round prune=none graph.metadata=stale drafter.window=9
 drafter=eagle3 graph=round prune=catchup graph.prompts=true cache.prefill_tokens=1
 drafter=eagle3 graph=round prune=catchup graph.rounds_per_replay=3
 drafter=eagle3 graph=round_overlap prune=post_attention

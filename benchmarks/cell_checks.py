@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
 import spec_lab
+from spec_lab.config.checks import problems
 from spec_lab.core.errors import UserError
-from spec_lab.menu.refusals.run import refusals
 
 
 class Composable(Protocol):
@@ -46,5 +46,5 @@ def refused(cells: Iterable[Composable]) -> int:
             code = 2
             continue
         print(f"-- {cell.name}", composed, sep="\n")
-        code = 2 if refusals(composed.config) else code
+        code = 2 if list(problems(composed.config)) else code
     return code

@@ -69,12 +69,8 @@ def examine(config: Composed) -> list[Finding]:
     Raises:
         UserError: the run is refused, or the doctor cannot examine it.
     """
-    from spec_lab.menu.refusals.ranks import refuse_split
-    from spec_lab.menu.refusals.run import admit
-
-    refuse_split(config.config, "spec_lab.examine")
-    chosen = admit(config.config)
+    from spec_lab.config.checks import admit
     from spec_lab.doctor.examine import examine
     from spec_lab.doctor.subject import load_subject
 
-    return examine(load_subject(chosen))
+    return examine(load_subject(admit(config.config)))

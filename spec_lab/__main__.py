@@ -33,17 +33,23 @@ def command() -> NoReturn:
 
 
 def _run(arguments: list[str]) -> int:
-    from spec_lab.app.compose import call_hydra, conf_folder, extensions_in, knobs, prepared, with_override
+    from spec_lab.app.compose import call_hydra, conf_folder, extensions_in, prepared, with_override
+    from spec_lab.config.extensions import load_options
+    from spec_lab.config.help import help_text, keys
+
+    if "--help" in arguments or "-h" in arguments:
+        load_options(extensions_in(arguments))
+        print(help_text(conf_folder(), [word for word in arguments if "=" not in word and not word.startswith("-")]))
+        return 0
     from spec_lab.app.run import job
-    from spec_lab.menu import registry
 
     rank = ranks().rank
     with nullcontext() if rank == 0 else _scratch() as scratch:
         if scratch is not None:
             arguments = with_override(arguments, f"hydra.run.dir={scratch}")
         try:
-            known = knobs(registry.load(extensions_in(arguments)))
-            return call_hydra(job, prepared(arguments), conf_folder(), known)
+            prepared_for_hydra = prepared(arguments)
+            return call_hydra(job, prepared_for_hydra, conf_folder(), set(keys()))
         except Exception:
             time.sleep(SECONDS_FOR_THE_FIRST if rank else 0)
             raise

@@ -104,12 +104,6 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.fixture(scope="session")
-def search_code() -> None:
-    """W&B's search code, which takes two seconds to import: only where a test of it runs."""
-    pytest.importorskip("sweeps", reason="needs the extra `sweep`")
-
-
 @pytest.fixture
 def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty working directory."""

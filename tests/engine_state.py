@@ -62,7 +62,7 @@ def is_cache(engine: Engine, tensor: torch.Tensor) -> bool:
     """Whether a tensor is a KV cache, [..., cache slots, 2, num_kv_heads, head_dim]; every cache has the target's slot
     numbering.
     """
-    return tensor.dim() >= 4 and tensor.shape[-4:-2] == engine.parts.cache.kv.shape[-4:-2]
+    return tensor.dim() >= 4 and any(tensor.shape[-4:-2] == kv.shape[-4:-2] for kv in engine.parts.cache.tensors)
 
 
 def poison(engine: Engine) -> None:

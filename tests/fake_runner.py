@@ -6,9 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from spec_lab.menu.chosen import Chosen
-from spec_lab.menu.config import RunConfig
-from spec_lab.record.models import Run
+from spec_lab.config.run import Run
+from spec_lab.record import models
 from spec_lab.record.names import REQUESTS_FILE, SUMMARY_FILE
 from spec_lab.record.reading import read_run
 from spec_lab.record.recorder import amend
@@ -18,13 +17,13 @@ class FakeRunner:
     """A runner that remembers what it was given, writes the record of a finished run, and fails where it is told to."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[RunConfig, dict[str, str], Path]] = []
+        self.calls: list[tuple[Run, dict[str, str], Path]] = []
         self.error: BaseException | None = None
         self.begins = True
         self.errors: dict[int, BaseException] = {}
 
-    def record_run(self, chosen: Chosen, choices: dict[str, str], folder: Path) -> Run:
-        config = chosen.config
+    def record_run(self, chosen: Run, choices: dict[str, str], folder: Path) -> models.Run:
+        config = chosen
         self.calls.append((config, choices, folder))
         if self.begins:
             (folder / REQUESTS_FILE).touch()

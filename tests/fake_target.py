@@ -17,6 +17,7 @@ from spec_lab.acceptance.strict import StrictAcceptance
 from spec_lab.acceptance.tree import StrictTreeAcceptance
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.attention.torch_tree import TorchTreeAttention
+from spec_lab.config.option import get
 from spec_lab.core.kv_cache import NULL_PAGE, NUM_RESERVED_PAGES, CacheRow, PagedKVCache
 from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
 from spec_lab.core.prompts import PromptPack
@@ -45,8 +46,6 @@ from spec_lab.engine.round import DecodeRound, Rounds
 from spec_lab.engine.scheduler import Scheduler
 from spec_lab.engine.slots import SlotState
 from spec_lab.engine.timing import HostTimer
-from spec_lab.menu import registry
-from spec_lab.menu.option import CatchupPruningOption, PromptPruningOption
 
 WIDTH = 8
 WINDOWS: tuple[int | None, ...] = (5, None)
@@ -243,8 +242,8 @@ class PaddedGraph(EagerGraph):
 
 
 def make_prune(prefill: str = "all_rows", catchup: str = "none") -> PrunePolicy:
-    option = registry.load().find(CatchupPruningOption, catchup)
-    return PrunePolicy(registry.load().find(PromptPruningOption, prefill).make(), option.make(), option.drop)
+    option = get("prune.catchup", catchup)
+    return PrunePolicy(get("prune.prefill", prefill)().build(), option().build(), option.drop)
 
 
 def make_fake_engine(

@@ -17,7 +17,11 @@ import pytest
 import torch
 
 from spec_lab.acceptance.phase import ThinkingMarkers
+from spec_lab.build.engine import build_engine
+from spec_lab.build.limits import engine_limits
+from spec_lab.build.models import load_models
 from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.config.run import AcceptanceConfig, AttentionConfig, GraphConfig, SamplingConfig
 from spec_lab.core.kv_cache import NULL_PAGE, SCRATCH_PAGE
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request, Sequence, Verification
@@ -25,20 +29,11 @@ from spec_lab.engine.capture import CapturedGraph
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.tape import TapeRecorder, poison
 from spec_lab.engine.torch_internals import storage_id
-from spec_lab.menu.chosen import choose
-from spec_lab.menu.config import AcceptanceConfig, AttentionConfig, GraphConfig, SamplingConfig
-from spec_lab.options.graphs.full_loop import FullLoopGraphConfig
-from spec_lab.options.graphs.round import RoundGraphConfig
-from spec_lab.options.graphs.split_seed import SplitSeedGraphConfig
-from spec_lab.options.graphs.step_replay import StepReplayGraphConfig
-from spec_lab.options.rules.rejection import RejectionConfig
-from spec_lab.options.rules.relaxed_thinking import RelaxedThinkingConfig
-from spec_lab.options.rules.strict import StrictAcceptanceConfig
-from spec_lab.options.rules.synthetic import SyntheticConfig
-from spec_lab.wiring.drafting import load_drafter
-from spec_lab.wiring.engine import build_engine
-from spec_lab.wiring.limits import engine_limits
-from spec_lab.wiring.models import load_models
+from spec_lab.options.acceptance.rejection import Rejection
+from spec_lab.options.acceptance.relaxed_thinking import RelaxedThinking
+from spec_lab.options.acceptance.strict import Strict
+from spec_lab.options.acceptance.synthetic import Synthetic
+from spec_lab.options.graphs import FullLoop, RoundGraph, SplitSeed, StepReplay
 from tests.captures import flat
 from tests.engine_state import find_tensors, is_cache
 from tests.lab import make_config, make_pair, random_requests
@@ -46,12 +41,12 @@ from tests.tiny_assistant import make_tiny_assistant
 from tests.tiny_mtp import make_tiny_mtp
 
 MODES: dict[str, GraphConfig] = {
-    "split_seed": SplitSeedGraphConfig(),
-    "step_replay": StepReplayGraphConfig(),
-    "full_loop": FullLoopGraphConfig(),
-    "round": RoundGraphConfig(),
-    "overlap": RoundGraphConfig(overlap=True),
-    "verify_eager": FullLoopGraphConfig(verify=False),
+    "split_seed": SplitSeed(),
+    "step_replay": StepReplay(),
+    "full_loop": FullLoop(),
+    "round": RoundGraph(),
+    "overlap": RoundGraph(overlap=True),
+    "verify_eager": FullLoop(verify=False),
 }
 DRAFTERS = ("eagle3", "mtp_eagle", "mtp_vanilla", "frozen_kv", "draft_model")
 """Every drafter with weights; all can be captured."""
@@ -74,16 +69,16 @@ class Rule:
 
 
 RULES = {
-    "strict": Rule(StrictAcceptanceConfig()),
-    "relaxed": Rule(RelaxedThinkingConfig(delta=0.9)),
-    "sampled": Rule(RejectionConfig(), SAMPLED, "distribution"),
+    "strict": Rule(Strict()),
+    "relaxed": Rule(RelaxedThinking(delta=0.9)),
+    "sampled": Rule(Rejection(), SAMPLED, "distribution"),
 }
 
 
 def synthetic(num_draft_tokens: int) -> Rule:
     """A rule under which every accepted length occurs, about equally often, whatever the drafts are worth."""
     count = num_draft_tokens
-    return Rule(SyntheticConfig(mean_length=None, rates=[1 - index / (count + 1) for index in range(1, count + 1)]))
+    return Rule(Synthetic(mean_length=None, rates=[1 - index / (count + 1) for index in range(1, count + 1)]))
 
 
 def make_lab(make_folder: Callable[[str], Path], device: str, **overrides: Any) -> Lab:
@@ -138,10 +133,10 @@ class Lab:
         )
         if graph is not None:
             config = dataclasses.replace(config, graph=graph)
-        chosen = choose(config)
+        chosen = config
         limits = engine_limits(chosen, requests, config.drafter.num_draft_tokens)
         models = load_models(chosen, limits.max_seq_len, MARKERS)
-        engine = build_engine(chosen, models, load_drafter(chosen, models.of_drafters), limits)
+        engine = build_engine(chosen, models, limits)
         mode: Any = engine.graph
         if graph is not None and self.device == "cpu":
             assert isinstance(mode.recorder, TapeRecorder)

@@ -10,31 +10,25 @@ from typing import Any
 
 import torch
 
+import spec_lab.options  # noqa: F401  registers the options
+from spec_lab.build.engine import build_engine
+from spec_lab.build.limits import engine_limits
+from spec_lab.build.models import load_models
 from spec_lab.checkpoints.families.plain import Family
 from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.config.choices import KernelsChoice
+from spec_lab.config.option import get
+from spec_lab.config.run import (
+    CacheConfig,
+    PruneConfig,
+    Run,
+    SamplingConfig,
+    TrainedDrafterConfig,
+)
 from spec_lab.core.kv_cache import SCRATCH_PAGE, LayerCache
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
-from spec_lab.menu import registry
-from spec_lab.menu.choices import KernelsChoice
-from spec_lab.menu.chosen import choose
-from spec_lab.menu.config import (
-    AcceptanceConfig,
-    AttentionConfig,
-    CacheConfig,
-    LoggerConfig,
-    PruneConfig,
-    RunConfig,
-    SamplingConfig,
-    TargetConfig,
-    TrainedDrafterConfig,
-    WorkloadConfig,
-)
-from spec_lab.options.graphs.eager import EagerGraphConfig
-from spec_lab.wiring.drafting import load_drafter
-from spec_lab.wiring.engine import build_engine
-from spec_lab.wiring.limits import engine_limits
-from spec_lab.wiring.models import load_models
+from spec_lab.options.graphs import EagerGraph
 from tests.tiny_checkpoints import make_tiny_eagle3, make_tiny_target
 
 PRUNING = {
@@ -54,40 +48,49 @@ def make_pair(folder: Path, family: Family = "qwen3", **overrides: Any) -> tuple
     return target, head
 
 
+def part(group: str, name: str, **knobs: Any) -> Any:
+    """An option of a group, as its class."""
+    return get(group, name)(**knobs)
+
+
+def with_depth_as_k(config: Run) -> Run:
+    """The run with the depth of its tree as K."""
+    assert config.sizes is not None
+    return replace(config, drafter=replace(config.drafter, num_draft_tokens=config.sizes.depth))
+
+
 def make_config(
     pair: tuple[Path, Path], drafter: str = "eagle3", num_draft_tokens: int = 3, prune: str = "none", **changes: Any
-) -> RunConfig:
+) -> Run:
     """The configuration of a run on `pair`: the folder of the target, and that of the drafter where it has weights.
 
     Args:
         changes: top-level keys; `cache` and `options` are dicts of keys of the cache and of the drafter.
     """
-    schema = registry.load().schemas()[f"drafter/{drafter}"]
+    schema = get("drafter", drafter)
     options: dict[str, Any] = {"num_draft_tokens": 0 if drafter == "none" else num_draft_tokens}
     if issubclass(schema, TrainedDrafterConfig):
         options["path"] = str(pair[1])
     prefill, catchup = PRUNING[prune]
-    return RunConfig(
-        target=TargetConfig(name="hf", path=str(pair[0])),
+    return Run(
+        target=part("target", "hf", path=str(pair[0])),
         drafter=schema(**options | changes.pop("options", {})),
-        acceptance=AcceptanceConfig(name="strict"),
+        acceptance=part("acceptance", "strict"),
         prune=PruneConfig(prefill=prefill, catchup=catchup),
-        graph=changes.pop("graph", EagerGraphConfig()),
-        attention=AttentionConfig(),
-        workload=WorkloadConfig(name="pocket"),
+        graph=changes.pop("graph", EagerGraph()),
+        attention=part("attention", "torch"),
+        workload=part("workload", "pocket"),
         sampling=SamplingConfig(),
-        logger=LoggerConfig(name="jsonl"),
+        logger=part("logger", "jsonl"),
         cache=CacheConfig(**{"prefill_chunk": 512, "prefill_tokens": 2048, **changes.pop("cache", {})}),
         **{"kernels": KernelsChoice.torch, **changes},
     )
 
 
-def make_engine(config: RunConfig, requests: list[Request]) -> Engine:
+def make_engine(config: Run, requests: list[Request]) -> Engine:
     """Build the engine of a configuration, with caches that hold `requests`."""
-    chosen = choose(config)
-    limits = engine_limits(chosen, requests, config.drafter.num_draft_tokens)
-    models = load_models(chosen, limits.max_seq_len)
-    return build_engine(chosen, models, load_drafter(chosen, models.of_drafters), limits)
+    limits = engine_limits(config, requests, config.drafter.num_draft_tokens)
+    return build_engine(config, load_models(config, limits.max_seq_len), limits)
 
 
 def random_requests(
@@ -106,19 +109,19 @@ def random_requests(
     ]
 
 
-def generate(config: RunConfig, requests: list[Request]) -> dict[str, list[int]]:
+def generate(config: Run, requests: list[Request]) -> dict[str, list[int]]:
     """Decode with a fresh engine; return the output tokens by request id."""
     return {
         record.request_id: record.output_ids for record in make_engine(config, requests).generate(requests).requests
     }
 
 
-def assert_captured_alike(config: RunConfig, graph: str, requests: list[Request]) -> None:
+def assert_captured_alike(config: Run, graph: str, requests: list[Request]) -> None:
     """Check that the graph mode `graph` gives the tokens of eager rounds, and the drafter's KV, in which every draft
     shows.
     """
     engines = [make_engine(config, requests)]
-    engines.append(make_engine(replace(config, graph=registry.load().schemas()[f"graph/{graph}"]()), requests))
+    engines.append(make_engine(replace(config, graph=part("graph", graph)), requests))
     eager, captured = (engine.generate(requests) for engine in engines)
     assert captured.graph.replays > 0
     assert [r.output_ids for r in captured.requests] == [r.output_ids for r in eager.requests]

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from spec_lab.menu.config import TreeConfig
-from spec_lab.options.drafters.block_keys import Head, RowReading
-from spec_lab.options.trees.dynamic import DynamicTreeConfig
-from spec_lab.options.trees.static import StaticTreeConfig
+from spec_lab.config.run import TreeConfig
+from spec_lab.options.drafters.blocks import Head, RowReading
+from spec_lab.options.trees import DynamicTreeConfig, StaticTreeConfig
 from tests.covering import covering_array
 from tests.graph_lab import MODES
 from tests.lab import PRUNING

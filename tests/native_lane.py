@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from spec_lab.attention.native_backend import NativeAttention
+from spec_lab.build.caches import cache_row
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
 from spec_lab.checkpoints.random_weights import random_tensors
@@ -18,7 +19,6 @@ from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide, Target
 from spec_lab.engine.pages import PageTable
 from spec_lab.models.decoder import DecoderTarget
 from spec_lab.models.products import Products
-from spec_lab.wiring.caches import cache_row
 
 PAGE_SIZE, MAX_POSITIONS = 4, 160
 HIDDEN_SIZE = 49

@@ -10,17 +10,17 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from spec_lab.menu.chosen import Chosen
-from spec_lab.record.models import Run
+from spec_lab.config.run import Run
+from spec_lab.record import models
 from spec_lab.record.recorder import utc_now
 from tests.fake_runs import PLAIN, FakeEngine, make_begun, measure, record_run
 
 STAGE_MS = {"verify": 2.4, "accept": 0.1, "catchup": 0.4, "recur": 0.7, "commit": 0.05}
 
 
-def run(chosen: Chosen, choices: dict[str, str], folder: Path) -> Run:
+def run(chosen: Run, choices: dict[str, str], folder: Path) -> models.Run:
     """Stands in for `spec_lab.measure.runner.record_run`."""
-    config = chosen.config
+    config = chosen
     begun = make_begun(dataclasses.asdict(config), name=config.name, choices=choices, started_at=utc_now())
     engine = FakeEngine(config.drafter.num_draft_tokens, STAGE_MS)
     measured = {"plain": PLAIN, "unpruned": engine, "eager": engine}

@@ -40,16 +40,23 @@ class SlowBlock:
         if self.block.draft_vocab_size is not None:
             kept = self.tensors["d2t"] + torch.arange(self.block.draft_vocab_size)
             table = table[kept] if self.block.shares_head else self.tensors["lm_head.weight"]
-        return self._walk(rows[: self.block.most_drafts], rows @ table.T, context, text[-1], drafts)
+        logits = rows @ table.T * (self.block.output_multiplier or 1.0)
+        if cap := self.block.softcap:
+            logits = (logits / cap).tanh() * cap
+        return self._walk(rows[: self.block.most_drafts], logits, context, text[-1], drafts)
 
     def _body(self, context: torch.Tensor, pending: int) -> torch.Tensor:
-        embed = self.reference.model.model.embed_tokens.weight
-        mask_token = embed.shape[0] - 1
-        stream = embed[[pending] + [mask_token] * (self.block.block_size - 1)]
+        mask_token = self.reference.model.lm_head.weight.shape[0] - 1
+        stream = self._embedded(torch.tensor([pending] + [mask_token] * (self.block.block_size - 1)))
         for index in range(self.block.num_layers):
             stream = stream + self._half(stream, index, "input_layernorm", "attention_conv", context)
             stream = stream + self._half(stream, index, "post_attention_layernorm", "mlp_conv", context)
         return stream
+
+    def _embedded(self, tokens: torch.Tensor) -> torch.Tensor:
+        embed = self.reference.model.model.embed_tokens  # multiplies by a scale of its own in Gemma's
+        scale = self.block.embedding_scale
+        return embed(tokens) if scale is None else embed.weight[tokens] * scale
 
     def _half(self, stream: torch.Tensor, index: int, norm: str, conv: str, context: torch.Tensor) -> torch.Tensor:
         prefix = f"layers.{index}."
@@ -90,10 +97,14 @@ class SlowBlock:
 
     def _visible(self, anchor: int, size: int, index: int) -> torch.Tensor:
         """A block row sees context from W rows before the anchor on, and its block: all of it, or up to itself. W is
-        the smaller one of the file's window and the run's."""
+        the smaller one of the file's window and the run's. With `is_causal`, z-lab's `_attention_mask` is the rule."""
         keys, rows = torch.arange(anchor + size), torch.arange(anchor, anchor + size).unsqueeze(1)
         visible = (keys >= 0).expand(size, -1)
         of_file = self.block.window if index in self.block.sliding else None
+        if self.block.is_causal is not None:
+            window, run = of_file or anchor + size, self.most_context or anchor
+            seen = (rows - keys < window) & (keys >= anchor - run)
+            return seen & (keys <= rows) if self.block.is_causal else seen
         window = min((limit for limit in (of_file, self.most_context) if limit is not None), default=None)
         if window is None:
             return visible
@@ -125,7 +136,7 @@ class SlowBlock:
         if self.block.head == "gru" and slot > 0:
             gru = torch.nn.GRU(hidden.shape[1], 10, bias=False, batch_first=True)
             gru.load_state_dict({name: self.tensors[f"prefix_gru.{name}"] for name in gru.state_dict()})
-            state = gru(self.reference.model.model.embed_tokens.weight[tokens][None])[1][0, 0]
+            state = gru(self._embedded(torch.tensor(tokens))[None])[1][0, 0]
             read = torch.cat((hidden[slot], state)) @ self.tensors["embed_proj.0.weight"].T
             logits = logits + F.silu(read) @ self.tensors["embed_proj.2.weight"].T
         if self.block.head == "selector":
@@ -169,7 +180,7 @@ class SlowBlock:
         slots, topk = len(hidden), 4
         log_probs, ids = logits[:slots].log_softmax(-1).topk(topk)
         name = "lilicorr."
-        states = self._linear(f"{name}token_proj", self.reference.model.model.embed_tokens.weight[ids])
+        states = self._linear(f"{name}token_proj", self._embedded(ids))
         states = states + self._linear(f"{name}pass_hidden_proj", hidden)[:, None]
         rank = torch.arange(topk).expand(slots, -1)
         features = torch.stack(

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from spec_lab.acceptance import rejection, relaxed, strict
+from spec_lab.config.run import VerifyConfig
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.trees import copy_tensors
 from spec_lab.core.types import Request
@@ -23,8 +24,7 @@ from spec_lab.engine.offers import AllOffered, Counted
 from spec_lab.engine.tape import Tape, TapeRecorder
 from spec_lab.measure.launch_counts import CountedRounds
 from spec_lab.measure.watched_rounds import watch_rounds
-from spec_lab.menu.config import VerifyConfig
-from spec_lab.options.graphs.round import RoundGraphConfig
+from spec_lab.options.graphs import RoundGraph
 from tests.covering import each_value
 from tests.graph_lab import DRAFTERS, MODES, RULES, Lab, generate_watched, lab, mixed_requests
 from tests.lab import make_config, make_engine, random_requests
@@ -229,8 +229,8 @@ def test_a_replay_skips_the_steps_behind_the_stops_of_all_requests(
     options = with_threshold({"drafter": drafter, "batch_size": batch_size, "rule": RULES["strict"], "options": knobs})
     eager = lab.engine(requests, None, **options).generate(requests)
     recorder = SkippingRecorder()
-    monkeypatch.setattr("spec_lab.wiring.graphs.graph_recorder", lambda models: recorder)
-    several = RoundGraphConfig(rounds_per_replay=3)
+    monkeypatch.setattr("spec_lab.build.lab.graph_recorder", lambda device: recorder)
+    several = RoundGraph(rounds_per_replay=3)
     engine = lab.engine(requests, several if mode == "several" else MODES[mode], **options)
     engine.graph.recorder = recorder  # type: ignore[misc]
     skipped = engine.generate(requests)
@@ -255,7 +255,7 @@ def test_experts_of_skipped_steps_are_not_counted(tmp_path: Path, monkeypatch: p
     config = make_config((tmp_path, tmp_path), "mtp_eagle", prune="catchup", options=stop, **places)
     eager = make_engine(config, requests).generate(requests)
     recorder = SkippingRecorder()
-    monkeypatch.setattr("spec_lab.wiring.graphs.graph_recorder", lambda models: recorder)
+    monkeypatch.setattr("spec_lab.build.lab.graph_recorder", lambda device: recorder)
     skipped = make_engine(replace(config, graph=MODES["round"]), requests).generate(requests)
     assert text_and_offers(skipped) == text_and_offers(eager)
     expected, counts = eager.experts_read, skipped.experts_read

@@ -15,7 +15,6 @@ from spec_lab.core.types import FinishReason
 from spec_lab.engine.teacher import GreedyChoice
 from spec_lab.measure.audit import audit, near_tie_tolerance, noise_tolerance
 from spec_lab.measure.lab import MAIN, Lab, load_lab
-from spec_lab.menu.chosen import choose
 from spec_lab.record.models import Divergence
 from tests.tiny_checkpoints import rewrite_tensors
 from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts
@@ -34,7 +33,7 @@ def make_lab(folder: Path, pair: tuple[Path, Path], dtype: str = "float32") -> L
     config = make_run_config(
         pair, prompts, references=[], batch_size=2, max_new_tokens=LIMIT, cache={"prefill_chunk": CHUNK}, dtype=dtype
     )
-    return load_lab(choose(config))
+    return load_lab(config)
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +141,7 @@ def test_ties_go_to_the_lowest_index(tied_lab: Lab) -> None:
 def test_teacher_forcing_does_not_depend_on_the_chunks(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """The longest prompt is several chunks of 8 rows, or one of 512 whose logits come in stretches of 6."""
     cache = replace(lab.config.cache, prefill_chunk=512)
-    whole = load_lab(choose(replace(lab.config, cache=cache)))
+    whole = load_lab(replace(lab.config, cache=cache))
     record = max(generate(lab), key=lambda record: len(record.prompt_ids))
     assert len(record.prompt_ids) > 2 * CHUNK
     text = record.prompt_ids, record.output_ids

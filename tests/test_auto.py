@@ -16,11 +16,12 @@ from spec_lab.app.compose import compose
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.measure.lab import default_num_threads
 from spec_lab.menu import auto, devices
-from spec_lab.menu.auto import RUNS_ANYWHERE, problem_of_native, why_kernels
+from spec_lab.menu.auto import problem_of_native, slower_in_c, why_kernels
 from spec_lab.menu.chosen import choose
 from spec_lab.menu.refusals.run import refusals
 from spec_lab.operators.promises import VECTOR, native_takes
 from spec_lab.options.shipped import ZOO
+from spec_lab.record.mixed import RUNS_ANYWHERE
 from spec_lab.wiring.models import resolve_device
 from tests.tiny_checkpoints import refused
 
@@ -64,6 +65,16 @@ def test_a_cpu_without_a_compiler_has_the_reference_of_everything(monkeypatch: p
     """And says so, where nothing else is in the way of kernels in C."""
     monkeypatch.setattr("spec_lab.menu.auto.problem_of_native", lambda: "there is no C compiler")
     assert taken("device=cpu") == ("torch", "torch", "eager")
+
+
+def test_registers_for_which_the_library_is_faster_with_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "register_file", lambda: "other")
+    for batch_size, kernels in ((8, "native"), (9, "torch")):
+        config = compose(["device=cpu", "drafter.num_draft_tokens=3", f"batch_size={batch_size}"]).config
+        assert str(config.kernels) == kernels
+    assert str(slower_in_c(choose(config))).endswith("(other) torch is faster for 36 rows a round")
+    monkeypatch.setattr(build, "register_file", lambda: "avx2")
+    assert slower_in_c(choose(config)) is None
 
 
 @pytest.mark.parametrize(
@@ -120,7 +131,7 @@ def test_layers_that_the_kernels_in_c_know() -> None:
         (["kernels=torch"], ("triton", "torch", "round")),
         (["graph=eager"], ("triton", "triton", "eager")),
         (["graph=full_loop", "attention=auto", "kernels=auto"], ("triton", "triton", "full_loop")),
-        (["drafter=dflash", "drafter.weights=random", "prune=catchup"], ("triton", "triton", "eager")),
+        (["drafter=dflash", "drafter.weights=random", "prune=catchup"], ("triton", "triton", "round")),
     ],
 )
 def test_a_gpu_has_what_is_fast_and_not_refused(overrides: list[str], expected: tuple[str, str, str]) -> None:

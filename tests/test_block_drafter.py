@@ -11,19 +11,15 @@ import torch
 
 from spec_lab.checkpoints.block_checkpoint import load_block
 from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.config.choices import DraftSampling, DraftStop, KernelsChoice
+from spec_lab.config.run import GraphConfig, SamplingConfig
 from spec_lab.core.errors import UserError
 from spec_lab.core.types import AcceptanceInputs, Request, Sequence
 from spec_lab.drafters.picking import GreedyPicker
-from spec_lab.menu.choices import DraftSampling, DraftStop, KernelsChoice
-from spec_lab.menu.config import GraphConfig, SamplingConfig
-from spec_lab.options.drafters.block_keys import Head
-from spec_lab.options.drafters.block_loading import refuse_other_parts
-from spec_lab.options.graphs.eager import EagerGraphConfig
-from spec_lab.options.graphs.full_loop import FullLoopGraphConfig
-from spec_lab.options.graphs.round import RoundGraphConfig
-from spec_lab.options.graphs.split_seed import SplitSeedGraphConfig
-from spec_lab.options.rules.rejection import RejectionConfig
-from spec_lab.options.rules.synthetic import SyntheticConfig
+from spec_lab.options.acceptance.rejection import Rejection
+from spec_lab.options.acceptance.synthetic import Synthetic
+from spec_lab.options.drafters.blocks import Head
+from spec_lab.options.graphs import EagerGraph, FullLoop, RoundGraph, SplitSeed
 from tests.engine_state import poison
 from tests.fake_target import PaddedGraph
 from tests.lab import Reference, make_config, make_engine, random_requests
@@ -31,6 +27,7 @@ from tests.scripted_rule import ScriptedAcceptance, ScriptedRule, install
 from tests.slow_block import SlowBlock
 from tests.tiny_blocks import TINY_PRESETS, TinyBlock, write_block
 from tests.tiny_checkpoints import make_tiny_target, rewrite_tensors
+from tests.tiny_gemma4 import make_tiny_gemma4
 
 BLOCKS: dict[str, TinyBlock] = {
     "dflash": TinyBlock(),
@@ -45,6 +42,13 @@ BLOCKS: dict[str, TinyBlock] = {
     "lattice_conv": TinyBlock(head="lattice", conv=True, num_layers=1, outputs=(4,)),
     "window": TinyBlock(window=3),
     "causal_window": TinyBlock(window=3, non_causal=False, sliding=(1,)),
+    "is_causal": TinyBlock(is_causal=True),
+    "is_causal_window": TinyBlock(window=3, is_causal=True, sliding=(1,)),
+    "moving_window": TinyBlock(window=3, is_causal=False),
+    "moving_window_conv": TinyBlock(head="selector", conv=True, window=7, is_causal=False, sliding=(0, 1)),
+    "embedding_scale": TinyBlock(head="gru", embedding_scale=2.5),
+    "output_multiplier": TinyBlock(head="markov", anchor_first=True, output_multiplier=0.3),
+    "softcap": TinyBlock(head="markov", softcap=0.5),
     "embedding_tap": TinyBlock(outputs=(-1, 3, 6)),
     "deepspec": TinyBlock(layout="deepspec", head="markov", anchor_first=True),
     "speculators": TinyBlock(layout="speculators"),
@@ -116,7 +120,7 @@ def test_a_drafters_spans_in_a_prompt_pass_count_for_no_round(target: tuple[Path
     options = BLOCKS["dflash"].options
     cache = {"page_size": 4, "prefill_chunk": 5}
     config = make_config((target[0], tmp_path), "dflash", 3, batch_size=2, cache=cache, options=options)
-    engine = make_engine(replace(config, graph=RoundGraphConfig()), requests)
+    engine = make_engine(replace(config, graph=RoundGraph()), requests)
     engine.prepare()
     rounds = engine.generate(requests).rounds
     assert {len(record.request_ids) for record in rounds} == {1, 2}
@@ -128,6 +132,23 @@ def test_drafts_equal_the_block_recomputed(target: tuple[Path, Reference], tmp_p
     """Every slot's law is compared, after prompts and after rounds of every n."""
     rule = run_against_slow_block(target, tmp_path, BLOCKS[name])
     assert set(rule.accepted) == {0, 1, 2, 3} and rule.compared > 30
+
+
+@pytest.mark.parametrize("block", [TinyBlock(), TinyBlock(head="gru", embedding_scale=1.5)], ids=["target's", "file's"])
+def test_a_block_starts_from_embeddings_as_scaled_as_gemmas(tmp_path: Path, block: TinyBlock) -> None:
+    """As in the target, unless the file says how raw rows are scaled."""
+    pytest.importorskip("transformers.models.gemma4")
+    make_tiny_gemma4(tmp_path / "target", "31b", vocab_size=160)
+    of_target = tmp_path / "target", Reference(tmp_path / "target")
+    tensors = write_block(tmp_path / "block", replace(block, outputs=(1, 3)), read_model_config(of_target[0]))
+    slow = SlowBlock(tensors, replace(block, outputs=(1, 3)), of_target[1])
+    assert run_against(slow, of_target, tmp_path / "block").compared > 30
+
+
+def test_a_window_of_the_run_cuts_windows_that_move(target: tuple[Path, Reference], tmp_path: Path) -> None:
+    block = TinyBlock(window=5, is_causal=False)
+    tensors = write_block(tmp_path, block, read_model_config(target[0]))
+    assert run_against(SlowBlock(tensors, block, target[1], most_context=2), target, tmp_path, window=2).compared > 30
 
 
 @pytest.mark.parametrize("of_file", [None, 4])
@@ -175,7 +196,7 @@ def test_slots_that_do_not_wait_are_drafted_at_once(
     write_block(tmp_path, block, read_model_config(target[0]))
     requests = random_requests(4, 9, lengths=(1, 12), seed=2)
     config = make_config((target[0], tmp_path), "dflash", batch_size=3, cache={"page_size": 4}, options=block.options)
-    imposed = SyntheticConfig(mean_length=None, rates=[0.8, 0.5, 0.3])
+    imposed = Synthetic(mean_length=None, rates=[0.8, 0.5, 0.3])
     texts = []
     for picker in (GreedyPicker(), SlotBySlot()):
         engine = make_engine(replace(config, acceptance=imposed), requests)
@@ -188,10 +209,10 @@ def test_slots_that_do_not_wait_are_drafted_at_once(
 @pytest.mark.parametrize(
     ("name", "graph"),
     [
-        ("gru", FullLoopGraphConfig()),
-        ("window", SplitSeedGraphConfig()),
-        ("lattice_conv", RoundGraphConfig(prompts=True)),
-        ("speculators_dspark", RoundGraphConfig(rounds_per_replay=3)),
+        ("gru", FullLoop()),
+        ("window", SplitSeed()),
+        ("lattice_conv", RoundGraph(prompts=True)),
+        ("speculators_dspark", RoundGraph(rounds_per_replay=3)),
     ],
 )
 def test_captured_rounds_are_eager_ones(
@@ -201,10 +222,10 @@ def test_captured_rounds_are_eager_ones(
     write_block(tmp_path, BLOCKS[name], read_model_config(target[0]))
     requests = random_requests(4, 9, lengths=(1, 12), seed=2)
     results = []
-    for mode in (EagerGraphConfig(), graph):
+    for mode in (EagerGraph(), graph):
         changes = {"batch_size": 3, "cache": {"page_size": 4}, "options": BLOCKS[name].options, "graph": mode}
         config = make_config((target[0], tmp_path), "dflash", **changes)
-        imposed = SyntheticConfig(mean_length=None, rates=[0.8, 0.5, 0.3])
+        imposed = Synthetic(mean_length=None, rates=[0.8, 0.5, 0.3])
         engine = make_engine(replace(config, acceptance=imposed), requests)
         results.append([(r.output_ids, r.accepted_per_round) for r in engine.generate(requests).requests])
     assert results[0] == results[1]
@@ -244,7 +265,7 @@ def test_drafts_are_recorded_with_the_law_behind_the_head(
         options |= {"confidence": True, "stop": DraftStop.confidence, "stop_threshold": 0.2}
     requests = random_requests(2, 16, lengths=(1, 12), seed=2)
     config = make_config((target[0], tmp_path), "dflash", batch_size=2, options=options)
-    config = replace(config, acceptance=RejectionConfig(), sampling=SamplingConfig(temperature=0.8))
+    config = replace(config, acceptance=Rejection(), sampling=SamplingConfig(temperature=0.8))
     engine = make_engine(config, requests)
     rule = LawCheck(
         engine, lambda num_drafts: min(num_drafts, 1), slow=SlowBlock(tensors, block, target[1]), threshold=0.2
@@ -274,7 +295,7 @@ def test_a_remedy_keeps_a_head_that_is_left_out(
     run = make_config((target[0], tmp_path), drafter, 2, options=words)
     options: Any = run.drafter
     if remedy is None:
-        refuse_other_parts(config, options, "folder", run)
+        options._refuse_other_parts(config, "folder")
     else:
         with pytest.raises(UserError, match=remedy):
-            refuse_other_parts(config, options, "folder", run)
+            options._refuse_other_parts(config, "folder")

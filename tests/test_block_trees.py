@@ -11,16 +11,14 @@ import pytest
 import torch
 
 from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.config.choices import DraftSampling
+from spec_lab.config.run import Run, SamplingConfig
 from spec_lab.core.draft_paths import DraftPaths
 from spec_lab.core.types import Request
-from spec_lab.menu.choices import DraftSampling
-from spec_lab.menu.chosen import with_depth_as_k
-from spec_lab.menu.config import RunConfig, SamplingConfig
-from spec_lab.options.rules.rejection import RejectionConfig
-from spec_lab.options.rules.synthetic import SyntheticConfig
-from spec_lab.options.trees.dynamic import DynamicTreeConfig
-from spec_lab.options.trees.static import StaticTreeConfig
-from tests.lab import Reference, make_config, make_engine
+from spec_lab.options.acceptance.rejection import Rejection
+from spec_lab.options.acceptance.synthetic import Synthetic
+from spec_lab.options.trees import DynamicTreeConfig, StaticTreeConfig
+from tests.lab import Reference, make_config, make_engine, with_depth_as_k
 from tests.slow_block import SlowBlock
 from tests.test_p_eagle import SlowPEagle
 from tests.test_tree_growth import Path as DraftPath
@@ -58,7 +56,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reference]:
     return folder, Reference(folder)
 
 
-def drafter_of(name: str, target: tuple[Path, Reference], folder: Path) -> tuple[RunConfig, Law]:
+def drafter_of(name: str, target: tuple[Path, Reference], folder: Path) -> tuple[Run, Law]:
     """Write a drafter, and return a run with it and its laws written down slowly."""
     sizes = {"batch_size": 2, "cache": {"page_size": 4, "prefill_chunk": 5}}
     if name == "p_eagle":
@@ -79,7 +77,7 @@ class Round:
     kept: torch.Tensor | None
 
 
-def rounds_of(config: RunConfig) -> list[Round]:
+def rounds_of(config: Run) -> list[Round]:
     """Run two requests beside each other."""
     prompts = (17, 4, 90, 31, 8, 77, 120), (5, 66, 12, 140, 9, 23, 50)
     requests = [Request(str(prompt[0]), "x", prompt, 6, ignore_eos=True) for prompt in prompts]
@@ -109,7 +107,7 @@ def test_a_dynamic_tree_is_eagle2s_over_the_laws_of_the_slots(
 ) -> None:
     """Behind a prompt, and behind rounds that accepted a path."""
     config, law = drafter_of(name, target, tmp_path)
-    imposed = SyntheticConfig(mean_length=None, rates=[0.7, 0.4, 0.2])
+    imposed = Synthetic(mean_length=None, rates=[0.7, 0.4, 0.2])
     rounds = rounds_of(replace(config, tree=DynamicTreeConfig(topk=2, depth=3, num_rows=8), acceptance=imposed))
     assert len({len(of_round.text) for of_round in rounds}) > 2, "paths of several lengths were moved"
     for of_round in rounds:
@@ -126,7 +124,7 @@ def test_drawn_siblings_are_recorded_with_the_law_behind_their_parent(
     config = replace(
         config, drafter=drawn, tree=StaticTreeConfig(paths=PATHS), sampling=SamplingConfig(temperature=2.0)
     )
-    for of_round in rounds_of(replace(config, acceptance=RejectionConfig(method="traversal"))):
+    for of_round in rounds_of(replace(config, acceptance=Rejection(method="traversal"))):
         assert of_round.kept is not None
         for branch, logits in zip(DraftPaths(PATHS).branches, of_round.kept, strict=True):
             path = of_round.paths[branch - 1] if branch else ()

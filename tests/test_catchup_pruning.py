@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.build.caches import cache_row
 from spec_lab.checkpoints.checkpoint import open_tensors
 from spec_lab.checkpoints.eagle3_checkpoint import load_eagle3
 from spec_lab.checkpoints.families.table import read_model_config
@@ -23,7 +24,6 @@ from spec_lab.drafters.recurrent import RecurrentDrafter, RecurrentState
 from spec_lab.engine.pages import PageTable
 from spec_lab.models.eagle3 import Eagle3Head
 from spec_lab.models.mtp import MtpModule
-from spec_lab.wiring.caches import cache_row
 from tests.covering import each_value
 from tests.fake_target import make_prune
 from tests.lab import make_pair

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from spec_lab.core.errors import UserError
-from spec_lab.menu.config import WorkloadConfig
 from spec_lab.workloads.prompt_files import Prompt, read_jsonl
 from spec_lab.workloads.reasoning_gym import made_prompts
 from tests import stand_in_gym
+from tests.lab import part
 
 CHAT = [
     {"role": "system", "content": "Be brief."},
@@ -27,7 +25,7 @@ SHARE_GPT = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}
 def read(folder: Path, row: dict[str, Any], **settings: Any) -> Prompt:
     file = folder / "mine.jsonl"
     file.write_text(json.dumps(row))
-    [prompt] = read_jsonl(WorkloadConfig(name="jsonl", path=str(file), **settings))
+    [prompt] = read_jsonl(part("workload", "jsonl", path=str(file), **settings))
     return prompt
 
 
@@ -70,33 +68,6 @@ def test_a_task_of_humaneval_is_continued_and_not_checked(tmp_path: Path) -> Non
     )
 
 
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        ({"prompt": "x", "anwser": 1}, r"nothing reads `anwser`; did you mean answer\?"),
-        ({"prompt": "x", "zzz": 1}, r"nothing reads `zzz`; a line is read for prompt, form, id"),
-        ({"messages": CHAT, "prompt_": 1}, "nothing reads `prompt_`"),
-        ({"Question": "x", "Answer": 1}, r"nothing reads `Question`; did you mean question\?"),
-        ({"messages": []}, "must be a list of turns"),
-        ({"messages": [{"role": "user"}]}, "turn 1 of `messages` needs texts"),
-        ({"messages": [{"role": "usr", "content": "x"}]}, r"has the role usr; did you mean user\?"),
-        ({"messages": [CHAT[1], CHAT[0]]}, "one system message, before the first turn"),
-        ({"conversations": [SHARE_GPT[1]]}, "no turn of the user"),
-        ({"messages": [{"role": "user", "content": "x", "wieght": 1}]}, "turn 1 .* nothing reads `wieght`"),
-        ({"messages": [{"role": "user", "from": "gpt", "content": "x"}]}, "has role, content, from; give `role`"),
-        ({"conversations": SHARE_GPT, "conversation_id": [7]}, "must be a printable text"),
-        *(({"prompt": "x", key: " "}, "must be a printable text") for key in ("id", "category")),
-        ({"task_id": "x/1", "prompt": ""}, "`task_id` and `prompt`, which must not be empty"),
-        ({"question": " ", "answer": "#### 1"}, "`question` must be a text that is not empty"),
-        ({"question_id": 81, "turns": ["a"], "category": "writing"}, "workload=spec_bench"),
-    ],
-)
-def test_what_cannot_be_read_is_refused_with_its_line(tmp_path: Path, row: dict[str, Any], reason: str) -> None:
-    with pytest.raises(UserError, match=reason) as caught:
-        read(tmp_path, row)
-    assert "mine.jsonl:1" in str(caught.value) and "\n" not in str(caught.value)
-
-
 def test_tasks_of_reasoning_gym_have_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in_gym.install(monkeypatch)
     prompts = made_prompts(["chain_sum"], 2, 5)
@@ -105,11 +76,3 @@ def test_tasks_of_reasoning_gym_have_answers(monkeypatch: pytest.MonkeyPatch) ->
         ("chain_sum-s5-0002", "6"),
     ]
     assert prompts[0].text.startswith("5 + 0?") and "Answer:" in prompts[0].text
-    with pytest.raises(UserError, match=r"no task chain_sums; did you mean chain_sum\?"):
-        made_prompts(["chain_sums"], 1, 0)
-
-
-def test_without_reasoning_gym_the_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    with pytest.raises(UserError, match="reasoning_gym, which is not installed; pip install"):
-        made_prompts(["chain_sum"], 1, 0)

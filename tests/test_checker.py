@@ -12,23 +12,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spec_lab.app.compose import compose
+from spec_lab.build.workloads import load_requests, open_workload
+from spec_lab.config.checks import problems
+from spec_lab.config.option import options
+from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import FinishReason, Request
 from spec_lab.measure.answers import check_answers, note_unread
-from spec_lab.menu.chosen import choose
-from spec_lab.menu.config import RunConfig
-from spec_lab.menu.refusals.run import refusals
-from spec_lab.options.workloads import CHECKERS
-from spec_lab.wiring.workloads import load_requests, open_workload
-from spec_lab.workloads.checker import Checked, check, is_correct, reply_of
+from spec_lab.workloads.checker import Checked, check, is_correct
 from spec_lab.workloads.pocket_form import render_prompt
-from spec_lab.workloads.prompt_files import read_jsonl
+from spec_lab.workloads.thinking import reply_of
 from spec_lab.workloads.tokenizer import IdsAlone
 from tests.fake_runs import make_request
 from tests.tiny_runs import write_prompts
 
-ROWS = {option.name: option for option in CHECKERS}
+ROWS = options("workload.checker")
 
 
 def read(checker: str, text: str) -> str | None:
@@ -145,9 +144,9 @@ def test_prompts_are_rendered_in_the_targets_form_and_outputs_are_checked() -> N
 class Parts:
     """What is asked of a loaded lab, of a target whose end of sequence is 0."""
 
-    def __init__(self, config: RunConfig, requests: list[Request], texts: dict[int, str]) -> None:
+    def __init__(self, config: Run, requests: list[Request], texts: dict[int, str]) -> None:
         self.config, self.requests, self.texts = config, requests, texts
-        self.chosen = choose(config)
+        self.chosen = config
         self.tokenizer = self
         traits = SimpleNamespace(imposed=False)
         self.engines = {"run": SimpleNamespace(parts=SimpleNamespace(rule=SimpleNamespace(traits=traits)))}
@@ -157,7 +156,7 @@ class Parts:
         return "".join(self.texts[token] for token in token_ids)
 
 
-def checked_of(config: RunConfig, text: str, **changes: Any) -> tuple[Any, list[RequestRecord]]:
+def checked_of(config: Run, text: str, **changes: Any) -> tuple[Any, list[RequestRecord]]:
     record = make_request("r0", [])
     record.output_ids, record.answer, record.finish_reason = [1, 0, 2], "42", FinishReason.EOS
     request = Request("r0", "c", (1,), 4, answer="42", **changes)
@@ -186,20 +185,22 @@ def yes(empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.syspath_prepend(str(empty_folder))
     name = f"says_{empty_folder.name}"
     Path(f"{name}.py").write_text(
-        "from spec_lab.menu.option import CheckerOption\n"
-        "def register(registry):\n"
-        "    read = lambda reply: 'yes' if 'yes' in reply else None\n"
-        "    registry.add(CheckerOption(name='yes', read=read, same=lambda expected, answer: True))\n"
-        "    registry.add(CheckerOption(name='broken', read=lambda reply: 1 / 0, same=str.__eq__))\n"
-        "    registry.add(CheckerOption(name='reads_a_list', read=list, same=list.__contains__))\n"
-        "    registry.add(CheckerOption(name='says_yes', read=str, same=str.__add__))\n"
+        "from spec_lab.config.option import option\n"
+        "from spec_lab.workloads.checker import Checker\n"
+        "def add(name, read, same):\n"
+        "    functions = {'read': staticmethod(read), 'same': staticmethod(same)}\n"
+        "    option('workload.checker', name)(type(name, (Checker,), functions))\n"
+        "add('yes', lambda reply: 'yes' if 'yes' in reply else None, lambda expected, answer: True)\n"
+        "add('broken', lambda reply: 1 / 0, str.__eq__)\n"
+        "add('reads_a_list', list, list.__contains__)\n"
+        "add('says_yes', str, str.__add__)\n"
     )
     return name
 
 
 def test_an_extension_brings_its_own(yes: str) -> None:
     config = compose([f"extensions=[{yes}]", "workload.checker=yes"]).config
-    assert refusals(config) == []
+    assert list(problems(config)) == []
     assert checked_of(config, "oh yes")[0]["r0"] == Checked("yes", "yes", True)
     for name, why in (("broken", "ZeroDivisionError"), ("reads_a_list", "a list"), ("says_yes", "same gives a str")):
         config.workload.checker = name
@@ -210,17 +211,13 @@ def test_an_extension_brings_its_own(yes: str) -> None:
 def test_a_checker_that_there_is_not_is_refused_before_anything_loads(tmp_path: Path) -> None:
     config = compose().config
     config.workload.checker = "mine"
-    [refusal] = refusals(config)
-    assert refusal.startswith("workload.checker=mine: nothing builds it; use one of answer, last_number")
+    [refusal] = list(problems(config))
+    assert refusal.startswith("workload.checker=mine is not registered; use one of answer, last_number")
     path = tmp_path / "mine.jsonl"
     path.write_text('{"prompt": "a", "answer": 1, "checker": "mine"}')
     config = compose(["workload=jsonl", f"workload.path={path}"]).config
-    with pytest.raises(UserError, match=r"prompt mine-\d+ has the checker mine, which nothing builds; give it one of"):
-        load_requests(choose(config), IdsOfLetters())
-    for wrong in ("5", "[]", '"a b"', '""'):
-        path.write_text(f'{{"prompt": "a", "checker": {wrong}}}')
-        with pytest.raises(UserError, match=r"mine\.jsonl:1: `checker` must be"):
-            read_jsonl(config.workload)
+    with pytest.raises(UserError, match="workload.checker=mine: nothing builds it"):
+        load_requests(config, IdsOfLetters())
 
 
 class IdsOfLetters(IdsAlone):
@@ -263,6 +260,6 @@ def test_a_checker_that_has_nothing_to_check_is_refused(
 ) -> None:
     prompts = write_prompts(tmp_path / "prompts.jsonl", [{"id": "q", "prompt": "x", "form": "continue", **row}])
     words = ["workload=jsonl", f"workload.path={prompts}", f"workload.checker={checker}"]
-    chosen = choose(compose(words).config)
+    chosen = compose(words).config
     with nullcontext() if reason is None else pytest.raises(UserError, match=reason):
         open_workload(chosen)

@@ -11,17 +11,16 @@ from typing import Any
 import pytest
 
 from spec_lab.__main__ import main
+from spec_lab.config.choices import Unusable
 from spec_lab.core.types import Request
 from spec_lab.measure.runner import record_run
-from spec_lab.menu.choices import Unusable
-from spec_lab.menu.chosen import choose
-from spec_lab.menu.config import WorkloadConfig
-from spec_lab.options.rules.relaxed_thinking import RelaxedThinkingConfig
+from spec_lab.options.acceptance.relaxed_thinking import RelaxedThinking
 from spec_lab.record.reading import find_runs, read_requests
 from spec_lab.workloads.conversations import before_end, longest_conversation, with_later_turns
 from spec_lab.workloads.tokenizer import TargetTokenizer
 from spec_lab.workloads.unusable import UnusablePrompt
 from tests.fake_runs import CHOICES
+from tests.lab import part
 from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts
 
 SHARED = Path(__file__).parents[2] / "shared"
@@ -96,11 +95,11 @@ def test_a_run_asks_all_turns_and_their_context_is_plain_decodings(tmp_path: Pat
     pair = make_runnable_pair(tmp_path)
     path = write_prompts(tmp_path / "bench.jsonl", [{"question_id": 1, "category": "qa", "turns": ["<think>ab", "cd"]}])
     lossy, plain = (make_run_config(pair, path, drafter, references=[]) for drafter in ("eagle3", "none"))
-    lossy.acceptance = RelaxedThinkingConfig(topk=128, delta=1.0)
+    lossy.acceptance = RelaxedThinking(topk=128, delta=1.0)
     rows = {}
     for name, config in (("lossy", lossy), ("plain", plain)):
-        config.workload = WorkloadConfig(name="spec_bench", path=str(path))
-        record_run(choose(config), CHOICES, tmp_path / name)
+        config.workload = part("workload", "spec_bench", path=str(path))
+        record_run(config, CHOICES, tmp_path / name)
         rows[name] = read_requests(tmp_path / name)
     assert [row.id for row in rows["lossy"]] == ["bench-1", "bench-1-turn2"]
     assert rows["lossy"][0].output_ids != rows["plain"][0].output_ids

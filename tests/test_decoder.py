@@ -14,6 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.build.caches import cache_row
 from spec_lab.checkpoints.checkpoint import open_tensors
 from spec_lab.checkpoints.families.plain import Family
 from spec_lab.checkpoints.families.table import read_model_config
@@ -25,7 +26,6 @@ from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide, Target
 from spec_lab.engine.pages import PageTable
 from spec_lab.models.decoder import DecoderTarget
 from spec_lab.models.linear import DenseLinear, make_linear
-from spec_lab.wiring.caches import cache_row
 from tests.onednn import needs_rows_alike
 from tests.tiny_checkpoints import make_tiny_target, use_hub_spelling
 

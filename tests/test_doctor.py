@@ -8,7 +8,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -26,8 +26,8 @@ from spec_lab.doctor.report import format_findings, summarize
 from spec_lab.doctor.rounds import LoopRound, common_length, spread
 from spec_lab.doctor.subject import MAX_NEW_TOKENS, load_subject, shortened, strict_greedy
 from spec_lab.doctor.teacher_forced import Drafted
-from spec_lab.menu.chosen import choose
-from spec_lab.options.shipped import ZOO
+from spec_lab.options.drafters.weights import ZOO
+from spec_lab.program.compose import compose_run
 from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts
 
 TEXTS = [{"prompt": "abcdefgh"[index:] + "xyz" * index} for index in range(4)]
@@ -48,15 +48,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (["drafter=eagel3"], "did you mean eagle3"),
         (["batchsize=3"], "there is no key batchsize"),
-        (["-m", "drafter=eagle3,ngram"], "-m: spec_lab.doctor examines one run"),
-        (["--verbose"], "has only the flags --help"),
-        (["--fix"], "has only the flags --help"),
         (["drafter=eagle3,ngram"], "several values"),
-        (["experiment=drafters"], "experiment=drafters is a sweep"),
-        (["hydra.mode=MULTIRUN"], "hydra.mode=MULTIRUN is a sweep"),
-        (["drafter=none"], "drafter=none makes no drafts"),
-        (["graph=round", "graph.rounds_per_replay=4"], "graph.rounds_per_replay=4: the doctor examines"),
-        (["dry_run=true"], "dry_run=true"),
         (["target=hf"], "target.path"),
         (["drafter.path=/nowhere"], "drafter.path=/nowhere is not a folder"),
     ],
@@ -104,13 +96,13 @@ def test_a_random_head_disagrees_everywhere_and_nothing_else_is_wrong(
 
 
 def test_bounds_of_no_round_are_none(pair: tuple[Path, Path], prompts: Path) -> None:
-    findings = examine(load_subject(choose(make_run_config(pair, prompts, "ngram", max_new_tokens=1))))
+    findings = examine(load_subject(make_run_config(pair, prompts, "ngram", max_new_tokens=1)))
     assert [finding.verdict for finding in findings[1:3]] == [Verdict.DOES_NOT_APPLY] * 2
 
 
 def test_a_drafter_without_weights_has_bounds_alone(pair: tuple[Path, Path], prompts: Path) -> None:
     config = make_run_config(pair, prompts, "oracle", max_new_tokens=12)
-    findings = examine(load_subject(choose(config)))
+    findings = examine(load_subject(config))
     states, *bounds = findings[:4]
     assert [finding.verdict for finding in bounds] == [Verdict.OK] * 3
     assert {finding.verdict for finding in (states, *findings[4:])} == {Verdict.DOES_NOT_APPLY}
@@ -127,7 +119,7 @@ def test_the_command_says_how_much_it_could_not_check(
 
 
 def test_too_few_rounds_are_not_judged(pair: tuple[Path, Path], prompts: Path) -> None:
-    findings = examine(load_subject(choose(make_run_config(pair, prompts, max_new_tokens=8))))
+    findings = examine(load_subject(make_run_config(pair, prompts, max_new_tokens=8)))
     skipped = [finding.check for finding in findings if "fewer than" in finding.measured]
     assert "hidden path" in skipped and skipped[-1] == "teacher forcing"
 
@@ -143,7 +135,7 @@ def test_the_run_is_examined_under_strict_greedy_acceptance(pair: tuple[Path, Pa
 
 def test_a_tokenizer_of_another_model(pair: tuple[Path, Path], prompts: Path, tmp_path: Path) -> None:
     target, head = (Path(shutil.copytree(folder, tmp_path / folder.name)) for folder in pair)
-    subject = load_subject(choose(make_run_config((target, head), prompts, max_new_tokens=4)))
+    subject = load_subject(make_run_config((target, head), prompts, max_new_tokens=4))
     assert check_tokenizer(subject).verdict is Verdict.OK
     shutil.copy(target / "tokenizer.json", head)
     assert "160 of them have the same id" in check_tokenizer(subject).measured
@@ -165,7 +157,7 @@ def change_ids(file: Path, ids: dict[str, int]) -> None:
 
 def test_weights_that_do_not_survive_the_runs_dtype(pair: tuple[Path, Path], prompts: Path, tmp_path: Path) -> None:
     head = Path(shutil.copytree(pair[1], tmp_path / "head"))
-    subject = load_subject(choose(make_run_config((pair[0], head), prompts, max_new_tokens=4)))
+    subject = load_subject(make_run_config((pair[0], head), prompts, max_new_tokens=4))
     half, brain = (replace(subject, models=replace(subject.models, dtype=t)) for t in (torch.float16, torch.bfloat16))
     assert check_dtype(half).verdict is check_dtype(brain).verdict is Verdict.OK
     tensors = load_file(head / "model.safetensors")
@@ -181,7 +173,7 @@ def test_a_shift_shows_in_the_words_that_can_be_drafted(
 ) -> None:
     """A target that wrote every third id, and a map of these."""
     head = Path(shutil.copytree(pair[1], tmp_path / "head"))
-    subject = load_subject(choose(make_run_config((pair[0], head), prompts, max_new_tokens=4)))
+    subject = load_subject(make_run_config((pair[0], head), prompts, max_new_tokens=4))
     words = list(range(1, 160, 3))
     subject = replace(subject, plain=[replace(record, output_ids=words) for record in subject.plain])
     d2t = torch.tensor(words) + shift - torch.arange(len(words))
@@ -254,3 +246,28 @@ def test_helpers() -> None:
     assert spread(rounds, 20) == rounds
     assert [loop_round.kv_len for loop_round in spread(rounds, 4)] == [0, 2, 5, 7]
     assert shortened(Request("r", "c", (1,), 4096)).max_new_tokens == MAX_NEW_TOKENS
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "drafter.stop=confidence",
+        "drafter.by_request=acceptance",
+        "drafter.k_schedule=[[1,2,3],[3,4,1]]",
+        "verify.budget=3",
+        "graph.rounds_per_replay=4",
+    ],
+)
+def test_a_run_is_examined_with_all_its_drafts_and_a_look_after_each_round(override: str) -> None:
+    config = compose_run(["drafter=eagle3", "graph=round", override])[0]
+    chosen = strict_greedy(config)
+    assert chosen.offers.num_draft_tokens == 3 and not chosen.offers.may_be_fewer
+    graph: Any = chosen.graph
+    assert graph.rounds_per_replay == 1
+
+
+def test_a_drafter_that_finds_its_drafts_has_no_fault_for_finding_few(pair: tuple[Path, Path], prompts: Path) -> None:
+    config = make_run_config(pair, prompts, "hybrid", max_new_tokens=12, options={"path": str(pair[1])})
+    findings = examine(load_subject(config))
+    assert [finding.verdict for finding in findings[1:4]] == [Verdict.OK] * 3
+    assert {finding.verdict for finding in findings[4:]} == {Verdict.DOES_NOT_APPLY}

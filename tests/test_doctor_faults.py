@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,21 +16,20 @@ from safetensors.torch import load_file, save_file
 
 from spec_lab.acceptance.strict import StrictAcceptance
 from spec_lab.app.compose import compose
+from spec_lab.build.auto import with_auto_chosen
+from spec_lab.build.lab import Lab
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend
+from spec_lab.core.protocols import Drafter
 from spec_lab.core.types import AcceptanceInputs, AttentionMetadata, FeatureSpec, TargetOutput, Verification
 from spec_lab.doctor.__main__ import main
+from spec_lab.doctor.aspects import Aspect, aspects_of
 from spec_lab.doctor.examine import examine
 from spec_lab.doctor.findings import Finding, Verdict, faults
 from spec_lab.doctor.loop import check_bounds
-from spec_lab.doctor.readings import aspects_of
 from spec_lab.doctor.report import summarize
 from spec_lab.doctor.subject import Subject, load_subject, strict_greedy
-from spec_lab.menu.chosen import Chosen, choose
-from spec_lab.menu.readings import Aspect
-from spec_lab.options.shipped import ZOO
-from spec_lab.wiring.drafting import DrafterFactory, load_drafter
-from spec_lab.wiring.models import DrafterBuild
+from spec_lab.options.drafters.weights import ZOO
 
 QUICK = ("max_new_tokens=16", "device=cpu", "batch_size=9", "kernels=torch")
 """With kernels=native the write that some faults break is inside a layer."""
@@ -50,8 +50,8 @@ def keep_readings(monkeypatch: pytest.MonkeyPatch) -> KeepReadings:
     """The readings take most of an examination's time, and most of them are not what tells a fault."""
 
     def keep(*names: str) -> None:
-        def kept(chosen: Chosen, build: DrafterBuild) -> list[Aspect]:
-            return [aspect for aspect in aspects_of(chosen, build) if aspect.name in names]
+        def kept(lab: Lab) -> list[Aspect]:
+            return [aspect for aspect in aspects_of(lab) if aspect.name in names]
 
         monkeypatch.setattr("spec_lab.doctor.examine.aspects_of", kept)
 
@@ -61,14 +61,13 @@ def keep_readings(monkeypatch: pytest.MonkeyPatch) -> KeepReadings:
 @pytest.fixture(scope="module")
 def healthy() -> Subject:
     """The shipped pair, as the doctor loads it."""
-    return load_subject(choose(compose(QUICK).config))
+    return load_subject(compose(QUICK).config)
 
 
 def examined(healthy: Subject, *overrides: str) -> Subject:
     """Another drafter of the same target, whose texts are written already; a few rounds tell most faults."""
-    chosen = choose(strict_greedy(compose([*QUICK, *overrides]).config))
-    make_drafter = load_drafter(chosen, healthy.models.of_drafters)
-    return replace(healthy, chosen=chosen, make_drafter=make_drafter, max_rounds=FEW_ROUNDS)
+    config = strict_greedy(compose([*QUICK, *overrides]).config)
+    return replace(healthy, config=with_auto_chosen(config), max_rounds=FEW_ROUNDS)
 
 
 def copy_of(drafter: str, folder: Path) -> Path:
@@ -205,8 +204,15 @@ def next_slots(slot_mapping: torch.Tensor) -> torch.Tensor:
 def with_broken_writes(subject: Subject, place: Callable[[torch.Tensor], torch.Tensor | None]) -> Subject:
     """The loop's drafter writes wrongly; its weights and the target are as they were."""
     backend: Any = BrokenWrites(subject.models.backend, place)
-    make: DrafterFactory = load_drafter(subject.chosen, replace(subject.models.of_drafters, backend=backend))
-    return replace(subject, make_drafter=make)
+    drafter = copy(subject.config.drafter)
+
+    def build(lab: Lab) -> Drafter[Any]:
+        is_loop = lab.backend is subject.models.backend
+        broken = replace(lab, models=lab.models.with_backend(backend)) if is_loop else lab
+        return subject.config.drafter.build(broken)
+
+    drafter.build = build  # type: ignore[method-assign]
+    return replace(subject, config=subject.config.with_parts(drafter=drafter))
 
 
 def test_a_stale_cache(healthy: Subject, keep_readings: KeepReadings) -> None:
@@ -222,7 +228,7 @@ def test_metadata_that_does_not_move(healthy: Subject, keep_readings: KeepReadin
     """Only later drafts suffer, which tells this fault from a stale cache."""
     keep_readings()
     head = copy_of("eagle3", tmp_path)
-    subject = examined(healthy, f"drafter.path={head}", "graph=full_loop", "graph.metadata=stale")
+    subject = examined(healthy, f"drafter.path={head}", "drafter.window=32", "graph=full_loop", "graph.metadata=stale")
     fault = first_fault(subject)
     assert fault.check == "loop against teacher forcing"
     assert fault.cause is not None and "draft 1 is correct" in fault.cause

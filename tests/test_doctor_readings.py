@@ -13,20 +13,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from spec_lab.build.limits import engine_limits
+from spec_lab.build.models import load_models
 from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.config.run import Run
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import FinishReason
+from spec_lab.doctor.aspects import aspects_of
 from spec_lab.doctor.evidence import Evidence
 from spec_lab.doctor.findings import Finding, Verdict, faults
-from spec_lab.doctor.readings import ALL_ASPECTS, aspects_of, check_readings
+from spec_lab.doctor.readings import ALL_ASPECTS, check_readings
 from spec_lab.doctor.rounds import LoopRound
 from spec_lab.doctor.subject import Subject
 from spec_lab.doctor.teacher_forced import TeacherForcedDrafts
-from spec_lab.menu.chosen import choose
-from spec_lab.menu.config import RunConfig
-from spec_lab.wiring.drafting import DrafterFactory, load_drafter
-from spec_lab.wiring.limits import engine_limits
-from spec_lab.wiring.models import load_models
 from tests.lab import make_config, random_requests
 from tests.tiny_assistant import make_tiny_assistant
 from tests.tiny_blocks import TinyBlock, write_block
@@ -56,14 +55,12 @@ def make_head(drafter: str, folder: Path, target: Path) -> None:
         make_tiny_mtp(folder, "ours", config, NUM_DRAFT_TOKENS)
 
 
-def subject_of(config: RunConfig) -> Subject:
+def subject_of(config: Run) -> Subject:
     """A subject of the doctor whose texts are the prompts alone."""
     requests = random_requests(NUM_TEXTS, ROUNDS_A_TEXT * (NUM_DRAFT_TOKENS + 1) + 1, lengths=(4, 20))
-    chosen = choose(config)
-    limits = engine_limits(chosen, requests, NUM_DRAFT_TOKENS)
-    models = load_models(chosen, limits.max_seq_len)
-    make_drafter = load_drafter(chosen, models.of_drafters)
-    return Subject(chosen, models, requests, limits, make_drafter, [record(r.prompt_ids, []) for r in requests])
+    limits = engine_limits(config, requests, NUM_DRAFT_TOKENS)
+    models = load_models(config, limits.max_seq_len)
+    return Subject(config, models, models, requests, limits, [record(r.prompt_ids, []) for r in requests])
 
 
 def record(prompt_ids: tuple[int, ...], output_ids: list[int]) -> RequestRecord:
@@ -87,7 +84,7 @@ def record(prompt_ids: tuple[int, ...], output_ids: list[int]) -> RequestRecord:
     )
 
 
-def with_drafted_texts(subject: Subject, make_drafter: DrafterFactory) -> tuple[Subject, list[LoopRound]]:
+def with_drafted_texts(subject: Subject) -> tuple[Subject, list[LoopRound]]:
     """Replace the texts by a pending token and its K drafts, again and again; there is a round for each pending
     token.
     """
@@ -99,7 +96,9 @@ def with_drafted_texts(subject: Subject, make_drafter: DrafterFactory) -> tuple[
             for text, output in enumerate(outputs)
         ]
         room = [0] * NUM_DRAFT_TOKENS
-        drafts = TeacherForcedDrafts(_with_outputs(subject, [[*o, *room] for o in outputs]), places).draft(make_drafter)
+        drafts = TeacherForcedDrafts(_with_outputs(subject, [[*o, *room] for o in outputs]), places).draft(
+            subject.config.drafter.build
+        )
         for text, tokens in enumerate(drafts.tokens.tolist()):
             outputs[text] += [*tokens, 11 + 5 * number + text]
         rounds += places
@@ -111,21 +110,17 @@ def _with_outputs(subject: Subject, outputs: list[list[int]]) -> Subject:
     return replace(subject, plain=[record(request.prompt_ids, output) for request, output in pairs])
 
 
-def findings_of(right: RunConfig, wrong: RunConfig) -> list[Finding]:
+def findings_of(right: Run, wrong: Run) -> list[Finding]:
     """What the readings say of `wrong`, over texts that the drafter of `right` drafted."""
     writer = subject_of(right)
-    subject, rounds = with_drafted_texts(writer, _reference_drafter(writer))
-    subject = replace(subject, chosen=choose(wrong))
+    subject, rounds = with_drafted_texts(writer)
+    subject = replace(subject, config=wrong)
     forced = TeacherForcedDrafts(subject, rounds)
-    as_configured = forced.draft(_reference_drafter(subject))
-    engine = subject.engine(subject.chosen, load_drafter(subject.chosen, subject.models.of_drafters))
+    as_configured = forced.draft(wrong.drafter.build)
+    engine = subject.engine(wrong)
     features = engine.parts.drafter.requirements
     evidence = Evidence(subject, features.features, forced, as_configured, as_configured)
-    return check_readings(evidence, aspects_of(subject.chosen, subject.reference_build))
-
-
-def _reference_drafter(subject: Subject) -> DrafterFactory:
-    return load_drafter(subject.chosen, subject.reference_build)
+    return check_readings(evidence, aspects_of(forced.lab(0)))
 
 
 SLIDING = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 2, "use_sliding_window": True}

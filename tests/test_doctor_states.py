@@ -15,7 +15,6 @@ from spec_lab.doctor.findings import Verdict
 from spec_lab.doctor.states import CHECK, check_states
 from spec_lab.doctor.subject import Subject, load_subject
 from spec_lab.engine.states import RecurrentStates
-from spec_lab.menu.chosen import choose
 from spec_lab.models.delta_caches import ReplayedUpdates, StateCheckpoints
 from tests.test_families_gpu import make_target
 
@@ -34,9 +33,9 @@ def subjects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Subject]:
     folder = tmp_path_factory.mktemp("hybrid")
     make_target(folder, "qwen3_5")
     base = ["target=hf", f"target.path={folder}", "drafter=ngram", "drafter.num_draft_tokens=3", *SHORT]
-    healthy = load_subject(choose(compose([*base, "recurrent.rollback=checkpoints"]).config))
+    healthy = load_subject(compose([*base, "recurrent.rollback=checkpoints"]).config)
     replaying = replace(healthy.config, recurrent=compose([*base, "recurrent.rollback=replay"]).config.recurrent)
-    return {"checkpoints": healthy, "replay": replace(healthy, chosen=healthy.chosen.again(replaying))}
+    return {"checkpoints": healthy, "replay": replace(healthy, config=replaying)}
 
 
 @pytest.mark.parametrize("rollback", ["checkpoints", "replay"])

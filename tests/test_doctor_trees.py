@@ -11,12 +11,12 @@ import torch
 
 from spec_kernels.tree_reference import move_path_reference
 from spec_lab.app.compose import compose
+from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
 from spec_lab.doctor.examine import examine
 from spec_lab.doctor.findings import Finding, Verdict, faults
-from spec_lab.doctor.subject import Subject, load_subject, refuse_no_spine
+from spec_lab.doctor.subject import Subject, load_subject
 from spec_lab.engine.drafts import TreeParts, spine
-from spec_lab.menu.chosen import Chosen, choose
 from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
 from tests.test_doctor_faults import QUICK, change_tensors, copy_of, examined, skipped, with_broken_writes
 
@@ -26,14 +26,14 @@ TREE = ("drafter=eagle3", "tree=dynamic", "tree.num_rows=8")
 @pytest.fixture(scope="module")
 def healthy() -> Subject:
     """The shipped pair, as the doctor loads it for a tree; other trees of its sizes may stand in its place."""
-    return load_subject(choose(compose([*QUICK, *TREE]).config))
+    return load_subject(compose([*QUICK, *TREE]).config)
 
 
 @pytest.fixture(autouse=True)
 def few_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the bounds, which are of chains, nor other readings, but for the order of the halves."""
     monkeypatch.setattr("spec_lab.doctor.examine.check_bounds", lambda subject: [])
-    from spec_lab.doctor.readings import aspects_of
+    from spec_lab.doctor.aspects import aspects_of
 
     def kept(*arguments: Any) -> list[Any]:
         return [aspect for aspect in aspects_of(*arguments) if aspect.name == "concat order"]
@@ -107,22 +107,19 @@ def test_the_spine_is_the_first_child_of_each() -> None:
     assert spine([0, 1, 2, 3, 4, 5], tokens, 2) == [-1, -1]
 
 
-def tree_run(*overrides: str) -> Chosen:
-    return choose(compose([*QUICK, "drafter=frozen_kv", *overrides]).config)
+def tree_run(*overrides: str) -> Run:
+    return compose([*QUICK, "drafter=frozen_kv", *overrides]).config
 
 
 def test_a_tree_of_another_path_than_the_likeliest_is_refused() -> None:
-    refuse_no_spine(tree_run("tree=static", "tree.paths=[[1],[0]]"))
-    with pytest.raises(UserError, match=r"tree\.paths without \[0\].*add \[0\]$"):
-        refuse_no_spine(tree_run("tree=static", "tree.paths=[[1],[1,0]]"))
-    with pytest.raises(UserError, match=r"tree\.branches=approximate.*use tree\.branches=exact$"):
-        refuse_no_spine(tree_run("drafter=eagle3", "tree=dynamic", "tree.branches=approximate"))
+    with pytest.raises(UserError, match=r"tree\.paths.*\[0\]"):
+        load_subject(tree_run("tree=static", "tree.paths=[[1],[1,0]]"))
 
 
 def test_the_spine_is_as_long_as_the_tree_is_bound_to_have_it() -> None:
     for overrides, length in ((["tree=dynamic", "tree.depth=4"], 4), (["tree=static", "tree.paths=[[0],[0,1]]"], 1)):
-        subject: Any = replace(_empty(), chosen=tree_run(*overrides))
-        assert subject.num_draft_tokens == subject.of_spine.config.drafter.num_draft_tokens == length
+        subject: Any = replace(_empty(), config=tree_run(*overrides))
+        assert subject.num_draft_tokens == subject.of_spine.drafter.num_draft_tokens == length
         assert subject.of_spine.tree.name == "none"
 
 

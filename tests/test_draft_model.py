@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -10,7 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+import spec_lab
 from spec_lab.core.kv_cache import NULL_PAGE, SCRATCH_PAGE
 from spec_lab.core.selection import AllRows
 from spec_lab.core.types import Request, VerifiedRound
@@ -18,6 +21,9 @@ from spec_lab.drafters.catchup import CaughtUp
 from spec_lab.drafters.draft_model import DraftModelDrafter, DraftModelState
 from spec_lab.drafters.picking import DraftedRows
 from spec_lab.engine.engine import Engine
+from spec_lab.menu.choices import DraftSampling
+from spec_lab.menu.config import SamplingConfig
+from spec_lab.options.rules.rejection import RejectionConfig
 from tests.covering import each_value
 from tests.engine_state import poison
 from tests.fake_target import PaddedGraph
@@ -25,6 +31,7 @@ from tests.lab import PRUNING, Reference, assert_captured_alike, make_config, ma
 from tests.layer_rows import LayerRows, count_rows
 from tests.scripted_rule import ScriptedRule, install
 from tests.tiny_checkpoints import make_tiny_target, refused
+from tests.tiny_runs import write_tokenizer
 
 SIZES: dict[str, Any] = {"intermediate_size": 40, "num_attention_heads": 2, "num_key_value_heads": 1, "seed": 5}
 DRAFT_MODELS: dict[str, dict[str, Any]] = {
@@ -213,10 +220,70 @@ def test_rows_past_the_kv_write_of_the_last_layer(pairs: Pairs, prune: str) -> N
     assert first.mlp == [5, 3, 1, 1, 4, 1, 1], "what the last layer's keys and values are made of"
 
 
-def test_a_model_of_another_vocabulary_is_refused(pairs: Pairs, tmp_path: Path) -> None:
-    make_tiny_target(tmp_path, "qwen3", vocab_size=161)
-    with refused(tmp_path, "vocabulary has 161", "160", "drafter.path"):
-        make_engine(make_config((pairs.target, tmp_path), "draft_model"), text_requests())
+@dataclass
+class PaddedModel(SlowModel):
+    """A model whose vocabulary has other padding than the target's: tokens from `num_tokens` on have logit -inf."""
+
+    num_tokens: int
+    vocab_size: int
+
+    @torch.inference_mode()
+    def draft(self, text: list[int], num_draft_tokens: int) -> tuple[list[int], list[torch.Tensor]]:
+        tokens, all_logits = list(text), []
+        for _ in range(num_draft_tokens):
+            logits = self.reference.model(torch.tensor([tokens])).logits[0, -1, : self.num_tokens]
+            all_logits.append(F.pad(logits, (0, self.vocab_size - self.num_tokens), value=float("-inf")))
+            tokens.append(int(logits.argmax()))
+        return tokens[len(text) :], all_logits
+
+
+@pytest.mark.parametrize("vocab_size", [120, 168])
+def test_vocabularies_may_differ_in_padding(pairs: Pairs, tmp_path: Path, vocab_size: int) -> None:
+    """The target's has 160 tokens. Tokens that only one of the two has are neither drafted nor emitted."""
+    make_tiny_target(tmp_path, "qwen3", vocab_size=vocab_size, num_hidden_layers=2, seed=5)
+    num_tokens = min(160, vocab_size)
+    requests = [replace(each, ignore_eos=True) for each in random_requests(4, vocab_size=num_tokens, lengths=(1, 12))]
+    config = make_config((pairs.target, tmp_path), "draft_model", batch_size=3, cache={"page_size": 4})
+    engine = make_engine(config, requests)
+    target = PaddedModel(Reference(pairs.target), num_tokens, 160)
+    texts = {each.request_id: each.output_ids for each in engine.generate(requests).requests}
+    assert texts == {each.request_id: target.draft(list(each.prompt_ids), 24)[0] for each in requests}
+    rule = install(engine, PaddedModel(Reference(tmp_path), num_tokens, 160))
+    engine.generate(requests)
+    assert rule.compared > 50
+    options = {"draft_sampling": DraftSampling.distribution}
+    sampled = make_config((pairs.target, tmp_path), "draft_model", batch_size=3, options=options)
+    sampled = replace(sampled, acceptance=RejectionConfig(), sampling=SamplingConfig(temperature=1.0))
+    records = make_engine(sampled, requests).generate(requests).requests
+    assert max(max(each.output_ids) for each in records) < num_tokens
+
+
+@pytest.mark.parametrize("vocab_size", [160, 168])
+def test_another_tokenizer_is_said_in_the_record(
+    tmp_path: Path, vocab_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ids of both that are other tokens are counted. With vocabularies of other sizes too the run is refused."""
+    monkeypatch.chdir(tmp_path)
+    target, draft = tmp_path / "target", tmp_path / "draft"
+    make_tiny_target(target, "qwen3", num_hidden_layers=2)
+    make_tiny_target(draft, "qwen3", num_hidden_layers=1, vocab_size=vocab_size)
+    for folder in (target, draft):
+        write_tokenizer(folder)
+    overrides = [
+        *("target=hf", f"target.path={target}", "drafter=draft_model", f"drafter.path={draft}", "references=[]"),
+        *("workload=random_ids", "workload.limit=1", "max_new_tokens=4", "repeats=1", "profile_rounds=0"),
+    ]
+    assert spec_lab.run(spec_lab.compose(overrides)).summary["warnings"] == []
+    tokens = json.loads((draft / "tokenizer.json").read_text())
+    vocab = tokens["model"]["vocab"]
+    vocab["A"], vocab["B"] = vocab["B"], vocab["A"]
+    (draft / "tokenizer.json").write_text(json.dumps(tokens))
+    if vocab_size != 160:
+        with refused(draft, "2 ids of its tokenizer", "drafter.path"):
+            spec_lab.run(spec_lab.compose(overrides))
+        return
+    (warning,) = spec_lab.run(spec_lab.compose(overrides)).summary["warnings"]
+    assert warning.startswith(f"{draft}: 2 ids of its tokenizer")
 
 
 def test_a_model_of_too_few_positions_is_refused(pairs: Pairs, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -132,44 +131,31 @@ def test_default_taps() -> None:
         default_tap_layer_inputs(6)
 
 
-@pytest.mark.parametrize("layer_ids", [["2", 4, 5], 2, "245", [2, [4], 5], {"2": 4}])
-@pytest.mark.parametrize("nested", [False, True])
-def test_refuses_tap_layers_of_another_type(tmp_path: Path, layer_ids: Any, nested: bool) -> None:
-    key = "eagle_aux_hidden_state_layer_ids"
-    make_tiny_eagle3(tmp_path, TARGET, **({"eagle_config": {key: layer_ids}} if nested else {key: layer_ids}))
-    with refused(tmp_path / "config.json", f"{key} must be a list of integers"):
-        read_eagle3_config(tmp_path, TARGET)
-
-
 @pytest.mark.parametrize(
-    ("changes", "fragments"),
+    ("layer_ids", "fragment"),
     [
-        ({"eagle_config": "x"}, ("eagle_config must be an object, but is 'x'",)),
-        ({"eagle_config": {"use_aux_hidden_state": 5}}, ("eagle_config", "use_aux_hidden_state must be true or false")),
-        ({"eagle_config": {"norm_before_fc": "yes"}}, ("norm_before_fc must be true or false",)),
-        ({"model_type": ["llama"]}, ("model_type must be a string, but is a list of 1",)),
-        ({"speculators_model_type": 3, "norm_before_residual": True}, ("speculators_model_type must be a string",)),
-        (
-            {"speculators_model_type": "eagle3", "transformer_layer_config": "x", "norm_before_residual": True},
-            ("transformer_layer_config must be an object, but is 'x'",),
-        ),
-        ({"num_hidden_layers": "one"}, ("num_hidden_layers must be a positive integer, but is 'one'",)),
-        ({"layer_types": 5}, ("layer_types must be a list of strings",)),
-        ({"draft_vocab_size": 10**30}, ("draft_vocab_size must be at most",)),
+        ([2, 4], "names 2 layers"),
+        ([1, 2, 3, 4, 5], "names 5 layers, and only heads that read 3"),
+        ([2, 4, 4], "names 2 layers"),
+        ([2, 4, 8], "names the output of the target's last layer, which cannot be tapped"),
+        ([-1, 4, 5], "8 layers"),
+        ([2, 4, 9], "8 layers"),
     ],
 )
-def test_refuses_values_of_another_type(tmp_path: Path, changes: dict[str, Any], fragments: tuple[str, ...]) -> None:
-    make_tiny_eagle3(tmp_path, TARGET)
-    rewrite_config(tmp_path, **changes)
-    with refused(tmp_path / "config.json", *fragments):
-        read_eagle3_config(tmp_path, TARGET)
-
-
-@pytest.mark.parametrize("layer_ids", [[2, 4], [2, 4, 4], [2, 4, 8], [-1, 4, 5], [2, 4, 10**30]])
-def test_refuses_impossible_tap_layers(tmp_path: Path, layer_ids: Any) -> None:
+def test_refuses_impossible_tap_layers(tmp_path: Path, layer_ids: Any, fragment: str) -> None:
     make_tiny_eagle3(tmp_path, TARGET, eagle_aux_hidden_state_layer_ids=layer_ids)
-    with refused(tmp_path / "config.json", "three different layers", "8 layers", "drafter.path"):
+    with refused(tmp_path / "config.json", fragment):
         read_eagle3_config(tmp_path, TARGET)
+
+
+def test_heads_of_other_methods_are_named(tmp_path: Path) -> None:
+    make_tiny_eagle3(tmp_path / "eagle1", TARGET, draft_vocab_size=160)
+    rewrite_tensors(tmp_path / "eagle1", {"fc.weight": torch.ones(32, 64)}, drop=("midlayer.hidden_norm.weight",))
+    with refused(tmp_path / "eagle1", "EAGLE-1"):
+        load(tmp_path / "eagle1")
+    (tmp_path / "config.json").write_text('{"medusa_num_heads": 3, "medusa_num_layers": 1}')
+    with refused(tmp_path, "medusa_num_heads"):
+        load(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -179,36 +165,33 @@ def test_refuses_impossible_tap_layers(tmp_path: Path, layer_ids: Any) -> None:
         ({"target_hidden_size": 48}, ("target_hidden_size is 48, the target has 32",)),
         ({"vocab_size": 200}, ("vocab_size is 200, the target has 160",)),
         ({"vocab_size": 200, "hidden_size": 64}, ("is 64, the target has 32; vocab_size is 200",)),
-        ({"draft_vocab_size": 161}, ("draft_vocab_size 161 exceeds",)),
-        ({"norm_before_fc": True, "fc_norm": True}, ("norm_before_fc and fc_norm are two norms at one place",)),
-        ({"speculators_model_type": "eagle"}, ("speculators_model_type 'eagle'",)),
-        ({"speculators_model_type": "eagle3"}, ("transformer_layer_config is missing",)),
+        ({"speculators_model_type": "eagle", "transformer_layer_config": {}}, ("speculators_model_type 'eagle'",)),
         ({"eagle_config": {"use_aux_hidden_state": False}}, ("use_aux_hidden_state",)),
-        ({"num_hidden_layers": 2}, ("2 layers", "one layer", "not an EAGLE-3 head")),
-        ({"model_type": "qwen3", "use_sliding_window": True, "max_window_layers": 0}, ("sliding window",)),
+        ({"num_hidden_layers": 2}, ("num_hidden_layers 2",)),
+        ({"model_type": "qwen3", "use_sliding_window": True, "max_window_layers": 0}, ("use_sliding_window",)),
     ],
 )
 def test_refuses_heads_of_another_kind_or_target(
     tmp_path: Path, changes: dict[str, Any], fragments: tuple[str, ...]
 ) -> None:
     make_tiny_eagle3(tmp_path, TARGET, **changes)
-    with refused(tmp_path / "config.json", "drafter.path", *fragments):
+    with refused(tmp_path / "config.json", *fragments):
         load(tmp_path)
 
 
 def test_refuses_a_layer_of_another_family_or_rope(tmp_path: Path) -> None:
     make_tiny_eagle3(tmp_path, TARGET, model_type="deepseek_v3")
-    with refused(tmp_path / "config.json", "'deepseek_v3'", "llama, qwen3"):
+    with refused(tmp_path / "config.json", "'deepseek_v3'", "'llama', 'qwen3'"):
         load(tmp_path)
-    make_tiny_eagle3(tmp_path, TARGET, rope_scaling={"rope_type": "yarn", "factor": 4.0})
-    with refused(tmp_path / "config.json", "'yarn'"):
+    make_tiny_eagle3(tmp_path, TARGET, rope_scaling={"rope_type": "ntk_parts", "factor": 4.0})
+    with refused(tmp_path / "config.json", "'ntk_parts'"):
         load(tmp_path)
 
 
 def test_a_speculators_head_must_say_norm_before_residual(tmp_path: Path) -> None:
     make_tiny_eagle3(tmp_path, TARGET, "speculators")
     rewrite_config(tmp_path, drop=("norm_before_residual",))
-    with refused(tmp_path / "config.json", "norm_before_residual is missing", "add it"):
+    with refused(tmp_path / "config.json", "norm_before_residual is missing"):
         load(tmp_path)
 
 
@@ -220,12 +203,12 @@ def test_a_head_without_the_key_has_its_norm_after_the_residual(tmp_path: Path) 
 
 def test_refuses_tensors_that_do_not_fit(tmp_path: Path) -> None:
     make_tiny_eagle3(tmp_path, TARGET)
-    changes = {"fc.weight": torch.zeros(32, 64), "midlayer.self_attn.q_proj.bias": torch.zeros(64)}
+    changes = {"fc.weight": torch.zeros(32, 48), "midlayer.self_attn.q_proj.bias": torch.zeros(64)}
     rewrite_tensors(tmp_path, changes, drop=("lm_head.weight", "midlayer.hidden_norm.weight"))
     with refused(
         tmp_path,
         "2 missing: midlayer.hidden_norm.weight, lm_head.weight",
-        "1 of another shape: fc.weight is [32, 64], config.json says [32, 96]",
+        "1 of another shape: fc.weight is [32, 48], config.json says [32, 96]",
         "1 not expected: midlayer.self_attn.q_proj.bias",
     ):
         load(tmp_path)
@@ -277,13 +260,6 @@ def test_refuses_norms_that_config_and_tensors_do_not_agree_on(tmp_path: Path) -
         load(tmp_path)
 
 
-def test_refuses_a_tensor_under_two_names(tmp_path: Path) -> None:
-    expected = make_tiny_eagle3(tmp_path, TARGET)
-    rewrite_tensors(tmp_path, {"model.norm.weight": expected["norm.weight"]})
-    with refused(tmp_path, "model.norm.weight and norm.weight are the same tensor"):
-        load(tmp_path)
-
-
 def test_a_narrower_head_needs_its_own_embedding(tmp_path: Path) -> None:
     make_tiny_eagle3(tmp_path, TARGET, target_hidden_size=48)
     wider = replace(TARGET, hidden_size=48)
@@ -299,34 +275,19 @@ def test_refuses_broken_vocabulary_maps(tmp_path: Path) -> None:
     d2t, t2d = expected["d2t"], expected["t2d"]
     last = torch.arange(120) == 119
     for changes, fragment in (
-        ({"d2t": d2t.masked_fill(last, 41)}, "d2t names target id 160"),
-        ({"d2t": d2t.masked_fill(last, -120)}, "d2t names target id -1"),
+        ({"d2t": d2t.masked_fill(last, 41)}, "d2t names a token outside"),
+        ({"d2t": d2t.masked_fill(last, -120)}, "d2t names a token outside"),
         ({"d2t": d2t.masked_fill(last, int(d2t[0]) - 119)}, "one target id to two draft ids"),
-        ({"d2t": d2t[:-1]}, "d2t has shape [119], config.json says [120]"),
-        ({"d2t": d2t, "t2d": t2d[:-1]}, "t2d has shape [159], config.json says [160]"),
+        ({"d2t": d2t, "t2d": t2d[:-1]}, "d2t and t2d name different target ids"),
         ({"t2d": ~t2d}, "d2t and t2d name different target ids"),
         ({"t2d": torch.ones(160, dtype=torch.bool)}, "d2t and t2d name different target ids"),
     ):
         rewrite_tensors(tmp_path, {"d2t": d2t, "t2d": t2d} | changes)
         with refused(tmp_path, fragment):
             load(tmp_path)
+    rewrite_tensors(tmp_path, {"d2t": torch.zeros_like(d2t)}, drop=("t2d",))
+    with refused(tmp_path, "d2t is all zeros"):
+        load(tmp_path)
     rewrite_tensors(tmp_path, {}, drop=("d2t",))
     with refused(tmp_path, "d2t is missing", "120", "160"):
-        load(tmp_path)
-
-
-def test_refuses_missing_and_truncated_files(tmp_path: Path) -> None:
-    with refused(tmp_path / "nowhere", "no such folder", "drafter.path"):
-        load(tmp_path / "nowhere")
-    make_tiny_eagle3(tmp_path, TARGET)
-    file = tmp_path / "model.safetensors"
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    with refused(file, "truncated"):
-        load(tmp_path)
-    file.rename(tmp_path / "pytorch_model.bin")
-    with refused(tmp_path, "convert them to model.safetensors"):
-        load(tmp_path)
-    text = (tmp_path / "config.json").read_text()
-    (tmp_path / "config.json").write_text(json.dumps(json.loads(text))[:40])
-    with refused(tmp_path / "config.json", "JSON"):
         load(tmp_path)

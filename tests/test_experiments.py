@@ -12,8 +12,8 @@ import yaml
 
 from spec_lab.__main__ import main
 from spec_lab.app.compose import compose, conf_folder
-from spec_lab.menu.chosen import Chosen
-from spec_lab.menu.refusals.run import refusals
+from spec_lab.config.checks import problems
+from spec_lab.config.run import Run
 from spec_lab.record.reading import find_runs
 from spec_lab.study.figures import svg
 from spec_lab.study.studies import studies_in, study_figures, study_tables
@@ -42,8 +42,8 @@ def ran(monkeypatch: pytest.MonkeyPatch, empty_folder: Path) -> list[Any]:
     """The configurations that a runner which decodes nothing was given."""
     configs: list[Any] = []
 
-    def run(chosen: Chosen, choices: dict[str, str], folder: Path) -> Any:
-        configs.append(chosen.config)
+    def run(chosen: Run, choices: dict[str, str], folder: Path) -> Any:
+        configs.append(chosen)
         return recorded_runner.run(chosen, choices, folder)
 
     module = recorded_runner.stand_in()
@@ -79,7 +79,7 @@ def test_every_value_of_a_study_composes_and_is_not_refused(name: str, size: str
         for value in values:
             others = {other: each[0] for other, each in params.items()} | {key: value}
             config = compose([*whole, *(f"{k}={v}" for k, v in others.items())]).config
-            assert refusals(config) == [], others
+            assert list(problems(config)) == [], others
 
 
 def swept(name: str, size: str) -> dict[str, list[str]]:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from spec_lab.config.option import get
 from spec_lab.core.results import ExpertCounts
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.experts_read import ExpertsRead, ReadingStage, count_distinct
 from spec_lab.engine.tape import TapeRecorder
-from spec_lab.menu import registry
 from spec_lab.models.routers import Routing
 from spec_lab.record.metric import Measured
 from spec_lab.study.run_table import format_run
@@ -159,7 +159,7 @@ def eager_counts(folder: Path) -> ExpertCounts:
 @pytest.mark.parametrize("graph", ["split_seed", "step_replay", "full_loop", "round"])
 def test_every_graph_mode_counts_alike(folder: Path, eager_counts: ExpertCounts, graph: str) -> None:
     """Three of four requests run padded to four for a while."""
-    config = replace(nextn_config(folder, batch_size=4), graph=registry.load().schemas()[f"graph/{graph}"]())
+    config = replace(nextn_config(folder, batch_size=4), graph=get("graph", graph)())
     assert counts_of(make_engine(config, random_requests(4)))[0] == eager_counts
 
 

@@ -21,14 +21,17 @@ import torch
 from spec_lab import extend
 from spec_lab.__main__ import main
 from spec_lab.app.compose import compose
+from spec_lab.build.engine import build_prune_policy
+from spec_lab.build.rules import build_rule
+from spec_lab.build.workloads import load_requests
 from spec_lab.collect.__main__ import main as collect
+from spec_lab.config.checks import problems, said_by
+from spec_lab.config.run import DrafterConfig, Run, WorkloadConfig
 from spec_lab.core.errors import UserError
 from spec_lab.core.types import Request
 from spec_lab.doctor.__main__ import main as examine
 from spec_lab.engine.stopping_loop import collect_drafts
 from spec_lab.menu import registry
-from spec_lab.menu.chosen import choose
-from spec_lab.menu.config import DrafterConfig, RunConfig, WorkloadConfig
 from spec_lab.menu.extensions import find_extensions
 from spec_lab.menu.option import (
     CatchupPruningOption,
@@ -38,18 +41,13 @@ from spec_lab.menu.option import (
     RuleOption,
     WorkloadOption,
 )
-from spec_lab.menu.refusals.run import refusals, said_by
-from spec_lab.options.shipped import ZOO
+from spec_lab.options.drafters.weights import ZOO
 from spec_lab.record.metric import Measured, part_of
 from spec_lab.record.reading import read_rounds, read_run
 from spec_lab.record.summary import metric_of
 from spec_lab.report import main as report
 from spec_lab.study.frame import load_frame
 from spec_lab.study.rescore import rescore
-from spec_lab.wiring.drafting import load_drafter
-from spec_lab.wiring.engine import build_prune_policy
-from spec_lab.wiring.rules import build_rule
-from spec_lab.wiring.workloads import load_requests
 from spec_lab.workloads.tokenizer import IdsAlone, TargetTokenizer
 from tests.fake_runs import FakeEngine
 from tests.lab import generate, make_config
@@ -327,7 +325,7 @@ def test_traits_of_an_added_row_are_asked_as_those_of_any(
     rows = registry.load(config.extensions)
     config.drafter = rows.find(DrafterOption, drafter).schema(num_draft_tokens=num_draft_tokens)
     config.acceptance = rows.find(RuleOption, rule).schema()
-    found = refusals(config)
+    found = list(problems(config))
     assert len(found) == len(said)
     assert all(line.startswith(start) for line, start in zip(found, said, strict=True))
 
@@ -339,7 +337,7 @@ def test_the_refusals_of_an_added_checker_are_asked(tmp_path: Path, monkeypatch:
         f"    registry.add(CheckerOption(name='picky', read=str, same=str, refusals=(lambda config: {said!r},)))\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert refusals(compose(["extensions=[picky_lab]", "workload.checker=picky"]).config) == [said]
+    assert list(problems(compose(["extensions=[picky_lab]", "workload.checker=picky"]).config)) == [said]
 
 
 def test_a_name_that_nothing_builds_is_refused_with_what_to_do(
@@ -378,7 +376,7 @@ def test_the_yaml_of_an_extension_that_is_not_named_is_refused_with_what_to_do(
 def test_the_name_of_a_part_of_an_option_is_not_said_to_be_a_name_in_a_file() -> None:
     config = compose().config
     config.prune.catchup = "mine"
-    [refusal] = refusals(config)
+    [refusal] = list(problems(config))
     assert "use one of none, post_attention, pre_attention, or name the module" in refusal
 
 
@@ -386,7 +384,7 @@ def test_the_name_of_a_part_of_an_option_is_not_said_to_be_a_name_in_a_file() ->
 def test_every_kind_of_name_that_nothing_builds_is_refused(knob: str, value: str) -> None:
     config = compose().config
     getattr(config, knob).name = value
-    [refusal] = refusals(config)
+    [refusal] = list(problems(config))
     assert refusal.startswith(f"{knob}={value}: nothing builds it; use one of ")
 
 
@@ -478,7 +476,7 @@ NO_BUILD: Any = None
     ],
 )
 def test_a_function_that_makes_nothing_is_refused(part: str, row: dict[str, Any], make: Callable[[Any], Any]) -> None:
-    chosen = choose(compose([]).config)
+    chosen = compose([]).config
     broken = replace(chosen, **{part: replace(getattr(chosen, part), **row)})
     with pytest.raises(UserError, match=rf"{next(iter(row))} of its row returned None; return"):
         make(broken)
@@ -646,7 +644,7 @@ def test_a_request_that_a_workload_got_wrong_is_refused(made: Callable[[], Any],
 
 def test_an_empty_workload_without_categories_is_its_rows() -> None:
     chosen = chosen_with(list)
-    chosen.config.workload.categories = None
+    chosen.workload.categories = None
     with pytest.raises(UserError, match=r"is empty; check what the `load` of its row returns$"):
         load_requests(chosen, IdsAlone(9))
 
@@ -659,7 +657,7 @@ def test_a_workload_may_make_its_requests_one_after_the_other() -> None:
 def test_a_refusal_that_says_nothing_in_words_is_refused() -> None:
     row = CatchupPruningOption(name="mine", make=len, refusals=(lambda config: 5,))  # type: ignore[arg-type,return-value]
     with pytest.raises(UserError, match=r"prune\.catchup=mine: a refusal of its row returned 5; return None"):
-        said_by(row, row.refusals[0], RunConfig())
+        said_by(row, row.refusals[0], Run())
 
 
 def test_a_schema_with_the_name_of_another_option_is_refused_with_the_one_to_write() -> None:

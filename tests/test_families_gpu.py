@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.gemma4_checkpoint import gemma4_tensor_shapes
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
-from spec_lab.menu.choices import KernelsChoice, Rollback
-from spec_lab.menu.config import AttentionConfig, RecurrentConfig, RunConfig
+from spec_lab.config.choices import KernelsChoice, Rollback
+from spec_lab.config.run import AttentionConfig, RecurrentConfig, Run
 from tests import tiny_gemma4, tiny_hybrid
 from tests.graph_lab import MODES
 from tests.lab import generate, make_config, random_requests
@@ -47,7 +47,7 @@ def make_target(folder: Path, kind: str) -> None:
     )
 
 
-def config_of(folder: Path, device: str, rollback: Rollback = Rollback.checkpoints) -> RunConfig:
+def config_of(folder: Path, device: str, rollback: Rollback = Rollback.checkpoints) -> Run:
     return make_config(
         (folder, folder),
         "random",

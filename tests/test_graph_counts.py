@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from spec_lab.config.run import GraphConfig, Run
 from spec_lab.core.results import RoundRecord
 from spec_lab.core.types import Verification
 from spec_lab.engine import timing
@@ -23,12 +24,7 @@ from spec_lab.measure import runner
 from spec_lab.measure.launch_counts import CountedRounds, count_trace
 from spec_lab.measure.profiling import profile_rounds
 from spec_lab.measure.watched_rounds import watch_rounds
-from spec_lab.menu.chosen import choose
-from spec_lab.menu.config import GraphConfig, RunConfig
-from spec_lab.options.graphs.full_loop import FullLoopGraphConfig
-from spec_lab.options.graphs.round import RoundGraphConfig
-from spec_lab.options.graphs.split_seed import SplitSeedGraphConfig
-from spec_lab.options.graphs.step_replay import StepReplayGraphConfig
+from spec_lab.options.graphs import FullLoop, RoundGraph, SplitSeed, StepReplay
 from spec_lab.record.reading import read_run
 from spec_lab.record.trace import STAGE_PREFIX, TraceEvent, outermost
 from tests.fake_runs import CHOICES
@@ -38,11 +34,11 @@ from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts
 
 MODES: dict[str, GraphConfig | None] = {
     "eager": None,
-    "split_seed": SplitSeedGraphConfig(),
-    "step_replay": StepReplayGraphConfig(),
-    "full_loop": FullLoopGraphConfig(),
-    "round": RoundGraphConfig(),
-    "overlap": RoundGraphConfig(overlap=True),
+    "split_seed": SplitSeed(),
+    "step_replay": StepReplay(),
+    "full_loop": FullLoop(),
+    "round": RoundGraph(),
+    "overlap": RoundGraph(overlap=True),
 }
 NUM_ROUNDS = 3
 
@@ -369,16 +365,16 @@ def test_the_hosts_clock_times_no_stretch_without_marks() -> None:
 
 
 @pytest.fixture
-def configure(pair: tuple[Path, Path], tmp_path: Path) -> RunConfig:
+def configure(pair: tuple[Path, Path], tmp_path: Path) -> Run:
     prompts = [{"id": f"r{index}", "prompt": "abcabc"[index:], "form": "continue"} for index in range(2)]
     config = make_run_config(pair, write_prompts(tmp_path / "prompts.jsonl", prompts), references=["plain"])
-    config.graph = FullLoopGraphConfig()
+    config.graph = FullLoop()
     return config
 
 
-def test_a_captured_run_records_its_counts(configure: RunConfig, tmp_path: Path) -> None:
+def test_a_captured_run_records_its_counts(configure: Run, tmp_path: Path) -> None:
     configure.profile_rounds = 1
-    summary = runner.record_run(choose(configure), CHOICES, tmp_path / "run")
+    summary = runner.record_run(configure, CHOICES, tmp_path / "run")
     assert summary["graph.captures"] == 2
     assert set(summary.under("graph.nodes")) == {"verify", "draft"}
     assert set(summary.references["plain"].under("graph.nodes")) == {"verify"}
@@ -390,11 +386,11 @@ def test_a_captured_run_records_its_counts(configure: RunConfig, tmp_path: Path)
     assert 0 < line["launch_seconds"] < line["seconds"]
 
 
-def test_a_run_of_several_rounds_a_replay_records_them(configure: RunConfig, tmp_path: Path) -> None:
+def test_a_run_of_several_rounds_a_replay_records_them(configure: Run, tmp_path: Path) -> None:
     """Those that were wasted have no line; with the lines they are what was replayed."""
-    configure.graph = RoundGraphConfig(rounds_per_replay=4)
+    configure.graph = RoundGraph(rounds_per_replay=4)
     configure.profile_rounds = 3
-    summary = runner.record_run(choose(configure), CHOICES, tmp_path / "run")
+    summary = runner.record_run(configure, CHOICES, tmp_path / "run")
     assert summary["graph.rounds_per_replay"] == 4 and set(summary.under("graph.nodes")) == {"rounds"}
     lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
     first = [line for line in lines if line["repeat"] == 0]
@@ -404,15 +400,13 @@ def test_a_run_of_several_rounds_a_replay_records_them(configure: RunConfig, tmp
     assert summary["replays_per_round"] == pytest.approx(1 / 4)
 
 
-def test_rounds_that_run_eagerly_fail_the_run(
-    configure: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rounds_that_run_eagerly_fail_the_run(configure: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(mode: CapturedMode, decode_round: DecodeRound, slots: list[int], max_kv_len: int) -> Verification:
         return decode_round.run(decode_round.load(decode_round.parts.slots.ids(slots, len(slots)), max_kv_len))
 
     monkeypatch.setattr(CapturedMode, "run", run)
     with pytest.raises(RuntimeError, match="replayed 0 times"):
-        runner.record_run(choose(configure), CHOICES, tmp_path / "run")
+        runner.record_run(configure, CHOICES, tmp_path / "run")
     summary = read_run(tmp_path / "run")
     assert summary.status == "failed"
     assert summary.reason is not None and "graph=full_loop replayed 0 times" in summary.reason

@@ -9,8 +9,8 @@ from types import ModuleType
 import pytest
 
 from spec_lab.app.compose import compose
+from spec_lab.config.checks import problems
 from spec_lab.core.errors import UserError
-from spec_lab.menu.refusals.run import refusals
 from tests.bench_modules import imported
 
 
@@ -57,7 +57,7 @@ def test_every_cell_composes(rounds: ModuleType) -> None:
     assert len({cell.name for cell in rounds.CELLS}) == len(rounds.CELLS)
     for cell in rounds.CELLS:
         config = compose([*cell.overrides(), "dtype=bfloat16"]).config
-        assert refusals(config) == []
+        assert list(problems(config)) == []
 
 
 def test_what_is_there_is_not_measured_again(

@@ -15,9 +15,9 @@ from spec_lab.checkpoints.checkpoint import stored_tensors
 from spec_lab.checkpoints.config import read_num_mtp_modules
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.mtp_checkpoint import load_mtp
+from spec_lab.config.choices import Rollback
+from spec_lab.config.run import RecurrentConfig
 from spec_lab.core.types import NormSide
-from spec_lab.menu.choices import Rollback
-from spec_lab.menu.config import RecurrentConfig
 from tests.covering import each_value
 from tests.engine_state import poison
 from tests.fake_target import PaddedGraph

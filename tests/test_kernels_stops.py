@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from spec_lab.options.graphs.round import RoundGraphConfig
+from spec_lab.options.graphs import RoundGraph
 from tests.graph_lab import make_lab, mixed_requests
 from tests.kernel_lab import DEVICE
 from tests.test_kernels_wiring import LaunchedKernels
@@ -13,7 +13,7 @@ from tests.test_kernels_wiring import LaunchedKernels
 def test_rounds_of_one_graph_end_alike(tmp_path: Path) -> None:
     lab = make_lab(lambda name: _made(tmp_path / name), DEVICE.type, eos_token_id=[2, 7, 11, 19])
     requests = mixed_requests(2, 3, longest=4)
-    graph, texts = RoundGraphConfig(rounds_per_replay=2), []
+    graph, texts = RoundGraph(rounds_per_replay=2), []
     with LaunchedKernels() as launched:
         for kernels in ("torch", "triton"):
             engine = lab.engine(requests, graph, num_draft_tokens=2, batch_size=2, kernels=kernels)

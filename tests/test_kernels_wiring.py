@@ -17,35 +17,32 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from spec_kernels.rope_write import rope_write
 from spec_lab.acceptance.phase import ThinkingMarkers
 from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.build.attention import BackendContext
+from spec_lab.build.engine import build_engine
+from spec_lab.build.kernels import KERNELS, TORCH
+from spec_lab.build.limits import engine_limits
+from spec_lab.build.models import load_models
 from spec_lab.checkpoints.families.plain import Family
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.plan import RopeConfig
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
+from spec_lab.config.option import get
+from spec_lab.config.run import AcceptanceConfig, Run, SamplingConfig
 from spec_lab.core.errors import UserError
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
-from spec_lab.menu import registry
-from spec_lab.menu.chosen import choose
-from spec_lab.menu.config import AcceptanceConfig, RunConfig, SamplingConfig
 from spec_lab.models.layer_builder import build_attention
 from spec_lab.models.layers import FusedRopeAndWrite, RopeThenWrite
 from spec_lab.models.rope import rotary_table
-from spec_lab.options.attention.triton import triton_attention
-from spec_lab.options.rules.rejection import RejectionConfig
-from spec_lab.options.rules.relaxed_thinking import RelaxedThinkingConfig
-from spec_lab.options.rules.strict import StrictAcceptanceConfig
-from spec_lab.wiring.attention import BackendContext
-from spec_lab.wiring.drafting import load_drafter
-from spec_lab.wiring.engine import build_engine
-from spec_lab.wiring.kernels import KERNELS
-from spec_lab.wiring.limits import engine_limits
-from spec_lab.wiring.models import load_models
+from spec_lab.options.acceptance.rejection import Rejection
+from spec_lab.options.acceptance.relaxed_thinking import RelaxedThinking
+from spec_lab.options.acceptance.strict import Strict
 from tests.covering import each_value
 from tests.graph_lab import live_kv
 from tests.kernel_lab import DEVICE, assert_near, randn
-from tests.lab import make_config, make_pair, random_requests
+from tests.lab import make_config, make_pair, part, random_requests
 from tests.tiny_assistant import make_tiny_assistant
 from tests.tiny_mtp import make_tiny_mtp
 
@@ -60,7 +57,7 @@ class Case:
 
     kernels: frozenset[str]
     drafter: str = "eagle3"
-    acceptance: AcceptanceConfig = field(default_factory=StrictAcceptanceConfig)
+    acceptance: AcceptanceConfig = field(default_factory=Strict)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     draft_sampling: str = "greedy"
     options: dict[str, Any] = field(default_factory=dict)
@@ -70,19 +67,19 @@ OFFERS = frozenset({"note_confidence", "count_offered"})
 STOP = {"stop": "confidence", "stop_threshold": 0.15}
 CASES = {
     "strict": Case(frozenset({"strict_accept", "rope_write"})),
-    "relaxed": Case(frozenset({"draft_standing", "rope_write"}), acceptance=RelaxedThinkingConfig()),
+    "relaxed": Case(frozenset({"draft_standing", "rope_write"}), acceptance=RelaxedThinking()),
     "one_hot": Case(
-        frozenset({"rejection_sample", "rope_write"}), acceptance=RejectionConfig(method="one_hot"), sampling=SAMPLED
+        frozenset({"rejection_sample", "rope_write"}), acceptance=Rejection(method="one_hot"), sampling=SAMPLED
     ),
     "standard": Case(
         frozenset({"rejection_sample", "sample_draft", "rope_write"}),
-        acceptance=RejectionConfig(),
+        acceptance=Rejection(),
         sampling=SAMPLED,
         draft_sampling="distribution",
     ),
     "truncated": Case(
         frozenset({"rejection_sample", "sample_draft", "rope_write"}),
-        acceptance=RejectionConfig(),
+        acceptance=Rejection(),
         sampling=SamplingConfig(temperature=0.8, top_k=9, top_p=0.9),
         draft_sampling="distribution",
     ),
@@ -93,7 +90,7 @@ CASES = {
     "draft_model": Case(frozenset({"strict_accept", "rope_write"}), drafter="draft_model"),
     "stop_sampled": Case(
         frozenset({"rejection_sample", "sample_draft", "rope_write"}) | OFFERS,
-        acceptance=RejectionConfig(),
+        acceptance=Rejection(),
         sampling=SAMPLED,
         draft_sampling="distribution",
         options=STOP,
@@ -143,7 +140,7 @@ class LaunchedKernels(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def make_run(folders: dict[str, Path], case: Case, graph: str, kernels: str = "torch") -> RunConfig:
+def make_run(folders: dict[str, Path], case: Case, graph: str, kernels: str = "torch") -> Run:
     config = make_config(
         (folders["target"], folders[case.drafter]),
         case.drafter,
@@ -156,15 +153,15 @@ def make_run(folders: dict[str, Path], case: Case, graph: str, kernels: str = "t
         cache={"page_size": PAGE_SIZE},
         options=case.options if case.drafter == "ngram" else {"draft_sampling": case.draft_sampling} | case.options,
     )
-    graph_config = registry.load().schemas()[f"graph/{graph}"]()
+    graph_config = get("graph", graph)()
     return replace(config, acceptance=case.acceptance, sampling=case.sampling, graph=graph_config)
 
 
-def make_engine(config: RunConfig, requests: Sequence[Request]) -> Engine:
-    chosen = choose(config)
+def make_engine(config: Run, requests: Sequence[Request]) -> Engine:
+    chosen = config
     limits = engine_limits(chosen, list(requests), config.drafter.num_draft_tokens)
     models = load_models(chosen, limits.max_seq_len, MARKERS)
-    return build_engine(chosen, models, load_drafter(chosen, models.of_drafters), limits)
+    return build_engine(chosen, models, limits)
 
 
 def thinking_requests(count: int, max_new_tokens: int) -> list[Request]:
@@ -219,7 +216,9 @@ def test_what_this_machine_cannot_run_is_refused_by_both_knobs(
     import spec_kernels.utils
 
     makers: dict[str, Callable[[torch.device, torch.dtype], object]] = {
-        "attention": lambda device, dtype: triton_attention(BackendContext(16, 64, device, dtype)),
+        "attention": lambda device, dtype: part("attention", "triton").build(
+            BackendContext(Run(), 64, device, dtype, TORCH)
+        ),
         "kernels": KERNELS["triton"],
     }
     monkeypatch.setattr(spec_kernels.utils, "INTERPRETED", interpreted)
@@ -232,7 +231,7 @@ def test_what_this_machine_cannot_run_is_refused_by_both_knobs(
 def test_heads_that_are_rotated_whole_have_one_kernel(tmp_path: Path, family: Family) -> None:
     target, _ = make_pair(tmp_path, family)
     config = make_config((target, target), "none", device=DEVICE.type, dtype="float32", kernels="triton")
-    model = load_models(choose(config), 32).target
+    model = load_models(config, 32).target
     strategies = {type(layer.mixer.rope_and_write) for layer in model.layers}
     assert strategies == {FusedRopeAndWrite}
 

@@ -16,7 +16,7 @@ from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.types import Request
 from spec_lab.doctor.findings import faults
 from spec_lab.models.eagle3 import Eagle3Head
-from spec_lab.options.trees.dynamic import DynamicTreeConfig
+from spec_lab.options.trees import DynamicTreeConfig
 from tests.engine_state import poison
 from tests.fake_target import PaddedGraph
 from tests.lab import Reference, assert_captured_alike, generate, make_config, make_engine, random_requests

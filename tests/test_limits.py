@@ -9,17 +9,14 @@ from typing import Any
 import pytest
 
 from spec_lab.app.compose import compose
+from spec_lab.build.limits import Limits, engine_limits
+from spec_lab.build.models import load_models
+from spec_lab.config.checks import admit
+from spec_lab.config.run import GraphConfig, TreeConfig
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES
 from spec_lab.core.types import Request
-from spec_lab.menu.chosen import choose
-from spec_lab.menu.config import GraphConfig, TreeConfig
-from spec_lab.menu.refusals.run import admit
-from spec_lab.options.graphs.eager import EagerGraphConfig
-from spec_lab.options.graphs.round import RoundGraphConfig
-from spec_lab.options.trees.dynamic import DynamicTreeConfig
-from spec_lab.options.trees.static import StaticTreeConfig
-from spec_lab.wiring.limits import Limits, engine_limits
-from spec_lab.wiring.models import load_models
+from spec_lab.options.graphs import EagerGraph, RoundGraph
+from spec_lab.options.trees import DynamicTreeConfig, StaticTreeConfig
 from tests.lab import make_config
 from tests.tiny_checkpoints import TINY_SIZES
 
@@ -31,16 +28,16 @@ def limits(folder: Path, **changes: Any) -> Limits:
     """The sizes for `REQUESTS` of a tiny target, of which config.json is all that is read."""
     (folder / "config.json").write_text(json.dumps(TINY_SIZES | {"architectures": ["Qwen2ForCausalLM"]}))
     config = make_config((folder, folder), num_draft_tokens=K, cache={"page_size": 4}, **changes)
-    return engine_limits(choose(config), REQUESTS, K)
+    return engine_limits(config, REQUESTS, K)
 
 
 @pytest.mark.parametrize(
     ("graph", "num_late_rows"),
     [
-        (EagerGraphConfig(), 0),
-        (RoundGraphConfig(overlap=True), N),
-        (RoundGraphConfig(rounds_per_replay=4), 0),
-        (RoundGraphConfig(overlap=True, rounds_per_replay=4), 0),
+        (EagerGraph(), 0),
+        (RoundGraph(overlap=True), N),
+        (RoundGraph(rounds_per_replay=4), 0),
+        (RoundGraph(overlap=True, rounds_per_replay=4), 0),
     ],
 )
 def test_slots_are_reserved_to_l_plus_2k_and_n_more_where_the_host_runs_a_round_behind(

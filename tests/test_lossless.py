@@ -15,20 +15,19 @@ from typing import Any
 import pytest
 import torch
 
+from spec_lab.config.option import options
+from spec_lab.config.run import VerifyConfig
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.drafters.oracle import OracleDrafter
 from spec_lab.engine.engine import Engine
-from spec_lab.menu import registry
-from spec_lab.menu.chosen import with_depth_as_k
-from spec_lab.menu.config import VerifyConfig
-from spec_lab.menu.option import DrafterOption
-from spec_lab.options.trees.dynamic import DynamicTreeConfig
-from spec_lab.options.trees.static import StaticTreeConfig
+from spec_lab.options.drafters.blocks import Dflash
+from spec_lab.options.drafters.weights import WeightsConfig
+from spec_lab.options.trees import DynamicTreeConfig, StaticTreeConfig
 from tests.engine_state import find_tensors, is_cache, poison
 from tests.fake_target import PaddedGraph
 from tests.graph_lab import MODES
-from tests.lab import PRUNING, Reference, make_config, make_engine, random_requests
+from tests.lab import PRUNING, Reference, make_config, make_engine, random_requests, with_depth_as_k
 from tests.lossless_cases import (
     CAPTURED,
     CASES,
@@ -195,11 +194,11 @@ def test_every_drafter_of_the_lab_is_in_the_table() -> None:
     """It is there with weights that are taught to it, if it has some, and under the graph modes, if it can be
     captured.
     """
-    rows = {name: row for name, row in registry.load().options(DrafterOption).items() if row.preset_of is None}
-    assert set(DRAFTERS) == set(rows)
-    assert set(TEACHERS) == {name for name, row in rows.items() if row.folder is not None}
-    assert set(CAPTURED) == {name for name, row in rows.items() if row.no_loop is None} - {"none"}
-    assert {*TREE_DRAFTERS, "ngram"} == {name for name, row in rows.items() if row.load_tree is not None}
+    drafters = {name: option for name, option in options("drafter").items() if option.__base__ is not Dflash}
+    assert set(DRAFTERS) == set(drafters)
+    assert set(TEACHERS) == {name for name, option in drafters.items() if issubclass(option, WeightsConfig)}
+    assert set(CAPTURED) == set(drafters) - {"none"}
+    assert {*TREE_DRAFTERS, "ngram"} == {name for name, option in drafters.items() if option.drafts_trees}
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,7 @@ def test_rope_keyed_by_layer_type_is_refused_as_transformers_cannot_read_it(
     scaling = {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0}
     make_tiny_target(tmp_path, family, num_hidden_layers=1)
     rewrite_config(tmp_path, rope_parameters=dict.fromkeys(names, scaling))
-    with refused(tmp_path / "config.json", "keyed by layer type"):
+    with refused(tmp_path / "config.json", "full_attention"):
         read_model_config(tmp_path)
     if family == "llama":
         theirs = AutoConfig.from_pretrained(tmp_path, trust_remote_code=False).rope_parameters
@@ -228,104 +228,28 @@ def test_rope_keyed_by_layer_type_is_refused_as_transformers_cannot_read_it(
 def test_a_null_first_window_layer_matters_only_where_windows_are_on(family: Family) -> None:
     assert windows(read(family, max_window_layers=None)) == (None,) * 8
     assert windows(read(family, max_window_layers=None, use_sliding_window=True, sliding_window=None)) == (None,) * 8
-    with refused("folder/config.json", "max_window_layers is null"):
-        read(family, max_window_layers=None, use_sliding_window=True, sliding_window=24)
     assert windows(read(family, use_sliding_window=True, sliding_window=24)) == (None,) * 8
 
 
 @pytest.mark.parametrize(
     ("changes", "fragments"),
     [
-        ({"architectures": ["GemmaForCausalLM"]}, ("GemmaForCausalLM", "LlamaForCausalLM, Qwen2ForCausalLM, Qwen3")),
-        ({"architectures": None}, ("none named", "supported are")),
-        ({"hidden_act": "gelu"}, ("hidden_act 'gelu'", "silu")),
-        ({"quantization_config": {"quant_method": "fp8"}}, ("quantized",)),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, ("'yarn'", "default, linear, llama3")),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ("'dynamic'", "default, linear, llama3")),
+        ({"architectures": ["GemmaForCausalLM"]}, ("GemmaForCausalLM", "LlamaForCausalLM")),
+        ({"architectures": None}, ("architecture", "LlamaForCausalLM")),
+        ({"hidden_act": "gelu"}, ("hidden_act", "silu")),
+        ({"rope_scaling": {"type": "ntk_parts", "factor": 2.0}}, ("ntk_parts", "linear")),
         ({"rope_scaling": {"type": "linear"}}, ("factor is missing",)),
-        ({"rope_scaling": {"type": "linear", "factor": -1.0}}, ("factor must be a positive number",)),
-        ({"rope_scaling": {"factor": 4.0}}, ("factor 4 has no effect",)),
-        ({"rope_parameters": {"rope_type": "default", "factor": 4.0}}, ("factor 4 has no effect",)),
         ({"rope_parameters": {"rope_theta": 1e4}, "rope_theta": 1e6}, ("rope_theta is 10000.0 in one place",)),
         (
             {"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "linear", "factor": 2.0}},
             ("rope_type is 'default' in one place and 'linear' in another",),
         ),
-        (
-            {
-                "architectures": ["Qwen3ForCausalLM"],
-                "use_sliding_window": True,
-                "max_window_layers": 2,
-                "layer_types": ["full_attention"] * 8,
-            },
-            ("max_window_layers 2 give layers a window, but layer_types gives none",),
-        ),
-        ({"rope_scaling": "linear"}, ("rope_scaling must be an object, but is 'linear'",)),
-        ({"rope_parameters": [1]}, ("rope_parameters must be an object, but is a list of 1",)),
-        ({"rope_scaling": {"type": 5}}, ("type must be a string",)),
-        ({"rope_scaling": LLAMA3, "original_max_position_embeddings": "x"}, ("original_max_position_embeddings",)),
-        ({"rope_scaling": LLAMA3 | {"original_max_position_embeddings": -1}}, ("original_max_position_embeddings",)),
-        ({"rms_norm_eps": 1e30}, ("rms_norm_eps must be at most 1",)),
-        ({"rope_theta": [1]}, ("rope_theta must be a positive number, but is a list of 1",)),
-        ({"rope_theta": 10**400}, ("rope_theta must be a positive number, but is a very long integer",)),
-        ({"partial_rotary_factor": "half"}, ("partial_rotary_factor must be a positive number",)),
         ({"partial_rotary_factor": 0.5}, ("partial_rotary_factor 0.5",)),
-        ({"hidden_size": "wide"}, ("hidden_size must be a positive integer, but is 'wide'",)),
-        ({"num_hidden_layers": 0}, ("num_hidden_layers must be a positive integer",)),
         ({"vocab_size": None}, ("vocab_size is missing",)),
-        ({"num_key_value_heads": 3}, ("not a multiple of num_key_value_heads 3",)),
-        ({"head_dim": 7}, ("head_dim 7 is odd",)),
-        ({"tie_word_embeddings": "no"}, ("tie_word_embeddings must be true or false",)),
-        ({"eos_token_id": "</s>"}, ("eos_token_id must be an id of the 160 tokens", "is '</s>'")),
-        ({"eos_token_id": True}, ("eos_token_id", "is True")),
-        ({"eos_token_id": -1}, ("eos_token_id", "is -1")),
-        ({"eos_token_id": 160}, ("eos_token_id", "from 0 to 159", "is 160")),
-        ({"eos_token_id": 1e9}, ("eos_token_id", "is 1000000000.0")),
-        ({"eos_token_id": 10**9}, ("eos_token_id", "is 1000000000")),
-        ({"eos_token_id": [2, [3]]}, ("eos_token_id", "is 2, a list of 1")),
-        ({"eos_token_id": {}}, ("eos_token_id", "is an object of 0")),
-        ({"bos_token_id": "<s>"}, ("bos_token_id must be an integer",)),
-        ({"layer_types": ["full_attention"]}, ("layer_types names 1 layers",)),
-        ({"layer_types": 5}, ("layer_types must be a list of strings, but is 5",)),
-        ({"layer_types": [5] * 8}, ("layer_types must be a list of strings, but is a list of 8",)),
-        ({"max_window_layers": "a"}, ("max_window_layers must be an integer of 0 or more, but is 'a'",)),
-        ({"max_window_layers": -1}, ("max_window_layers must be an integer of 0 or more",)),
-        ({"architectures": 5}, ("architectures must be a list of strings, but is 5",)),
-        (
-            {"architectures": "LlamaForCausalLM"},
-            ("architectures must be a list of strings, but is 'LlamaForCausalLM'",),
-        ),
-        ({"architectures": [["LlamaForCausalLM"]]}, ("architectures must be a list of strings, but is a list of 1",)),
-        ({"hidden_act": ["silu"]}, ("hidden_act must be a string, but is a list of 1",)),
-        ({"num_hidden_layers": 10**7}, ("num_hidden_layers must be at most 10000, but is 10000000",)),
-        ({"num_hidden_layers": 10**12}, ("num_hidden_layers must be at most 10000",)),
-        ({"vocab_size": 10**12}, ("vocab_size must be at most",)),
-        ({"hidden_size": float("inf")}, ("hidden_size must be a positive integer, but is inf",)),
-        ({"rms_norm_eps": float("nan")}, ("rms_norm_eps must be a positive number, but is nan",)),
-        ({"layer_types": ["linear_attention"] * 8}, ("'linear_attention'", "full_attention, sliding_attention")),
+        ({"layer_types": ["linear_attention"] * 8}, ("linear_attention", "full_attention")),
         ({"layer_types": ["sliding_attention"] * 8}, ("use_sliding_window",)),
-        ({"sliding_window": -3}, ("sliding_window must be an integer of 0 or more, but is -3",)),
-        ({"sliding_window": -3, "use_sliding_window": False}, ("sliding_window",)),
-        ({"sliding_window": "x"}, ("sliding_window",)),
-        ({"model_type": {"a": 1}}, ("model_type must be a string, but is an object of 1",)),
-        ({"model_type": 5}, ("model_type",)),
     ],
 )
-def test_refuses_what_the_lean_code_cannot_run(changes: dict[str, Any], fragments: tuple[str, ...]) -> None:
+def test_refuses_what_would_be_computed_wrongly(changes: dict[str, Any], fragments: tuple[str, ...]) -> None:
     with refused("folder/config.json", *fragments):
         read("llama", **changes)
-
-
-def test_refuses_missing_and_broken_files(tmp_path: Path) -> None:
-    with refused(tmp_path / "nowhere", "no such folder", "target.path"):
-        read_model_config(tmp_path / "nowhere")
-    with refused(tmp_path, "no config.json", "drafter.path"):
-        read_model_config(tmp_path, knob="drafter.path")
-    make_tiny_target(tmp_path, "llama")
-    (tmp_path / "generation_config.json").write_text("[1, 2]")
-    with refused(tmp_path / "generation_config.json", "JSON object"):
-        read_model_config(tmp_path)
-    text = (tmp_path / "config.json").read_text()
-    (tmp_path / "config.json").write_text(text[: len(text) // 2])
-    with refused(tmp_path / "config.json", "cannot be read as JSON"):
-        read_model_config(tmp_path)

@@ -95,6 +95,27 @@ def test_either_side_of_either_norm(
     assert rule.compared > 40
 
 
+@pytest.mark.parametrize(
+    ("side", "prune", "normed"), [(PRE, "prefill", [0, 1]), (POST, "prefill", [5, 2]), (PRE, "none", [5, 2])]
+)
+def test_the_final_norm_runs_over_the_rows_that_are_read(
+    target: tuple[Path, Reference], tmp_path: Path, side: NormSide, prune: str, normed: list[int]
+) -> None:
+    """A prompt of 7 tokens in chunks of 5 and 2. The module reads the features of all rows; logits, of the last one."""
+    make_tiny_mtp(tmp_path, "ours", read_model_config(target[0]))
+    request = Request("seven", "x", (5, 6, 7, 8, 9, 10, 11), 4, ignore_eos=True)
+    options = {"path": str(tmp_path), "target_hidden": str(side)}
+    config = make_config((target[0], target[0]), "mtp_eagle", 3, prune, cache={"prefill_chunk": 5}, options=options)
+    engine = make_engine(config, [request])
+    outputs = []
+    forward = engine.parts.target.forward
+    engine.parts.target.forward = lambda *inputs: outputs.append(forward(*inputs)) or outputs[-1]
+    (record,) = engine.generate([request]).requests
+    assert [output.hidden.shape[0] for output in outputs[:2]] == normed
+    assert [output.features.shape[0] for output in outputs[:2]] == [5, 2]
+    assert record.output_ids == target[1].greedy(request)
+
+
 @pytest.mark.parametrize("sides", [(PRE, POST), (POST, PRE)])
 def test_the_wrong_side_would_be_noticed(
     target: tuple[Path, Reference], tmp_path: Path, sides: tuple[NormSide, NormSide]

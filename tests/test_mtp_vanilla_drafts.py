@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.config.run import SamplingConfig
 from spec_lab.core.types import AcceptanceInputs, NormSide, Request, Sequence
 from spec_lab.drafters.picking import GreedyPicker
 from spec_lab.engine.engine import Engine
-from spec_lab.menu.config import SamplingConfig
 from tests.engine_state import poison
 from tests.fake_target import PaddedGraph
 from tests.lab import NEAR_TIE, PRUNING, Reference, make_config, make_engine, random_requests

@@ -90,9 +90,8 @@ def test_a_narrow_p_eagle_head_is_what_its_scales_say(target: ModelConfig, tmp_p
     [
         (torch.ones(2, 1), f"{MATRIX}_scale_inv is [2, 1], which does not fit"),
         (torch.full((1, 1), float("nan")), f"{MATRIX} has NaN"),
-        (torch.zeros(1, 1), f"{MATRIX}_scale_inv"),
     ],
-    ids=["shape", "nan", "zero"],
+    ids=["shape", "nan"],
 )
 def test_wrong_scales_are_refused(target: ModelConfig, folder: Path, scales: torch.Tensor, named: str) -> None:
     rewrite_tensors(folder, {f"{MATRIX}_scale_inv": scales})
@@ -102,5 +101,5 @@ def test_wrong_scales_are_refused(target: ModelConfig, folder: Path, scales: tor
 
 def test_scales_that_no_config_tells_of_are_refused(target: ModelConfig, folder: Path) -> None:
     rewrite_config(folder, drop=("quantization_config",))
-    with refused(folder, "has no quantization_config"):
+    with refused(folder, "not expected", "_scale_inv"):
         load_block(folder, target, torch.float32, "cpu")

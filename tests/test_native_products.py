@@ -23,10 +23,9 @@ from spec_kernels.native.parts import NativeProduct
 from spec_lab.attention.native_backend import NativeAttention
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.checkpoints.plan import LayerPlan
+from spec_lab.config.choices import KernelsChoice
 from spec_lab.core.selection import AfterAttention, AllRows, BeforeAttention, NoRows
 from spec_lab.measure.lab import MAIN, load_lab, note_kernels
-from spec_lab.menu.choices import KernelsChoice
-from spec_lab.menu.chosen import choose
 from spec_lab.models.draft_parts import DraftInput, LikeliestToken
 from spec_lab.models.layers import DecoderLayer, LayerParts
 from spec_lab.models.linear import make_linear
@@ -308,14 +307,14 @@ def test_no_ops_of_the_kernels_are_said(capsys: pytest.CaptureFixture[str]) -> N
     for name, dtype, row_invariant, there, said in cases:
         config = make_config((Path(), Path()), "none", kernels=KernelsChoice(name), row_invariant=row_invariant)
         models: Any = SimpleNamespace(target=SimpleNamespace(layers=there), dtype=dtype)
-        note_kernels(choose(config), models)
+        note_kernels(config, models)
         printed = capsys.readouterr().err
         assert said in printed and printed.count("\n") == bool(said)
 
 
 def test_a_draft_model_has_these_layers_too() -> None:
     composed = spec_lab.compose(["device=cpu", "drafter=draft_model", "workload.limit=1", "max_new_tokens=2"])
-    drafter = load_lab(choose(composed.config)).engines[MAIN].parts.drafter
+    drafter = load_lab(composed.config).engines[MAIN].parts.drafter
     assert isinstance(drafter.model.layers[0], NativeDecoderLayer)
 
 

@@ -15,6 +15,7 @@ from spec_kernels.native.parts import NativeProduct
 from spec_kernels.native.rounds import commit_rows, write_strict
 from spec_lab.acceptance.confidences import DraftConfidences
 from spec_lab.attention.native_backend import NativeAttention
+from spec_lab.build.caches import cache_row
 from spec_lab.checkpoints.random_weights import random_eagle3
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.layer_protocols import RowSelection
@@ -42,7 +43,6 @@ from spec_lab.models.products import PLAIN, Products
 from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet
 from spec_lab.operators.native_forwards import MAX_ROWS, NativeHeadLayer, NativeStack
 from spec_lab.operators.native_set import NATIVE_FUNCTIONS, NativeProducts
-from spec_lab.wiring.caches import cache_row
 from tests.fake_target import make_prune
 from tests.native_lane import (
     FULL,

@@ -14,7 +14,6 @@ from spec_kernels.native import build
 from spec_kernels.native import parts as native_parts
 from spec_kernels.native.packing import Layout, pack
 from spec_lab.measure.lab import load_lab
-from spec_lab.menu.chosen import choose
 from tests.lab import make_pair
 from tests.native_lane import assert_alike
 from tests.tiny_checkpoints import rewrite_tensors
@@ -40,7 +39,7 @@ def composed(pair: Pair, *overrides: str) -> spec_lab.Composed:
 
 
 def target_of(pair: Pair, *overrides: str) -> Any:
-    return load_lab(choose(composed(pair, *overrides).config)).models.target
+    return load_lab(composed(pair, *overrides).config).models.target
 
 
 def round_matrices(folder: Path) -> None:

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from spec_lab.acceptance.confidences import RowConfidences
+from spec_lab.config.run import VerifyConfig
 from spec_lab.core.draft_tree import DraftTree, keep_rows
 from spec_lab.drafters.confident_trees import ConfidentDynamicTree
 from spec_lab.drafters.growth import DynamicTree
 from spec_lab.drafters.picking import DraftedRows
 from spec_lab.drafters.siblings import Ranked
 from spec_lab.engine.offered import RowOffers
-from spec_lab.menu.config import VerifyConfig
-from spec_lab.options.trees.dynamic import DynamicTreeConfig
+from spec_lab.options.trees import DynamicTreeConfig
 from tests.graph_lab import MODES, RULES, Lab, lab, mixed_requests
 
 __all__ = ["lab"]

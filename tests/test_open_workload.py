@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
+from spec_lab.build.workloads import open_workload
+from spec_lab.config.run import Run, WorkloadConfig
 from spec_lab.core.errors import UserError
-from spec_lab.menu.chosen import choose
-from spec_lab.menu.config import RunConfig, WorkloadConfig
-from spec_lab.wiring.workloads import open_workload
 from tests.lab import make_config
 from tests.tiny_checkpoints import TINY_SIZES
 from tests.tiny_runs import write_prompts, write_tokenizer
@@ -24,7 +23,7 @@ def make_target(folder: Path, **changes: Any) -> None:
     write_tokenizer(folder)
 
 
-def make_run(folder: Path, workload: str, **options: Any) -> RunConfig:
+def make_run(folder: Path, workload: str, **options: Any) -> Run:
     config = make_config((folder, folder), "none", max_new_tokens=8)
     config.workload = WorkloadConfig(name=workload, **options)
     return config
@@ -36,11 +35,11 @@ def test_a_token_past_the_vocabulary_is_refused(tmp_path: Path, form: str, large
     prompts = write_prompts(tmp_path / "mine.jsonl", [{"prompt": "abc", "form": form}])
     config = make_run(tmp_path, "jsonl", path=str(prompts))
     make_target(tmp_path, vocab_size=largest + 1)
-    (request,) = open_workload(choose(config))[1]
+    (request,) = open_workload(config)[1]
     assert max(request.prompt_ids) == largest
     make_target(tmp_path, vocab_size=largest)
     with pytest.raises(UserError, match=rf"tokenizer\.json: token id {largest} of prompt mine-0000 is outside"):
-        open_workload(choose(config))
+        open_workload(config)
 
 
 def test_a_category_named_as_all_of_them_is_refused(tmp_path: Path) -> None:
@@ -48,13 +47,13 @@ def test_a_category_named_as_all_of_them_is_refused(tmp_path: Path) -> None:
     make_target(tmp_path)
     prompts = write_prompts(tmp_path / "mine.jsonl", [{"prompt": "abc", "category": "all"}])
     with pytest.raises(UserError, match="the category of the prompt 'mine-0000' is 'all'"):
-        open_workload(choose(make_run(tmp_path, "jsonl", path=str(prompts))))
+        open_workload(make_run(tmp_path, "jsonl", path=str(prompts)))
 
 
 def test_random_ids_of_a_larger_tokenizer_are_refused(tmp_path: Path) -> None:
     make_target(tmp_path, vocab_size=20)
     with pytest.raises(UserError, match=r"random_ids-0000 is outside the target's vocabulary of 20.*of your own"):
-        open_workload(choose(make_run(tmp_path, "random_ids", num_requests=2, prompt_tokens=50)))
+        open_workload(make_run(tmp_path, "random_ids", num_requests=2, prompt_tokens=50))
 
 
 @pytest.mark.parametrize("workload", ["fixed_length", "random_ids"])
@@ -62,7 +61,7 @@ def test_as_many_requests_are_made_as_the_limit_takes(tmp_path: Path, workload: 
     """A billion would take minutes and more memory than there is."""
     make_target(tmp_path)
     config = make_run(tmp_path, workload, num_requests=10**9, prompt_tokens=16, limit=2)
-    assert [len(request.prompt_ids) for request in open_workload(choose(config))[1]] == [16, 16]
+    assert [len(request.prompt_ids) for request in open_workload(config)[1]] == [16, 16]
 
 
 @pytest.mark.parametrize("workload", ["fixed_length", "random_ids"])
@@ -73,10 +72,10 @@ def test_prompts_longer_than_the_target_reads_are_refused_before_they_are_made(
     make_target(tmp_path)
     config = make_run(tmp_path, workload, num_requests=2, prompt_tokens=prompt_tokens)
     with pytest.raises(UserError, match=rf"workload\.prompt_tokens={prompt_tokens} and max_new_tokens=8 are more than"):
-        open_workload(choose(config))
+        open_workload(config)
 
 
 def test_the_longest_prompt_that_fits_is_taken(tmp_path: Path) -> None:
     make_target(tmp_path)
-    (request,) = open_workload(choose(make_run(tmp_path, "random_ids", num_requests=1, prompt_tokens=504)))[1]
+    (request,) = open_workload(make_run(tmp_path, "random_ids", num_requests=1, prompt_tokens=504))[1]
     assert len(request.prompt_ids) == 504

@@ -72,6 +72,10 @@ def drafter_folders(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFa
     return folders | blocks | {"eagle3": pair[1], "hybrid": pair[1], "draft_model": pair[0]}
 
 
+OWN_TURNS = ("user_turns", "outputs")
+"""Workloads of tests/test_own_turns.py."""
+
+
 def options_of(group: str, *left_out: str) -> list[tuple[str, str]]:
     """Options of a group that a run here can have: `auto` is one of the others, packages have tests of their own."""
     return [entry for entry in OPTIONS if entry[0] == group and entry[1] not in ("auto", *PACKAGED, *left_out)]
@@ -84,7 +88,9 @@ BESIDE_RULES = (
 )
 """Drafters, each beside one of the rules in their order; the others have rows of their own."""
 RULE_ROWS = each_value(
-    *map(options_of, ("acceptance", "graph", "prune", "workload", "logger")),
+    *map(options_of, ("acceptance", "graph", "prune")),
+    options_of("workload", *OWN_TURNS),
+    options_of("logger"),
     [("drafter", name) for name in BESIDE_RULES],
 )
 DRAFTER_ROWS = each_value(
@@ -198,7 +204,11 @@ def test_every_row_is_an_option_that_is_walked() -> None:
         if kind is CheckerOption:
             continue
         walked = {option for row in [*RUN_ROWS, *EXAMINED_ROWS] for group, option in row if group == knob}
-        elsewhere = {option for group, option in SHAPES if group == knob} | {"hf", *PACKAGED}  # hf: most rows
+        elsewhere = {option for group, option in SHAPES if group == knob} | {
+            "hf",
+            *OWN_TURNS,
+            *PACKAGED,
+        }  # hf: most rows
         assert set(registry.load().options(kind)) - elsewhere <= walked, knob
 
 

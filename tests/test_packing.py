@@ -10,19 +10,18 @@ import pytest
 import torch
 
 from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.config.choices import Dtype, KernelsChoice, Rollback
+from spec_lab.config.run import AttentionConfig, RecurrentConfig, Run, SamplingConfig, TrainedDrafterConfig
 from spec_lab.core.prompts import PromptRounding, PromptSpan
 from spec_lab.core.ragged import build_metadata
 from spec_lab.core.types import Request, Sequence
 from spec_lab.engine.engine import Engine
-from spec_lab.menu.choices import Dtype, KernelsChoice, Rollback
-from spec_lab.menu.config import AttentionConfig, RecurrentConfig, RunConfig, SamplingConfig, TrainedDrafterConfig
-from spec_lab.options.graphs.eager import EagerGraphConfig
-from spec_lab.options.graphs.round import RoundGraphConfig
-from spec_lab.options.rules.rejection import RejectionConfig
+from spec_lab.options.acceptance.rejection import Rejection
+from spec_lab.options.graphs import EagerGraph, RoundGraph
 from tests.covering import each_value
 from tests.engine_state import find_tensors
 from tests.fake_target import ScriptedDrafter, make_fake_engine
-from tests.lab import make_config, make_engine
+from tests.lab import make_config, make_engine, part
 from tests.lossless_cases import KNOBS, TARGETS, TRAINED, TREES
 from tests.taught_pairs import teach_drafters
 from tests.tiny_checkpoints import make_tiny_target
@@ -72,7 +71,7 @@ def live_state(engine: Engine) -> dict[str, torch.Tensor]:
     return found
 
 
-def check_packed_alike(config: RunConfig, budget: int | None = 2048, tolerance: float = 1e-5) -> None:
+def check_packed_alike(config: Run, budget: int | None = 2048, tolerance: float = 1e-5) -> None:
     """Compare with one request at a time: the tokens and drafts in the slots, and all that later rounds read."""
     config.batch_size = len(LENGTHS)
     requests = requests_of()
@@ -101,7 +100,7 @@ class Weights:
         make_tiny_target(self.target, vocab_size=96, **TARGETS["qwen2_sliding"])
         self.drafters = teach_drafters(self.target, folder)
 
-    def config(self, drafter: str, prune: str, **changes: Any) -> RunConfig:
+    def config(self, drafter: str, prune: str, **changes: Any) -> Run:
         path = self.drafters.get(drafter, self.target)
         return make_config((self.target, path), drafter, prune=prune, options=KNOBS.get(drafter, {}), **changes)
 
@@ -120,7 +119,7 @@ def test_a_pack_leaves_what_one_prompt_at_a_time_leaves(weights: Weights, drafte
 def test_sampled_first_tokens_are_those_of_their_requests(weights: Weights) -> None:
     """The noise of a first token is of its request and its prompt's length, whatever stands beside it."""
     config = weights.config("ngram", "none")
-    config.acceptance, config.sampling = RejectionConfig(method="one_hot"), SamplingConfig(temperature=0.8)
+    config.acceptance, config.sampling = Rejection(method="one_hot"), SamplingConfig(temperature=0.8)
     check_packed_alike(config)
 
 
@@ -148,13 +147,13 @@ def test_a_captured_prompt_on_a_gpu(weights: Weights, drafter: str, attention: s
     check_captured_alike(config, tolerance=2e-4)
 
 
-def check_captured_alike(config: RunConfig, tolerance: float = 1e-5) -> None:
+def check_captured_alike(config: Run, tolerance: float = 1e-5) -> None:
     """Compare with eager prompts, one at a time: the drafts in the slots, KV, and that scratch has nothing left."""
     requests = requests_of((1, 3, 16, 17, 5, 24, 25, 60))
     cache = replace(config.cache, prefill_chunk=24, page_size=PAGE, prefill_tokens=None)
     config = replace(config, batch_size=len(requests), cache=cache)
     eager, captured = (
-        make_engine(replace(config, graph=RoundGraphConfig(prompts=prompts)), requests) for prompts in (False, True)
+        make_engine(replace(config, graph=RoundGraph(prompts=prompts)), requests) for prompts in (False, True)
     )
     captured.prompt_pass.prepare()
     forwards: list[int] = []
@@ -172,7 +171,7 @@ def test_a_run_with_captured_prompts_has_the_tokens_of_an_eager_one(weights: Wei
     config = replace(weights.config("eagle3", "catchup"), batch_size=2)
     requests = requests_of((9, 3, 40, 2), max_new_tokens=5)
     outputs = []
-    for graph in (EagerGraphConfig(), RoundGraphConfig(prompts=True)):
+    for graph in (EagerGraph(), RoundGraph(prompts=True)):
         engine = make_engine(replace(config, graph=graph), requests)
         engine.prepare()
         outputs.append([record.output_ids for record in engine.generate(requests).requests])
@@ -201,7 +200,7 @@ WIDER = {"hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 
 WIDER_LENGTHS = (1, 17, 37, 56, 64, 115, 300, 475, 512, 700)
 
 
-def wider_config(folder: Path, prune: str) -> RunConfig:
+def wider_config(folder: Path, prune: str) -> Run:
     sizes = {**WIDER, "head_dim": 64, "num_hidden_layers": 2, "vocab_size": 2048, "max_position_embeddings": 1024}
     make_tiny_target(folder, "llama", **sizes)
     config = in_triton(make_config((folder, folder), "ngram", prune=prune, batch_size=len(WIDER_LENGTHS)))
@@ -248,9 +247,9 @@ def keep_logits(engine: Engine) -> list[torch.Tensor]:
     return kept
 
 
-def in_triton(config: RunConfig) -> RunConfig:
+def in_triton(config: Run) -> Run:
     """Return the run on a GPU, in bfloat16."""
-    parts = {"attention": AttentionConfig(name="triton"), "kernels": KernelsChoice.triton}
+    parts = {"attention": part("attention", "triton"), "kernels": KernelsChoice.triton}
     return replace(config, device="cuda", dtype=Dtype.bfloat16, **parts)
 
 
@@ -268,7 +267,7 @@ def test_so_do_those_of_layers_that_share_kv(tmp_path: Path) -> None:
     check_filled_alike(make_config((tmp_path, tmp_path), "none", prune="prefill", batch_size=len(LENGTHS)))
 
 
-def check_filled_alike(config: RunConfig) -> None:
+def check_filled_alike(config: Run) -> None:
     requests = requests_of()
     cache = replace(config.cache, prefill_chunk=CHUNK, page_size=PAGE, prefill_tokens=17)
     plain, filled = (make_engine(replace(config, cache=cache), requests) for _ in range(2))

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from spec_lab.options.graphs.round import RoundGraphConfig
+from spec_lab.options.graphs import RoundGraph
 from tests.lab import make_config, make_engine, make_pair, random_requests
 
 BY_LENGTH = """
-from spec_lab.menu.option import CatchupPruningOption
+
 from spec_lab.core.pruning_protocols import LayerRows
 from spec_lab.core.selection import AfterAttention, AllRows
 
@@ -41,9 +41,9 @@ def register(registry):
 """
 GRAPHS = {
     "eager": None,
-    "overlap": RoundGraphConfig(overlap=True),
-    "several": RoundGraphConfig(rounds_per_replay=3),
-    "several, overlap": RoundGraphConfig(rounds_per_replay=3, overlap=True),
+    "overlap": RoundGraph(overlap=True),
+    "several": RoundGraph(rounds_per_replay=3),
+    "several, overlap": RoundGraph(rounds_per_replay=3, overlap=True),
 }
 
 

@@ -25,7 +25,6 @@ from spec_lab.checkpoints.gemma4_text import LayerRope
 from spec_lab.checkpoints.random_weights import random_assistant, random_mtp
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.core.errors import UserError
-from spec_lab.options.drafters.frozen_kv import ASSISTANT_SHAPES
 from spec_lab.options.targets import SHAPES
 from spec_lab.record.reading import read_run
 from tests import tiny_gemma4
@@ -142,7 +141,7 @@ def test_an_assistant_of_random_weights_has_the_sizes_of_a_config_json(tmp_path:
 )
 def test_the_assistant_of_a_shape_has_the_released_sizes(name: str, millions: float, sources: tuple[int, int]) -> None:
     target = AssistantTarget.from_model_config(read_model_config(SHAPES / name))
-    config = read_assistant_config(ASSISTANT_SHAPES[name], target)
+    config = read_assistant_config(SHAPES / f"{name}_assistant", target)
     assert sum(map(prod, assistant_tensor_shapes(config).values())) / 1e6 == pytest.approx(millions, abs=0.1)
     assert [layer.kv_source for layer in config.layers] == [*[sources[0]] * 3, sources[1]]
 

@@ -14,7 +14,7 @@ import spec_lab.doctor.__main__ as doctor
 from spec_lab.__main__ import main
 from spec_lab.app.compose import Composed
 from spec_lab.core.errors import UserError
-from spec_lab.core.ranks import Ranks, ranks, refuse_unless_they_meet
+from spec_lab.core.ranks import Ranks, ranks
 from spec_lab.menu.config import RunConfig
 from spec_lab.menu.refusals.run import refusals
 
@@ -50,42 +50,6 @@ def test_a_process_of_its_own_is_the_only_rank(monkeypatch: pytest.MonkeyPatch, 
     assert ranks() == Ranks(3, 4, 3, 4)
     started(0)
     assert ranks().size == 1
-
-
-@pytest.mark.parametrize(
-    ("variable", "value"),
-    [("MASTER_PORT", None), ("MASTER_PORT", "x"), ("MASTER_PORT", "99999"), ("RANK", "2"), ("MASTER_ADDR", None)],
-)
-def test_processes_that_cannot_meet_are_refused_by_the_variable(
-    variable: str, value: str | None, monkeypatch: pytest.MonkeyPatch, started: Start
-) -> None:
-    started(2)
-    monkeypatch.setenv("MASTER_ADDR", "localhost")
-    monkeypatch.setenv("MASTER_PORT", "29500")
-    refuse_unless_they_meet()
-    if value is None:
-        monkeypatch.delenv(variable)
-    else:
-        monkeypatch.setenv(variable, value)
-    with pytest.raises(UserError, match=rf"^{variable}.*start them with torchrun, or unset WORLD_SIZE"):
-        refuse_unless_they_meet()
-
-
-@pytest.mark.parametrize(
-    ("variable", "value"),
-    [("WORLD_SIZE", "x"), ("WORLD_SIZE", "-2"), ("WORLD_SIZE", "2.0"), ("RANK", "one"), ("LOCAL_RANK", "x")],
-)
-def test_what_is_no_number_of_processes_is_not_one_process(
-    variable: str,
-    value: str,
-    monkeypatch: pytest.MonkeyPatch,
-    started: Start,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    started(2)
-    monkeypatch.setenv(variable, value)
-    assert main(["--help"]) == 2
-    assert f"refused: {variable}={value} is not a whole number" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

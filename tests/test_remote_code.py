@@ -10,11 +10,9 @@ from typing import Any
 
 import pytest
 
+from spec_lab.build.workloads import open_workload
 from spec_lab.core.types import Request
-from spec_lab.menu.chosen import choose
-from spec_lab.wiring.workloads import open_workload
 from tests.lab import make_config
-from tests.one_line import read_or_refused
 from tests.tiny_checkpoints import TINY_SIZES
 from tests.tiny_runs import write_prompts, write_tokenizer
 
@@ -56,8 +54,10 @@ def open_checkpoint(folder: Path, config: dict[str, Any], tokenizer: dict[str, A
     (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
     run = make_config((folder, folder), "none")
     run.workload.name, run.workload.path = "jsonl", str(write_prompts(folder / "mine.jsonl", [{"prompt": "abc"}]))
-    opened = read_or_refused(lambda: open_workload(choose(run)), folder)
-    return None if opened is None else opened[1]
+    try:
+        return open_workload(run)[1]
+    except ValueError:
+        return None
 
 
 @pytest.mark.parametrize(
@@ -91,5 +91,5 @@ def test_a_foreign_architecture_is_refused_before_any_other_file_is_read(tmp_pat
     (tmp_path / "config.json").write_text(json.dumps(EVIL))
     (tmp_path / "tokenizer.json").write_text("not a tokenizer")
     with pytest.raises(ValueError, match=r"config\.json: architecture 'EvilForCausalLM' is not supported") as refusal:
-        open_workload(choose(make_config((tmp_path, tmp_path), "none")))
+        open_workload(make_config((tmp_path, tmp_path), "none"))
     assert "DeepseekV3ForCausalLM" in str(refusal.value) and "DeepseekV2ForCausalLM" not in str(refusal.value)

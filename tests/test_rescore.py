@@ -14,6 +14,9 @@ from spec_lab.acceptance.lossy import LossyAcceptance, Window
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.acceptance.phase import ThinkingMarkers
 from spec_lab.acceptance.token_laws import OverlapLaw, exact
+from spec_lab.build.lab import RuleFacts
+from spec_lab.build.rules import build_deterministic_rule
+from spec_lab.config.run import AcceptanceConfig
 from spec_lab.core.errors import UserError
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
@@ -21,29 +24,27 @@ from spec_lab.drafters.random import RandomDrafter
 from spec_lab.engine.engine import Engine
 from spec_lab.measure import trajectory
 from spec_lab.measure.trajectory import fitting, likeliest, record_verify_rows
-from spec_lab.menu.config import AcceptanceConfig
-from spec_lab.options.rules.fly import FlyConfig
-from spec_lab.options.rules.rejection import RejectionConfig
-from spec_lab.options.rules.relaxed_thinking import RelaxedThinkingConfig
-from spec_lab.options.rules.strict import StrictAcceptanceConfig
+from spec_lab.options.acceptance.lossy import Fly
+from spec_lab.options.acceptance.rejection import Rejection
+from spec_lab.options.acceptance.relaxed_thinking import RelaxedThinking
+from spec_lab.options.acceptance.strict import Strict
 from spec_lab.record.reading import find_runs
 from spec_lab.record.recorder import request_row, write_run
 from spec_lab.record.verify_rows import load_verify_rows, num_bytes_per_round, save_verify_rows
 from spec_lab.study.rescore import rescore, rescore_table, rules_in
-from spec_lab.wiring.rules import RuleContext, build_deterministic_rule
 from tests.fake_runs import make_begun
 from tests.fake_target import FakeTarget, PaddedGraph, make_fake_engine
 
 VOCAB, SLOTS, CHUNK, RECORDED = 11, 3, 4, 6
 CPU = torch.device("cpu")
 MARKERS = ThinkingMarkers(begin=3, end=4)
-STRICT = StrictAcceptanceConfig()
+STRICT = Strict()
 RULES: dict[str, AcceptanceConfig] = {
     "strict": STRICT,
-    "delta": RelaxedThinkingConfig(topk=3, delta=0.1),
-    "wide delta": RelaxedThinkingConfig(topk=6, delta=1.0),
-    "ratio": RelaxedThinkingConfig(topk=6, form="ratio", ratio=0.7),
-    "by round": RelaxedThinkingConfig(topk=3, delta=0.1, phase="round"),
+    "delta": RelaxedThinking(topk=3, delta=0.1),
+    "wide delta": RelaxedThinking(topk=6, delta=1.0),
+    "ratio": RelaxedThinking(topk=6, form="ratio", ratio=0.7),
+    "by round": RelaxedThinking(topk=3, delta=0.1, phase="round"),
 }
 
 
@@ -77,7 +78,7 @@ def make_engine(options: AcceptanceConfig, num_draft_tokens: int = 3) -> Engine:
         vocab_size=VOCAB,
     )
     engine.parts.target = SpreadTarget(engine.parts.backend, vocab_size=VOCAB)
-    context = RuleContext(SLOTS, MARKERS, target.eos_token_ids, CHUNK, CPU)
+    context = RuleFacts(SLOTS, MARKERS, target.eos_token_ids, CHUNK, CPU)
     engine.parts.rule = build_deterministic_rule(options, context)
     return engine
 
@@ -127,7 +128,7 @@ def test_the_rule_that_ran_is_reproduced_exactly(name: str, recordings: Recordin
 @pytest.mark.parametrize("entropy", [1.0, 9.0])
 def test_what_was_forgiven_is_forgiven_again(entropy: float, tmp_path: Path) -> None:
     """At temperature 0 `fly` draws nothing, so its recorded rows say what it accepted."""
-    engine, options = make_engine(STRICT), FlyConfig(window=1, entropy=entropy)
+    engine, options = make_engine(STRICT), Fly(window=1, entropy=entropy)
     window = Window(options.window, options.entropy, options.topk)
     seeds = SlotSeeds(SLOTS, 0, CPU)
     engine.parts.rule = LossyAcceptance(OverlapLaw(exact), SamplingParams(0.0), seeds, window)
@@ -146,7 +147,7 @@ def test_other_rules_on_a_strict_trajectory(name: str, recordings: Recordings) -
     assert all(more >= few for few, more in pairs)
     assert any(more > few for few, more in pairs)
     if getattr(RULES[name], "phase", "") == "token":
-        assert rescore(folder, RelaxedThinkingConfig(topk=1, delta=1.0)) == strict
+        assert rescore(folder, RelaxedThinking(topk=1, delta=1.0)) == strict
 
 
 def test_strict_on_a_relaxed_trajectory_is_the_leading_argmaxes(recordings: Recordings) -> None:
@@ -202,8 +203,8 @@ def test_the_file_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (RelaxedThinkingConfig(topk=7), "set record.topk=7"),
-        (RejectionConfig(), "acceptance=rejection draws"),
+        (RelaxedThinking(topk=7), "set record.topk=7"),
+        (Rejection(), "acceptance=rejection draws"),
     ],
 )
 def test_what_cannot_be_rescored_is_refused(options: AcceptanceConfig, message: str, recordings: Recordings) -> None:

@@ -15,14 +15,13 @@ import pytest
 import torch
 
 import spec_lab
+from spec_lab.build import models
+from spec_lab.build.engine import build_teacher
+from spec_lab.build.limits import engine_limits
+from spec_lab.config.choices import Dtype, KernelsChoice
+from spec_lab.config.run import AttentionConfig
 from spec_lab.measure.lab import Lab, load_lab
-from spec_lab.menu.choices import Dtype, KernelsChoice
-from spec_lab.menu.chosen import choose
-from spec_lab.menu.config import AttentionConfig
 from spec_lab.models.products import PLAIN
-from spec_lab.wiring import models
-from spec_lab.wiring.engine import build_teacher
-from spec_lab.wiring.limits import engine_limits
 from tests.kernel_lab import DEVICE
 from tests.tiny_checkpoints import make_tiny_target
 from tests.tiny_runs import make_run_config, write_prompts, write_tokenizer
@@ -54,7 +53,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(models, "resolve_dtype", lambda name, device: DTYPE)
-        return load_lab(choose(replace(config, attention=AttentionConfig("triton"))))
+        return load_lab(replace(config, attention=AttentionConfig("triton")))
 
 
 @contextmanager

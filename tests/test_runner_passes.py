@@ -11,16 +11,15 @@ from typing import Any
 
 import pytest
 
+from spec_lab.config.run import Run, SamplingConfig
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.measure import runner
 from spec_lab.measure.lab import MAIN, Lab, load_lab
 from spec_lab.measure.world import World
-from spec_lab.menu.chosen import Chosen, choose
-from spec_lab.menu.config import RunConfig, SamplingConfig
-from spec_lab.options.rules.rejection import RejectionConfig
-from spec_lab.record.models import Run
+from spec_lab.options.acceptance.rejection import Rejection
+from spec_lab.record import models
 from spec_lab.record.reading import read_requests
 from spec_lab.record.trace import STAGE_PREFIX, TRACE_FILE
 from tests.fake_runs import CHOICES
@@ -30,7 +29,7 @@ PROMPTS = [
     {"id": f"r{index}", "prompt": "round-trip"[: 2 + index] * (1 + 2 * index), "form": "continue"} for index in range(4)
 ]
 IDS = [prompt["id"] for prompt in PROMPTS]
-Execute = Callable[..., Run]
+Execute = Callable[..., models.Run]
 
 
 @pytest.fixture(scope="module")
@@ -39,15 +38,15 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture
-def configure(pair: tuple[Path, Path], tmp_path: Path) -> Callable[..., RunConfig]:
+def configure(pair: tuple[Path, Path], tmp_path: Path) -> Callable[..., Run]:
     prompts = write_prompts(tmp_path / "prompts.jsonl", PROMPTS)
     return lambda drafter="eagle3", **changes: make_run_config(pair, prompts, drafter, **({"batch_size": 2} | changes))
 
 
 @pytest.fixture
-def execute(configure: Callable[..., RunConfig], tmp_path: Path) -> Execute:
+def execute(configure: Callable[..., Run], tmp_path: Path) -> Execute:
     """Run a drafter and record into `tmp_path / "run"`."""
-    return lambda *args, **changes: runner.record_run(choose(configure(*args, **changes)), CHOICES, tmp_path / "run")
+    return lambda *args, **changes: runner.record_run(configure(*args, **changes), CHOICES, tmp_path / "run")
 
 
 @pytest.fixture
@@ -57,7 +56,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
     seen: list[tuple[str, list[str]]] = []
     generate = Engine.generate
 
-    def load(chosen: Chosen, world: World) -> Lab:
+    def load(chosen: Run, world: World) -> Lab:
         labs.append(load_lab(chosen, world))
         return labs[-1]
 
@@ -83,7 +82,7 @@ def num_stages(folder: Path) -> Counter[str]:
     return Counter(name.removeprefix(STAGE_PREFIX) for name in names if name.startswith(STAGE_PREFIX))
 
 
-def attention_calls(summary: Run) -> float:
+def attention_calls(summary: models.Run) -> float:
     """How many attention calls a profiled round has: one a layer of the target, and one a draft step."""
     [calls] = [k.calls_per_round for k in summary.kernels if k.name == "aten::scaled_dot_product_attention"]
     return calls
@@ -112,9 +111,9 @@ def test_passes_are_warmed_up_and_take_turns(execute: Execute, passes: list[tupl
     ],
 )
 def test_references_are_those_that_differ_from_the_run(
-    drafter: str, changes: dict[str, Any], references: set[str], configure: Callable[..., RunConfig]
+    drafter: str, changes: dict[str, Any], references: set[str], configure: Callable[..., Run]
 ) -> None:
-    lab = load_lab(choose(configure(drafter, **changes)))
+    lab = load_lab(configure(drafter, **changes))
     assert set(lab.engines) == {MAIN} | references
 
 
@@ -174,10 +173,10 @@ def test_plain_decoding_is_a_run_too(execute: Execute, tmp_path: Path) -> None:
     assert "drafted nothing" in summary.verdict
 
 
-def test_a_sampled_run_has_nothing_to_diverge_from(configure: Callable[..., RunConfig], tmp_path: Path) -> None:
+def test_a_sampled_run_has_nothing_to_diverge_from(configure: Callable[..., Run], tmp_path: Path) -> None:
     config = configure("ngram", repeats=2)
-    config.acceptance, config.sampling = RejectionConfig(method="one_hot"), SamplingConfig(temperature=1.0)
-    summary = runner.record_run(choose(config), CHOICES, tmp_path / "run")
+    config.acceptance, config.sampling = Rejection(method="one_hot"), SamplingConfig(temperature=1.0)
+    summary = runner.record_run(config, CHOICES, tmp_path / "run")
     assert summary["divergence"] is None
     assert summary["repeats_identical"] is True
     assert summary["speedup"] is not None
@@ -215,9 +214,9 @@ def test_prompts_in_chunks_do_not_count_as_rounds(execute: Execute) -> None:
 
 
 def test_a_prompt_that_does_not_fit_is_refused_before_anything_is_recorded(
-    configure: Callable[..., RunConfig], tmp_path: Path
+    configure: Callable[..., Run], tmp_path: Path
 ) -> None:
     config = configure(cache={"max_seq_len": 40}, max_new_tokens=8)
     with pytest.raises(ValueError, match=r"request r3.*raise cache\.max_seq_len"):
-        runner.record_run(choose(config), CHOICES, tmp_path / "run")
+        runner.record_run(config, CHOICES, tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from spec_lab.config.choices import Rollback
+from spec_lab.config.run import RecurrentConfig, VerifyConfig
 from spec_lab.core.results import GenerationResult, RequestRecord, RoundRecord
 from spec_lab.core.types import FinishReason, Request, Sequence, Verification
 from spec_lab.engine.engine import Engine
@@ -17,10 +19,8 @@ from spec_lab.engine.scheduler import emit_round
 from spec_lab.engine.stops import StopConditions
 from spec_lab.measure.launch_counts import CountedRounds
 from spec_lab.measure.watched_rounds import watch_rounds
-from spec_lab.menu.choices import Rollback
-from spec_lab.menu.config import RecurrentConfig, VerifyConfig
-from spec_lab.options.graphs.round import RoundGraphConfig
-from spec_lab.options.trees.dynamic import DynamicTreeConfig
+from spec_lab.options.graphs import RoundGraph
+from spec_lab.options.trees import DynamicTreeConfig
 from tests.covering import each_value
 from tests.graph_lab import (
     DEVICES,
@@ -56,7 +56,7 @@ def lab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 def run(
     lab: Lab, requests: list[Request], num_rounds: int, keys: dict[str, bool] | None = None, **options: Any
 ) -> tuple[GenerationResult, Engine]:
-    engine = lab.engine(requests, RoundGraphConfig(rounds_per_replay=num_rounds, **(keys or {})), **options)
+    engine = lab.engine(requests, RoundGraph(rounds_per_replay=num_rounds, **(keys or {})), **options)
     return engine.generate(requests), engine
 
 
@@ -184,7 +184,7 @@ def test_a_replay_writes_no_further_than_its_rounds(lab: Lab) -> None:
     """A request that has ended is a padded row, so that the reach of a round past its last token is that of a replay
     too: no position more is reserved, and what an ended request left stays."""
     requests = [Request("a", "x", (5, 6, 7), 6, ignore_eos=True), Request("b", "x", (9, 8), 12, ignore_eos=True)]
-    one, several = (lab.engine(requests, RoundGraphConfig(rounds_per_replay=count), batch_size=2) for count in (1, 8))
+    one, several = (lab.engine(requests, RoundGraph(rounds_per_replay=count), batch_size=2) for count in (1, 8))
     for engine in (one, several):
         assert positions_reserved(engine) == 2 * NUM_DRAFTS
         engine.generate(requests)
@@ -215,7 +215,7 @@ def test_a_replay_launched_ahead_finds_the_ends_on_the_device(
     result = assert_one_at_a_time(lab, requests, 3, keys, **options)
     assert all(record.stage_seconds == {} for record in result.rounds)
     assert result.num_wasted_rounds >= 3 or lab.device == "cuda"
-    ahead = RoundGraphConfig(rounds_per_replay=3, overlap=True)
+    ahead = RoundGraph(rounds_per_replay=3, overlap=True)
     assert positions_reserved(lab.engine(requests, ahead, batch_size=batch_size)) == 2 * NUM_DRAFTS
 
 
@@ -275,7 +275,7 @@ def test_the_device_ends_a_request_where_the_host_does(ignore_eos: bool, accepts
 def test_launches_replays_and_reads_are_those_of_a_round(lab: Lab) -> None:
     """Of one of several that are launched at once."""
     requests = mixed_requests(2, 60)
-    engine = lab.engine(requests, RoundGraphConfig(rounds_per_replay=3), batch_size=2)
+    engine = lab.engine(requests, RoundGraph(rounds_per_replay=3), batch_size=2)
     work = watch_rounds(engine, requests, 4, CountedRounds).work()
     assert work is not None
     assert (work["replays_per_round"], work["host_syncs_per_round"]) == (pytest.approx(1 / 3), pytest.approx(1 / 3))

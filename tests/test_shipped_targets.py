@@ -17,8 +17,9 @@ from spec_lab.options.shipped import SHIPPED, ZOO, DrafterWeights
 from spec_lab.wiring.drafting import load_drafter
 from spec_lab.wiring.engine import build_engine
 from spec_lab.wiring.limits import engine_limits
-from spec_lab.wiring.models import load_models, thinking_markers
+from spec_lab.wiring.models import load_models
 from spec_lab.wiring.workloads import load_requests
+from spec_lab.workloads.thinking import thinking_markers
 from spec_lab.workloads.tokenizer import TargetTokenizer
 
 TRAINED_AS = {"mtp_eagle": "nextn", "frozen_kv": "assistant"}
@@ -61,7 +62,7 @@ def decode(config: RunConfig) -> dict[str, list[int]]:
     tokenizer = TargetTokenizer(chosen.target_folder)
     requests = load_requests(chosen, tokenizer)
     limits = engine_limits(chosen, requests, config.drafter.num_draft_tokens)
-    models = load_models(chosen, limits.max_seq_len, thinking_markers(tokenizer))
+    models = load_models(chosen, limits.max_seq_len, thinking_markers(tokenizer, chosen.config.target))
     engine = build_engine(chosen, models, load_drafter(chosen, models.of_drafters), limits)
     return {record.request_id: record.output_ids for record in engine.generate(requests).requests}
 

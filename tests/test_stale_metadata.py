@@ -9,20 +9,15 @@ from typing import Any
 import pytest
 
 from spec_lab.app.compose import compose
+from spec_lab.build.engine import build_engine
+from spec_lab.build.limits import engine_limits
+from spec_lab.build.models import load_models
+from spec_lab.config.run import GraphConfig
 from spec_lab.core.results import GenerationResult
 from spec_lab.measure.lab import MAIN, load_lab
-from spec_lab.menu.chosen import choose
-from spec_lab.menu.config import GraphConfig
-from spec_lab.options.graphs.full_loop import FullLoopGraphConfig
-from spec_lab.options.graphs.round import RoundGraphConfig
-from spec_lab.options.graphs.split_seed import SplitSeedGraphConfig
-from spec_lab.options.graphs.step_replay import StepReplayGraphConfig
-from spec_lab.options.shipped import ZOO
+from spec_lab.options.drafters.weights import ZOO
+from spec_lab.options.graphs import FullLoop, RoundGraph, SplitSeed, StepReplay
 from spec_lab.record.draft_counts import acceptance_length
-from spec_lab.wiring.drafting import load_drafter
-from spec_lab.wiring.engine import build_engine
-from spec_lab.wiring.limits import engine_limits
-from spec_lab.wiring.models import load_models
 from tests.lab import make_config, make_engine, make_pair, random_requests
 from tests.tiny_checkpoints import refused
 
@@ -38,7 +33,7 @@ CHEAP = [
 
 def generate(*overrides: str) -> GenerationResult:
     config = compose([*CHEAP, "device=cpu", *overrides]).config
-    lab = load_lab(choose(config))
+    lab = load_lab(config)
     return lab.engines[MAIN].generate(lab.requests)
 
 
@@ -64,25 +59,25 @@ class Fixed:
         return getattr(self._backend, name)
 
 
-@pytest.mark.parametrize("graph", [SplitSeedGraphConfig(), FullLoopGraphConfig(), RoundGraphConfig()])
+@pytest.mark.parametrize("graph", [SplitSeed(), FullLoop(), RoundGraph()])
 def test_a_backend_that_cannot_move_inside_a_graph_is_refused_by_name(graph: GraphConfig, tmp_path: Path) -> None:
     requests = random_requests(1, 4)
     config = dataclasses.replace(make_config(make_pair(tmp_path), device="cpu"), graph=graph)
-    chosen = choose(config)
+    chosen = config
     limits = engine_limits(chosen, requests, 3)
     models = load_models(chosen, limits.max_seq_len)
     models = dataclasses.replace(models, backend=Fixed(models.backend))
     with refused("attention=torch", f"graph={graph.name}", "graph=step_replay"):
-        build_engine(chosen, models, load_drafter(chosen, models.of_drafters), limits)
+        build_engine(chosen, models, limits)
 
 
 def test_graph_step_replay_takes_any_backend(tmp_path: Path) -> None:
     requests = random_requests(1, 4)
-    config = dataclasses.replace(make_config(make_pair(tmp_path), device="cpu"), graph=StepReplayGraphConfig())
-    chosen = choose(config)
+    config = dataclasses.replace(make_config(make_pair(tmp_path), device="cpu"), graph=StepReplay())
+    chosen = config
     limits = engine_limits(chosen, requests, 3)
     models = load_models(chosen, limits.max_seq_len)
     models = dataclasses.replace(models, backend=Fixed(models.backend))
-    engine = build_engine(chosen, models, load_drafter(chosen, models.of_drafters), limits)
+    engine = build_engine(chosen, models, limits)
     expected = make_engine(config, requests).generate(requests)
     assert engine.generate(requests).requests[0].output_ids == expected.requests[0].output_ids

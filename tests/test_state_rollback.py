@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import torch
 
+from spec_lab.config.choices import Rollback
+from spec_lab.config.run import RecurrentConfig
 from spec_lab.core.types import AcceptanceInputs, Request, Sequence
 from spec_lab.engine.engine import Engine
-from spec_lab.menu.choices import Rollback
-from spec_lab.menu.config import RecurrentConfig
 from tests.covering import each_value
 from tests.fake_target import PaddedGraph
 from tests.kept_states import KEPT, spoil_unread

@@ -38,16 +38,11 @@ def test_impossible_mean_length(mean_length: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rates", "message"),
-    [
-        ([0.5], "1 values"),
-        ([0.5, 1.2], "from 0 to 1"),
-        ([0.5, math.nan], "from 0 to 1"),
-        ([0.2, 0.5], "do not increase"),
-    ],
+    "rates",
+    [[0.5], [0.5, 1.2], [0.5, math.nan], [0.2, 0.5]],
 )
-def test_impossible_rates(rates: list[float], message: str) -> None:
-    with pytest.raises(ValueError, match=r"acceptance\.rates.*" + message):
+def test_impossible_rates(rates: list[float]) -> None:
+    with pytest.raises(ValueError, match=r"acceptance\.rates"):
         check_rates(rates, 2)
 
 

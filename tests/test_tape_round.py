@@ -11,14 +11,14 @@ import torch
 
 from spec_lab.acceptance.phase import RelaxationPhase, RoundPhase, ThinkingMarkers, TokenPhase
 from spec_lab.acceptance.relaxed import DeltaForm, RelaxedThinkingAcceptance
+from spec_lab.config.run import SamplingConfig
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES
 from spec_lab.core.types import AcceptanceInputs, DraftStep, RoundBatch, Verification
 from spec_lab.engine.capture import CaptureError
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.tape import TapeGraph
-from spec_lab.menu.config import SamplingConfig
-from spec_lab.options.rules.rejection import RejectionConfig
-from spec_lab.options.rules.synthetic import SyntheticConfig
+from spec_lab.options.acceptance.rejection import Rejection
+from spec_lab.options.acceptance.synthetic import Synthetic
 from tests.captures import capture, flat, same
 from tests.graph_lab import MODES, RULES, Lab, Outcome, generate_watched, make_lab, mixed_requests, outcome
 from tests.lab import make_config, make_engine, make_pair, random_requests
@@ -64,9 +64,9 @@ ROUNDS: dict[str, dict[str, Any]] = {
     "pruned": {"prune": "catchup"},
     "ngram": {"drafter": "ngram"},
     "random": {"drafter": "random"},
-    "synthetic": {"acceptance": SyntheticConfig()},
-    "sampled": {"acceptance": RejectionConfig(), "options": {"draft_sampling": "distribution"}},
-    "block": {"acceptance": RejectionConfig(method="block"), "options": {"draft_sampling": "distribution"}},
+    "synthetic": {"acceptance": Synthetic()},
+    "sampled": {"acceptance": Rejection(), "options": {"draft_sampling": "distribution"}},
+    "block": {"acceptance": Rejection(method="block"), "options": {"draft_sampling": "distribution"}},
 }
 
 

@@ -10,26 +10,24 @@ from typing import Any
 import pytest
 import torch
 
+from spec_lab.build.engine import build_engine
+from spec_lab.build.limits import engine_limits
+from spec_lab.build.models import load_models
 from spec_lab.checkpoints.checkpoint import open_tensors
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.random_weights import random_tensors
 from spec_lab.checkpoints.slices import kept_part
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
+from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.measure.world import Together
-from spec_lab.menu.chosen import choose
-from spec_lab.menu.config import RunConfig
 from spec_lab.models.layer_builder import build_mlp
 from spec_lab.models.partition import WHOLE, Partition
 from spec_lab.models.tensor_parallel import TensorParallel
-from spec_lab.wiring.drafting import load_drafter
-from spec_lab.wiring.engine import build_engine
-from spec_lab.wiring.limits import engine_limits
-from spec_lab.wiring.models import load_models
 from tests.lab import generate, make_config, make_pair, random_requests
 from tests.ranks import on_ranks
 from tests.tiny_assistant import make_tiny_assistant
@@ -45,11 +43,11 @@ def load(folder: Path, partition: Partition) -> tuple[ModelConfig, dict[str, tor
     return config, dict(open_tensors(folder, decoder_tensor_shapes(config), torch.float32, CPU, slices=partition))
 
 
-def split_engine(config: RunConfig, requests: list[Request], partition: Partition) -> Engine:
-    chosen = choose(config)
+def split_engine(config: Run, requests: list[Request], partition: Partition) -> Engine:
+    chosen = config
     limits = engine_limits(chosen, requests, config.drafter.num_draft_tokens)
     models = load_models(chosen, limits.max_seq_len, partition=partition)
-    return build_engine(chosen, models, load_drafter(chosen, models.of_drafters), limits)
+    return build_engine(chosen, models, limits)
 
 
 def texts(result: GenerationResult) -> dict[str, list[int]]:

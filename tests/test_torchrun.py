@@ -16,7 +16,6 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from spec_lab.__main__ import main
 from spec_lab.measure.audit import audit
 from spec_lab.measure.lab import load_lab
-from spec_lab.menu.chosen import choose
 from spec_lab.record.reading import read_requests, read_run
 from tests.tiny_runs import CHEAP, make_run_config, make_runnable_pair, write_prompts
 
@@ -111,9 +110,7 @@ def test_two_processes_write_what_one_does(place: Path) -> None:
     assert summary.config["target"]["tensor_parallel"] == 2
     divergence = summary["divergence"]
     assert divergence is not None and divergence["bugs"] == 0
-    alone = load_lab(
-        choose(make_run_config((place / "target", place / "head"), place / "prompts.jsonl", "none", batch_size=2))
-    )
+    alone = load_lab(make_run_config((place / "target", place / "head"), place / "prompts.jsonl", "none", batch_size=2))
     (engine,) = alone.engines.values()
     plain = {record.request_id: record.output_ids for record in engine.generate(alone.requests).requests}
     together: list[Any] = [SimpleNamespace(request_id=row.id, **row) for row in read_requests(folder)]

@@ -15,13 +15,12 @@ from spec_lab.acceptance.phase import ThinkingMarkers, TokenPhase
 from spec_lab.acceptance.relaxed import DeltaForm
 from spec_lab.acceptance.relaxed_tree import RelaxedThinkingTreeAcceptance
 from spec_lab.acceptance.tree import OneHotTreeAcceptance, StrictTreeAcceptance, SyntheticTreeAcceptance, follow
+from spec_lab.config.run import TreeConfig
 from spec_lab.core.tree_protocols import JudgedRows, TreeRule, Walk
 from spec_lab.core.types import Verification
-from spec_lab.menu.config import TreeConfig
-from spec_lab.options.rules.rejection import RejectionConfig, RejectionMethodChoice
-from spec_lab.options.rules.synthetic import SyntheticConfig
-from spec_lab.options.trees.dynamic import DynamicTreeConfig
-from spec_lab.options.trees.static import StaticTreeConfig
+from spec_lab.options.acceptance.rejection import Rejection, RejectionMethodChoice
+from spec_lab.options.acceptance.synthetic import Synthetic
+from spec_lab.options.trees import DynamicTreeConfig, StaticTreeConfig
 from tests.acceptance_cases import CPU
 from tests.covering import each_value
 from tests.graph_lab import MODES, SAMPLED, Lab, Rule, generate_watched, lab, mixed_requests, outcome
@@ -82,7 +81,7 @@ def law_of(choose: Any) -> torch.Tensor:
     choices = torch.tensor(list(product(range(3), repeat=len(TOKENS))))
     weights = torch.stack([TARGET.double()[TOKENS[row]][choices[:, row]] for row in range(len(TOKENS))]).prod(dim=0)
     judged = judged_rows(len(choices))
-    tokens, num_emitted, path = follow(choose(choices), judged.tokens, judged.parents, judged.active, DEPTH)
+    tokens, num_emitted, path = follow(choices, judged.tokens, judged.parents, judged.active, DEPTH)
     walk = Walk(Verification(tokens, num_emitted), path)
     law = torch.zeros(3**4, dtype=torch.float64)
     for tokens, weight in zip(emitted(walk), weights.tolist(), strict=True):
@@ -168,20 +167,20 @@ def test_imposed_rates_are_met_and_a_shallow_tree_gives_what_it_has() -> None:
 
 
 DYNAMIC, STATIC = DynamicTreeConfig(topk=3, num_rows=9), StaticTreeConfig()
-TRAVERSAL = Rule(RejectionConfig(method=RejectionMethodChoice.traversal), SAMPLED, "distribution")
+TRAVERSAL = Rule(Rejection(method=RejectionMethodChoice.traversal), SAMPLED, "distribution")
 RULES: dict[str, tuple[Rule, TreeConfig]] = {
-    "one_hot": (Rule(RejectionConfig(method=RejectionMethodChoice.one_hot), SAMPLED), DYNAMIC),
-    "synthetic": (Rule(SyntheticConfig(mean_length=None, rates=[0.7, 0.5, 0.3])), DYNAMIC),
+    "one_hot": (Rule(Rejection(method=RejectionMethodChoice.one_hot), SAMPLED), DYNAMIC),
+    "synthetic": (Rule(Synthetic(mean_length=None, rates=[0.7, 0.5, 0.3])), DYNAMIC),
     "traversal": (TRAVERSAL, STATIC),
     "relaxed": (CHAIN_RULES["relaxed"], DYNAMIC),
-    "one_hot, drawn": (replace(TRAVERSAL, acceptance=RejectionConfig(method="one_hot")), STATIC),
+    "one_hot, drawn": (replace(TRAVERSAL, acceptance=Rejection(method="one_hot")), STATIC),
 }
 
 
 def test_traversal_of_a_chain_is_block_verification_bit_for_bit(lab: Lab) -> None:
     """Drafts, tokens and accepted lengths of whole requests, from the same noise."""
     requests = mixed_requests(3, 12)
-    block = replace(TRAVERSAL, acceptance=RejectionConfig(method="block"))
+    block = replace(TRAVERSAL, acceptance=Rejection(method="block"))
     chain = StaticTreeConfig(paths=[[0], [0, 0], [0, 0, 0]])
     engines = [
         lab.engine(requests, None, rule=rule, tree=tree, batch_size=2)

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from spec_lab.attention.torch_tree import TorchTreeAttention
+from spec_lab.build.caches import cache_row
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, PagedKVCache
 from spec_lab.core.selection import AllRows
 from spec_lab.core.types import FeatureSpec
 from spec_lab.models.target_loader import WeightSource, load_target
-from spec_lab.wiring.caches import cache_row
 from tests.lossless_cases import TARGETS
 from tests.tiny_checkpoints import make_tiny_target
 

@@ -8,17 +8,19 @@ from pathlib import Path
 import pytest
 import torch
 
+from spec_kernels.attention_reference import paged_attention_reference
+from spec_lab.attention.stale import StaleMover
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.attention.triton_backend import TritonAttention
+from spec_lab.build.attention import BackendContext
+from spec_lab.build.kernels import TORCH
+from spec_lab.config.run import CacheConfig, Run
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.engine.pages import PageTable
-from spec_lab.menu.config import AttentionConfig, CacheConfig
-from spec_lab.options.attention.triton import triton_attention
-from spec_lab.wiring.attention import BackendContext
 from tests.kernel_lab import DEVICE, assert_near, randn
-from tests.lab import Reference, generate, make_config, make_pair, random_requests
+from tests.lab import Reference, generate, make_config, make_pair, part, random_requests
 
 MAX_SEQ_LEN, MAX_POSITIONS = 30, 32
 LENS = (1, 4, 11, 12, 27, 30)
@@ -77,6 +79,30 @@ def test_after_steps_in_place_it_equals_a_fresh_build_and_the_reference(page_siz
         assert_near(out[inside], expected[inside])
     assert addresses == {name: getattr(metadata, name).data_ptr() for name in addresses}
     assert metadata.read_slots is None and not metadata.masks
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_stale_windows_are_those_of_step_1_and_all_else_is_fresh(page_size: int) -> None:
+    """With a window of 5 every step sees the five keys up to that of step 1; without one, all up to its own. The steps
+    go over page borders, with a padded row among them."""
+    table = make_table(page_size)
+    cache = make_cache(table)
+    lens = padded(LENS[:4])
+    for backend in (TritonAttention(page_size, MAX_POSITIONS), TorchAttention(page_size, MAX_POSITIONS)):
+        metadata = last_rows(backend, table, lens, 1, MAX_SEQ_LEN)
+        mover = StaleMover(backend)
+        for step in range(1, 5):
+            mover.advance(metadata)
+            fresh, first = (last_rows(backend, table, lens.clamp(min=1) + moved, 1, MAX_SEQ_LEN) for moved in (step, 1))
+            for name in ("positions", "slot_mapping", "seq_lens"):
+                assert torch.equal(getattr(metadata, name), getattr(fresh, name)), name
+            queries = randn(len(lens), 4, 16, seed=step)
+            for window, expected in ((None, fresh), (5, first)):
+                out = backend.attend(queries, cache, metadata, window, 0.3)
+                seen = paged_attention_reference(
+                    queries, cache.kv, expected.page_table, expected.seq_lens, page_size, MAX_SEQ_LEN, 0.3, window
+                )
+                assert_near(out, seen)
 
 
 @pytest.mark.parametrize("num_queries", [1, 4, 20])
@@ -141,8 +167,8 @@ def test_every_launch_is_one_operator_that_declares_what_it_writes() -> None:
 
 
 def test_the_option_makes_the_backend() -> None:
-    context = BackendContext(16, 64, DEVICE, torch.float32)
-    assert isinstance(triton_attention(context), TritonAttention)
+    context = BackendContext(Run(), 64, DEVICE, torch.float32, TORCH)
+    assert isinstance(part("attention", "triton").build(context), TritonAttention)
 
 
 def test_a_kernel_without_a_device_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,6 +191,6 @@ def test_an_engine_gives_the_tokens_of_the_torch_backend(tmp_path: Path) -> None
         dtype="float32",
     )
     expected = generate(config, requests)
-    outputs = generate(replace(config, attention=AttentionConfig(name="triton")), requests)
+    outputs = generate(replace(config, attention=part("attention", "triton")), requests)
     Reference(pair[0]).assert_lossless(requests, outputs, expected)
     assert sum(len(tokens) for tokens in expected.values()) >= 12

@@ -14,16 +14,18 @@ from spec_kernels.delta_chunks import CHUNK
 from spec_kernels.norms import rms_norm
 from spec_kernels.utils import INTERPRETED
 from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.build.caches import cache_row
+from spec_lab.build.kernels import KERNELS
 from spec_lab.checkpoints.delta_net_checkpoint import delta_net_tensor_shapes
 from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
 from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.config.choices import Rollback
+from spec_lab.config.run import RecurrentConfig, Run
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.selection import AllRows
 from spec_lab.core.types import AttentionMetadata, FeatureSpec
 from spec_lab.engine.states import RecurrentStates
 from spec_lab.engine.tape import TapeRecorder
-from spec_lab.menu.choices import Rollback
-from spec_lab.menu.config import RecurrentConfig, RunConfig
 from spec_lab.models.delta_caches import TORCH_DELTA, DeltaParts
 from spec_lab.models.delta_net import build_delta_net
 from spec_lab.models.norms import Float32Norm
@@ -33,8 +35,6 @@ from spec_lab.models.target_loader import WeightSource, load_target
 from spec_lab.operators.triton_delta import TRITON_DELTA
 from spec_lab.operators.triton_linear import TritonNorm
 from spec_lab.operators.triton_products import TritonProducts, TwoWays
-from spec_lab.wiring.caches import cache_row
-from spec_lab.wiring.kernels import KERNELS
 from tests.graph_lab import MODES
 from tests.kept_states import spoil_unread
 from tests.kernel_lab import DEVICE, randn
@@ -146,7 +146,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def config_of(folder: Path, kernels: str, rollback: Rollback, mode: str) -> RunConfig:
+def config_of(folder: Path, kernels: str, rollback: Rollback, mode: str) -> Run:
     config = make_config(
         (folder, folder),
         "mtp_eagle",

@@ -17,11 +17,10 @@ from spec_lab.attention.triton_backend import TritonAttention
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.random_weights import random_eagle3, random_tensors
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
+from spec_lab.config.option import get
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.selection import AllRows
 from spec_lab.engine.tape import TapeRecorder
-from spec_lab.menu import registry
-from spec_lab.menu.config import AttentionConfig
 from spec_lab.models.eagle3 import Eagle3Head
 from spec_lab.models.latent import NarrowQuery
 from spec_lab.models.linear import make_linear
@@ -31,7 +30,7 @@ from spec_lab.operators.triton_experts import TritonExperts, triton_router
 from spec_lab.operators.triton_mixers import SkinnyQuery
 from spec_lab.operators.triton_products import TritonProducts
 from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
-from tests.lab import Reference, generate, make_config, random_requests
+from tests.lab import Reference, generate, make_config, part, random_requests
 from tests.test_expert_mtp import make_nextn
 from tests.test_triton_attention import Paged, fill
 from tests.test_triton_products import (
@@ -201,8 +200,8 @@ def test_a_target_of_16_bits_gives_what_it_gives_without_fused_products(
     for products in (PLAIN, TritonProducts()):
         lane = Lane.of(config.layers)
         target = make_target(config, lane, products)
-        for part in target.expert_parts:
-            part.router, part.experts = part.router.made_by(triton_router), part.experts.made_by(TritonExperts)
+        for mlp in target.expert_parts:
+            mlp.router, mlp.experts = mlp.router.made_by(triton_router), mlp.experts.made_by(TritonExperts)
         lane.cache.kv.zero_()
         target.forward(prompt(2, 34).flatten(), lane.cache, lane.metadata([0, 0], 34), AllRows(), FEATURES)
         round_ = target.forward(prompt(2, 4).flatten(), lane.cache, lane.metadata([30, 9], 4), AllRows(), FEATURES)
@@ -255,8 +254,8 @@ def test_an_engine_gives_the_tokens_of_transformers(graph: str, tmp_path: Path) 
     requests = random_requests(2, max_new_tokens=3, lengths=(1, 12))
     places = {"batch_size": 2, "device": DEVICE.type, "dtype": "float32"}
     run = make_config((tmp_path, tmp_path), "mtp_eagle", prune="catchup", kernels="triton", **places)
-    mode = registry.load().schemas()[f"graph/{graph}"]()
-    outputs = generate(replace(run, attention=AttentionConfig(name="triton"), graph=mode), requests)
+    mode = get("graph", graph)()
+    outputs = generate(replace(run, attention=part("attention", "triton"), graph=mode), requests)
     reference = Reference(tmp_path)
     plain = {request.request_id: reference.greedy(request) for request in requests}
     reference.assert_lossless(requests, outputs, plain)

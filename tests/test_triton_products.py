@@ -13,6 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from spec_kernels.rope_write import rope_write
 from spec_lab.attention.triton_backend import TritonAttention
+from spec_lab.build.caches import cache_row
+from spec_lab.build.kernels import KERNELS
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.keep_fp8 import with_narrow_products, with_wide_products
@@ -32,8 +34,6 @@ from spec_lab.models.products import PLAIN, Products
 from spec_lab.models.rope import rotary_table
 from spec_lab.operators.triton_linear import TritonGatedMLP, dense
 from spec_lab.operators.triton_products import TritonProducts, TwoWays
-from spec_lab.wiring.caches import cache_row
-from spec_lab.wiring.kernels import KERNELS
 from tests.kernel_lab import DEVICE, randn
 from tests.tiny_checkpoints import make_tiny_target
 

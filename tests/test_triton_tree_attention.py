@@ -12,15 +12,15 @@ import torch
 
 from spec_lab.attention.torch_tree import TorchTreeAttention
 from spec_lab.attention.triton_backend import TritonAttention
+from spec_lab.config.choices import KernelsChoice
+from spec_lab.config.run import CacheConfig
 from spec_lab.core.draft_tree import TreeRows, climb
 from spec_lab.core.kv_cache import LayerCache, cache_slots
 from spec_lab.core.types import AttentionMetadata
-from spec_lab.menu.choices import KernelsChoice
-from spec_lab.menu.config import AttentionConfig, CacheConfig
-from spec_lab.options.trees.dynamic import DynamicTreeConfig
+from spec_lab.options.trees import DynamicTreeConfig
 from tests.covering import each_value
 from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
-from tests.lab import Reference, generate, make_config, make_pair, random_requests
+from tests.lab import Reference, generate, make_config, make_pair, part, random_requests
 from tests.test_triton_attention import SPLIT, Paged, attend, fill, reference
 
 
@@ -207,8 +207,6 @@ def test_an_engine_with_a_tree_gives_the_tokens_of_the_torch_backend(
         dtype="float32",
     )
     expected = generate(config, requests)
-    outputs = generate(
-        replace(config, attention=AttentionConfig(name="triton"), kernels=KernelsChoice.triton), requests
-    )
+    outputs = generate(replace(config, attention=part("attention", "triton"), kernels=KernelsChoice.triton), requests)
     Reference(pair[0]).assert_lossless(requests, outputs, expected)
     assert sum(len(tokens) for tokens in expected.values()) >= 3 * num_requests

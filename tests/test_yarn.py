@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 
-from spec_lab.checkpoints.families.yarn import ScoredRope, read_rope_or_yarn
+from spec_lab.checkpoints.families.rope import read_rope, score_factor
 from spec_lab.checkpoints.json_input import ConfigFields
+from spec_lab.checkpoints.plan import RopeConfig
 from spec_lab.models.rope import inverse_frequencies, rope_tables
-from tests.tiny_checkpoints import refused
 
 V3 = {
     "factor": 40.0,
@@ -32,13 +33,21 @@ ROPES: dict[str, dict[str, Any]] = {
 WIDTH, MAX_POSITIONS = 64, 163840
 
 
+@dataclass(frozen=True)
+class ScoredRope:
+    rope: RopeConfig
+    mscale: float
+
+
 def read(rope: dict[str, Any], spelling: str) -> ScoredRope:
     if spelling == "transformers":
         config = {"rope_parameters": {"rope_type": "yarn", **rope}}
     else:
         scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
         config = {"rope_theta": rope["rope_theta"], "rope_scaling": {"type": "yarn", **scaling}}
-    return read_rope_or_yarn(ConfigFields(config, "config.json"), MAX_POSITIONS)
+    fields = ConfigFields(config, "config.json")
+    found = read_rope(fields, MAX_POSITIONS)
+    return ScoredRope(found, score_factor(fields, found))
 
 
 def reference(rope: dict[str, Any]) -> tuple[Any, float]:
@@ -78,13 +87,3 @@ def test_kept_blended_and_divided_channels() -> None:
     ratio = plain / inverse_frequencies(rope, WIDTH)
     kept, divided = torch.isclose(ratio, torch.tensor(1.0)), torch.isclose(ratio, torch.tensor(40.0))
     assert kept.any() and divided.any() and not (kept | divided).all()
-
-
-def test_another_rope_is_read_as_elsewhere() -> None:
-    fields = ConfigFields({"rope_parameters": {"rope_type": "default", "rope_theta": 3e5}}, "config.json")
-    scored = read_rope_or_yarn(fields, 100)
-    assert (scored.rope.scaling, scored.rope.theta, scored.mscale) == ("none", 3e5, 1.0)
-    with refused("config.json", "rope_theta must be more than 1"):
-        read(ROPES["deepseek_v3"] | {"rope_theta": 1.0}, "hub")
-    with refused("config.json", "'longrope'"):
-        read_rope_or_yarn(ConfigFields({"rope_scaling": {"type": "longrope"}}, "config.json"), 100)

@@ -25,6 +25,8 @@ class TinyBlock:
         head: as `drafter.head` names it; `form` is a Markov head's.
         window: of the layers in `sliding`; the others see everything.
         outputs: the target's layers whose outputs are tapped.
+        is_causal: z-lab's key of that name; the windows of a file with it follow z-lab's rule.
+        embedding_scale: keys of `dflash_config`, as are the two after it.
         keys: further keys of config.json.
     """
 
@@ -46,6 +48,10 @@ class TinyBlock:
     seed: int = 0
     rank: int = RANK
     keys: dict[str, Any] = field(default_factory=dict)
+    is_causal: bool | None = None
+    embedding_scale: float | None = None
+    output_multiplier: float | None = None
+    softcap: float | None = None
 
     @property
     def first_row(self) -> int:
@@ -58,7 +64,7 @@ class TinyBlock:
     @property
     def options(self) -> dict[str, Any]:
         """The parts, as knobs of drafter=dflash."""
-        from spec_lab.options.drafters.block_keys import Form, Head, RowReading
+        from spec_lab.options.drafters.blocks import Form, Head, RowReading
 
         slots = RowReading.anchor_first if self.first_row == 0 else RowReading.mask_first
         form = Form(self.form) if self.head == "markov" else Form.vanilla
@@ -163,7 +169,16 @@ def _config(block: TinyBlock, target: ModelConfig) -> dict[str, Any]:
             **parts,
             **block.keys,
         }
+    scales = {
+        "input_embedding_scale": block.embedding_scale,
+        "output_multiplier": block.output_multiplier,
+        "final_logit_softcapping": block.softcap,
+    }
     nested = {"mask_token_id": mask, "target_layer_ids": list(block.outputs), **parts}
+    nested |= {key: value for key, value in scales.items() if value is not None}
+    causal = {"is_causal": block.is_causal}
+    if block.is_causal is None:
+        causal = {"sliding_window_non_causal": block.non_causal}
     names = {"markov": "DSparkDraftModel", "lattice": "LiLiCorrDraftModel", "selector": "DFlash2DraftModel"}
     top = {
         "architectures": [names.get(block.head, "DFlashDraftModel")],
@@ -171,7 +186,7 @@ def _config(block: TinyBlock, target: ModelConfig) -> dict[str, Any]:
         "num_target_layers": target.num_layers,
         "dflash_config": nested,
         "sample_from_anchor": block.anchor_first,
-        "sliding_window_non_causal": block.non_causal,
+        **causal,
     }
     return decoder | top | block.keys
 

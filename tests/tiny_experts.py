@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.build.caches import cache_row
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.core.kv_cache import NULL_PAGE, PagedKVCache
 from spec_lab.core.selection import AllRows
@@ -15,7 +16,6 @@ from spec_lab.core.types import FeatureSpec
 from spec_lab.engine.pages import PageTable
 from spec_lab.models.decoder import DecoderTarget
 from spec_lab.models.target_loader import WeightSource, load_target
-from spec_lab.wiring.caches import cache_row
 from tests.tiny_checkpoints import make_tiny_target, randomize, rewrite_tensors
 
 SIZES: dict[str, Any] = {"num_hidden_layers": 4, "moe_intermediate_size": 24, "num_experts_per_tok": 3}

@@ -11,9 +11,9 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-from spec_lab.menu.config import RunConfig, WorkloadConfig
+from spec_lab.config.run import Run
 from spec_lab.workloads.pocket_form import SPECIAL_TOKENS
-from tests.lab import make_config, make_pair
+from tests.lab import make_config, make_pair, part
 
 CHEAP: Mapping[str, Any] = {
     "repeats": 1,
@@ -46,8 +46,8 @@ def write_prompts(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
     return path
 
 
-def make_run_config(pair: tuple[Path, Path], prompts: Path, drafter: str = "eagle3", **changes: Any) -> RunConfig:
+def make_run_config(pair: tuple[Path, Path], prompts: Path, drafter: str = "eagle3", **changes: Any) -> Run:
     """The configuration of a cheap run over a file of `prompts`; `changes` are as for `make_config`."""
     config = make_config(pair, drafter, **(dict(CHEAP) | changes))
-    config.workload = WorkloadConfig(name="jsonl", path=str(prompts))
+    config.workload = part("workload", "jsonl", path=str(prompts))
     return config

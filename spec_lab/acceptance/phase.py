@@ -26,6 +26,11 @@ class ThinkingMarkers:
         last = next((token for token in reversed(token_ids) if token in (self.begin, self.end)), self.end)
         return last == self.begin
 
+    def hide_answer(self, prompt_ids: Sequence[int], eos_token_ids: Collection[int]) -> bool:
+        """Return whether an output has no answer before its first end marker. An end of sequence as the end marker
+        makes thinking of the whole output, the answer included."""
+        return self.leave_open(prompt_ids) and self.end not in eos_token_ids
+
     def match(self, tokens: torch.Tensor) -> torch.Tensor:
         return (tokens == self.begin) | (tokens == self.end)
 

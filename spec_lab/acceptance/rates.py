@@ -30,15 +30,9 @@ def expand_mean_length(mean_length: float, num_draft_tokens: int) -> tuple[float
 
 def check_rates(rates: Sequence[float], num_draft_tokens: int) -> None:
     """Raise UserError if `rates` cannot be unconditional acceptance rates of K positions."""
-    if len(rates) != num_draft_tokens:
+    falls = all(0 <= later <= earlier <= 1 for earlier, later in pairwise([1.0, *rates]))
+    if len(rates) != num_draft_tokens or not falls:
         raise UserError(
-            f"acceptance.rates has {len(rates)} values for drafter.num_draft_tokens={num_draft_tokens}; give one value "
-            "for each position"
-        )
-    if any(not 0 <= rate <= 1 for rate in rates):
-        raise UserError(f"acceptance.rates={list(rates)} are not probabilities; give values from 0 to 1")
-    if any(later > earlier for earlier, later in pairwise(rates)):
-        raise UserError(
-            f"acceptance.rates={list(rates)} increase, but a position is reached only after the one before it; give "
-            "unconditional rates that do not increase"
+            f"acceptance.rates={list(rates)} must be {num_draft_tokens} unconditional rates from 0 to 1, one for each "
+            "position, that do not increase"
         )

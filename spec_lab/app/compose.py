@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import hydra
 from hydra.core.config_store import ConfigStore
@@ -25,20 +25,18 @@ from omegaconf.errors import OmegaConfBaseException
 from spec_lab.app.folder import register_resolvers
 from spec_lab.app.labels import label
 from spec_lab.app.lines import LINE, by_size, store_lines
+from spec_lab.config.extensions import conf_folder as conf_of
+from spec_lab.config.extensions import load_options
+from spec_lab.config.help import keys
+from spec_lab.config.nearest import hint, nearest
+from spec_lab.config.offers import with_k
+from spec_lab.config.option import schemas
+from spec_lab.config.run import GROUPS, Run
 from spec_lab.core.errors import UserError
-from spec_lab.menu import registry
-from spec_lab.menu.auto import with_auto_chosen
-from spec_lab.menu.chosen import with_depth_as_k
-from spec_lab.menu.config import RunConfig
-from spec_lab.menu.nearest import hint, nearest
-from spec_lab.menu.offers import with_largest_k
-from spec_lab.menu.registry import Registry
 
 VERSION_BASE = "1.3"
 SEARCH_PATH = "hydra.searchpath"
-GROUPS = tuple(get_type_hints(RunConfig))[:10]
-"""The groups that are parts of a run, such as `drafter`."""
-ONLY_SET_KEYS = ("experiment", LINE, "size", "debug")
+ONLY_SET_KEYS = ("experiment", LINE, "debug")
 """Groups of `conf/` that are not parts of a run."""
 UNKNOWN = re.compile(
     r"Could not override '(?P<override>[^'@]+)'|Key '[^']+' (is )?not in (.*\n)*? *full_key: (?P<full>\S+)"
@@ -58,7 +56,7 @@ class Composed:
         usual: what these options compose to alone, by group.
     """
 
-    config: RunConfig
+    config: Run
     options: dict[str, str]
     usual: Mapping[str, Any]
 
@@ -96,7 +94,7 @@ def compose(overrides: Sequence[str] = ()) -> Composed:
                     del composed["hydra"]
                 return to_composed(composed, settings)
         except (HydraException, OmegaConfBaseException) as error:
-            raise UserError(explained(error, knobs(registry.load()))) from error
+            raise UserError(explained(error, keys())) from error
         finally:
             GlobalHydra.instance().hydra = callers
 
@@ -109,17 +107,16 @@ def prepared(arguments: Sequence[str]) -> list[str]:
     """
     register_resolvers()
     OmegaConf.register_new_resolver("by_size", by_size, replace=True)
-    registered = registry.load(extensions_in(arguments))
-    store(registered.schemas())
-    extending = [extension.conf for extension in registered.extensions if extension.conf is not None]
-    store_lines(arguments, [conf_folder(), *extending], GROUPS)
+    extensions = load_options(extensions_in(arguments))
+    store(schemas())
+    folders = [folder for folder in map(conf_of, extensions) if folder is not None]
+    store_lines(arguments, [conf_folder(), *folders], tuple(GROUPS))
     swept = {key for key, value in map(_split, arguments) if key in GROUPS and ("," in value or "(" in value)}
-    own = {key for key in knobs(registered) if key.partition(".")[0] in swept and not _has(RunConfig, key)}
+    own = {key for key in keys() if key.partition(".")[0] in swept and key not in keys(Run)}
     words = [f"++{word}" if _split(word)[0] in own and word[0] not in "+~" else word for word in arguments]
-    folders = [extension.conf.as_uri() for extension in registered.extensions if extension.conf is not None]
     if folders:
         typed = [word for word in words if word.startswith(f"{SEARCH_PATH}=")]
-        searched = [*(folder for word in typed for folder in _values(word)), *folders]
+        searched = [*(folder for word in typed for folder in _values(word)), *(folder.as_uri() for folder in folders)]
         words = with_override(
             [word for word in words if word not in typed], f"{SEARCH_PATH}=[{','.join(map(repr, searched))}]"
         )
@@ -197,20 +194,20 @@ def to_composed(cfg: DictConfig, settings: Any) -> Composed:
     A knob that only other options of its group have is left out of a job of a sweep, with a line.
 
     Raises:
-        UserError: an added key is not read by anything, or `with_auto_chosen` refuses the run.
+        UserError: an added key is not read by anything, or has the wrong type.
     """
     in_sweep, unread = not OmegaConf.is_missing(settings.job, "num"), list(_unread(cfg))
-    known = knobs(registry.load(cfg.extensions)) if unread and in_sweep else set()
+    known = keys() if unread and in_sweep else {}
     for key in unread:
         if key not in known:
             raise UserError(f"{key} is not read by the chosen options; leave it out")
     config = OmegaConf.to_object(cfg)
-    assert isinstance(config, RunConfig)
+    assert isinstance(config, Run)
     for group, _, name in (key.partition(".") for key in unread):
         delattr(part := getattr(config, group), name)
         print(f"{group}.{name} is left out, since {group}={part.name} does not have it")
     options = chosen_options(settings)
-    return Composed(with_auto_chosen(with_largest_k(with_depth_as_k(config))), options, _usual(options, settings))
+    return Composed(with_k(config), options, _usual(options, settings))
 
 
 def chosen_options(settings: Any) -> dict[str, str]:
@@ -244,25 +241,6 @@ def _unread(node: DictConfig, prefix: str = "") -> Iterator[str]:
             yield prefix + key
         elif isinstance(child, DictConfig) and dataclasses.is_dataclass(OmegaConf.get_type(child)):
             yield from _unread(child, f"{prefix}{key}.")
-
-
-def knobs(registered: Registry) -> set[str]:
-    """Return every key of a run, and of each option of a group."""
-    found = {*_keys(RunConfig, ""), *ONLY_SET_KEYS}
-    for path, schema in registered.schemas().items():
-        found |= set(_keys(schema, f"{path.partition('/')[0]}.")) if schema is not RunConfig else set()
-    return found
-
-
-def _keys(schema: type, prefix: str) -> Iterator[str]:
-    for name, kind in get_type_hints(schema).items():
-        yield prefix + name
-        if dataclasses.is_dataclass(kind):
-            yield from _keys(kind, f"{prefix}{name}.")  # type: ignore[arg-type]
-
-
-def _has(schema: type, key: str) -> bool:
-    return key in set(_keys(schema, ""))
 
 
 def explained(error: Exception, known: Collection[str]) -> str:

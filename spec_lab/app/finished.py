@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from spec_lab.app.folder import digest, sources, values_read
-from spec_lab.menu.chosen import Chosen
-from spec_lab.record.models import Run
+from spec_lab.config.run import Run
+from spec_lab.record import models
 from spec_lab.record.names import SUMMARY_FILE
 from spec_lab.record.reading import read_run
 
@@ -17,16 +17,17 @@ READ_FILE = "read.txt"
 """The file in a run's folder with the digest of what the run read."""
 
 
-def digest_of(chosen: Chosen) -> str:
+def digest_of(run: Run) -> str:
     """Return a digest of a run's configuration, the source files, and the weights and prompt files that it names."""
-    values = values_read(asdict(chosen.config))
-    weights = [chosen.target_folder, *([chosen.drafter_folder] if chosen.drafter.folder is not None else [])]
+    values = values_read(asdict(run))
+    drafter: Any = run.drafter
+    weights = [run.target.folder, *([drafter.folder(run)] if hasattr(drafter, "folder") else [])]
     files = [file for place in [*weights, *_paths(values)] for file in (place.iterdir() if place.is_dir() else [place])]
     seen = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(files) if file.is_file()]
-    return digest(sources(tuple(chosen.config.extensions)), values, seen)
+    return digest(sources(tuple(run.extensions)), values, seen)
 
 
-def finished(sweep: Path, read: str) -> tuple[Path, Run] | None:
+def finished(sweep: Path, read: str) -> tuple[Path, models.Run] | None:
     """Return the finished run below the folder of a sweep that read the same; None if there is none."""
     for file in sorted(sweep.glob(f"*/{READ_FILE}")):
         if file.read_text() == read and (file.parent / SUMMARY_FILE).exists():

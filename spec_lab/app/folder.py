@@ -18,9 +18,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from spec_lab.app.labels import fit_for_a_file
+from spec_lab.config.devices import runs_on_cuda, visible_gpus
+from spec_lab.config.extensions import load_options
 from spec_lab.core.errors import KERNELS
-from spec_lab.menu import registry
-from spec_lab.menu.devices import visible_gpus
 
 NAMED_GROUPS = ("target", "drafter", "acceptance", "prune", "graph", "tree")
 NOT_NAMED = ("auto", "none")
@@ -40,6 +40,7 @@ def register_resolvers() -> None:
     OmegaConf.register_new_resolver("free", lambda place: str(free(Path(place))), replace=True)
     # Hydra gives each job the names that were cached when the sweep began.
     OmegaConf.register_new_resolver("sweep_name", sweep_name, replace=True, use_cache=True)
+    OmegaConf.register_new_resolver("share_of_a_job", share_of_a_job, replace=True)
 
 
 def run_name(*, _root_: DictConfig) -> str:
@@ -65,6 +66,15 @@ def sweep_name(output_dir: str, name: str, overrides: Sequence[str], params: Any
     base = Path(output_dir) / f"{name}-sweep-{digest(sources(), typed, swept)}"
     *taken, new = _numbered(base)
     return str(taken[-1] if taken and not fresh else new)
+
+
+def share_of_a_job(device: str) -> dict[str, int]:
+    """Return what a job asks Ray for: a GPU, or one of the CPUs of which each machine has one for Ray.
+
+    If its process dies, it is not started again, since its record would then be of another process.
+    """
+    share = {"num_gpus": 1, "num_cpus": 0} if runs_on_cuda(device) else {"num_cpus": 1}
+    return {**share, "max_retries": 0}
 
 
 def free(base: Path) -> Path:
@@ -109,8 +119,8 @@ def sources(extensions: tuple[str, ...] = ()) -> str:
     package, kernels = Path(__file__).parents[1], find_spec(KERNELS)
     places = [package, package.parent / "conf"]
     places += [Path(kernels.origin).parent] if kernels is not None and kernels.origin is not None else []
-    for extension in registry.load(extensions).extensions:
-        file = Path(extension.module.__file__ or "")
+    for module in load_options(extensions):
+        file = Path(module.__file__ or "")
         places.append(file.parent if file.name == "__init__.py" else file)
     found = hashlib.sha256()
     for place in places:

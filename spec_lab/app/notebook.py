@@ -11,7 +11,6 @@ from pathlib import Path
 from spec_lab.app.compose import Composed
 from spec_lab.app.folder import NAMED_GROUPS, NOT_NAMED, folder_name, free
 from spec_lab.app.run import run as run_in
-from spec_lab.menu.refusals.ranks import refuse_split
 from spec_lab.record.models import Request, Run
 from spec_lab.record.reading import read_requests
 from spec_lab.study.run_table import format_run
@@ -43,7 +42,6 @@ class Result:
 
 def run(composed: Composed) -> Result:
     """Implement `spec_lab.run`."""
-    refuse_split(composed.config, "spec_lab.run")
     folder = folder_of(composed)
     with _threads_as_they_were():
         return Result(run_in(composed, folder), folder)

@@ -12,17 +12,16 @@ from omegaconf import DictConfig, OmegaConf
 
 from spec_lab.app.compose import Composed, chosen_options, to_composed
 from spec_lab.app.finished import READ_FILE, digest_of, finished
+from spec_lab.config.checks import admit
+from spec_lab.config.devices import take_own_gpu
+from spec_lab.config.extensions import load_options
+from spec_lab.config.option import get
 from spec_lab.core.ending import print_error
 from spec_lab.core.errors import Breakdown, UserError, describe_error
 from spec_lab.core.ranks import ranks
-from spec_lab.menu import registry
-from spec_lab.menu.chosen import choose
-from spec_lab.menu.config import LoggerConfig
-from spec_lab.menu.devices import take_own_gpu
-from spec_lab.menu.refusals.run import admit
-from spec_lab.options.loggers import join_sweep
 from spec_lab.record.models import Run
 from spec_lab.record.names import SUMMARY_FILE, Status
+from spec_lab.record.provenance import origins
 from spec_lab.record.reading import read_run
 from spec_lab.record.recorder import LOADING, NOT_ENDED, begun, ended, write_run
 from spec_lab.study.run_table import format_run
@@ -41,9 +40,9 @@ def job(cfg: DictConfig) -> float | None:
             raise UserError("a multirun works in one process; start each of its runs with its own torchrun")
         composed = to_composed(cfg, settings)
         if ranks().rank > 0:  # the first one records
-            composed.config.logger = LoggerConfig(name="jsonl")
+            composed.config.logger = get("logger", "jsonl")()
         if in_sweep:
-            join_sweep(composed.config.logger, folder.parent.name)
+            composed.config.logger.join_sweep(folder.parent.name)
         done = run(composed, folder, folder.parent if in_sweep and not composed.config.fresh else None)
         print(f"{format_run(done)}\n{display(folder)}")
         return done.scalars().get(composed.config.objective)
@@ -66,8 +65,8 @@ def run(composed: Composed, folder: Path, sweep: Path | None = None) -> Run:
     Raises:
         UserError: the run is refused, or the machine cannot do it.
     """
-    chosen = choose(composed.config)
-    read = digest_of(chosen)
+    admit(composed.config)
+    read = digest_of(composed.config)
     if sweep is not None and (before := finished(sweep, read)) is not None:
         print(f"finished before: {display(before[0])}")
         return before[1]
@@ -75,11 +74,10 @@ def run(composed: Composed, folder: Path, sweep: Path | None = None) -> Run:
     write_run(folder, ended(_begun(asdict(composed.config), composed.choices), "interrupted", LOADING))
     (folder / READ_FILE).write_text(read)
     try:
-        admit(composed.config)
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # silences the profiler; torch reads it when it loads
         from spec_lab.measure.runner import record_run
 
-        return record_run(chosen, composed.choices, folder)
+        return record_run(composed.config, composed.choices, folder)
     except BaseException as error:
         if (so_far := read_run(folder)).reason in NOT_ENDED:
             write_run(folder, ended(so_far, *_ending(error)))
@@ -89,7 +87,7 @@ def run(composed: Composed, folder: Path, sweep: Path | None = None) -> Run:
 
 
 def _begun(values: dict[str, Any], choices: dict[str, str]) -> Run:
-    return begun(values, choices, registry.load(values["extensions"]).origins())
+    return begun(values, choices, origins(load_options(values["extensions"])))
 
 
 def _ending(error: BaseException) -> tuple[Status, str]:

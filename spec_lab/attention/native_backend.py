@@ -6,7 +6,7 @@ import torch
 
 from spec_kernels.native.rounds import advance_metadata, build_metadata
 from spec_lab.attention.torch_backend import TorchAttention
-from spec_lab.core.types import AttentionMetadata
+from spec_lab.core.types import AttentionKind, AttentionMetadata
 
 
 class NativeAttention(TorchAttention):
@@ -39,3 +39,6 @@ class NativeAttention(TorchAttention):
             self.page_size,
             self.max_positions,
         )
+
+    def derive(self, metadata: AttentionMetadata, kind: AttentionKind, dtype: torch.dtype) -> None:
+        """Do nothing: the native layers read positions, slots and lengths."""

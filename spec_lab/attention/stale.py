@@ -1,8 +1,10 @@
-"""graph.metadata=stale: attention metadata whose lengths are deliberately not updated after the first draft step.
+"""graph.metadata=stale: attention metadata whose windows stay, on purpose, those of the first recurrent draft step.
 
-Backends derive window starts and schedules from seq_lens. Before vLLM #41162, a captured draft loop kept those of step
-1 for all steps. vLLM's report describes an illegal memory access. Here the draft tokens can differ from those with
-fresh metadata, and they differ more with a smaller window. Verify is not affected, since it has its own metadata.
+Before vLLM #41162 a captured draft loop moved positions, slots and sequence lengths from step to step. What a backend
+had derived from them when it built the metadata stayed that of step 1: of a layer with a sliding window, the window's
+first key and its length. So from step 2 on such a layer saw neither its own key nor those of the drafts before it.
+vLLM's report describes an illegal memory access. Here drafts can differ from those with fresh metadata, from the third
+on. Verify is not affected, since it has its own metadata.
 """
 
 from __future__ import annotations
@@ -12,17 +14,12 @@ from spec_lab.core.types import AttentionMetadata
 
 
 class StaleMover:
-    """A `MetadataMover` with a deliberate bug: it advances positions and slot_mapping, but not seq_lens."""
+    """A `MetadataMover` with a deliberate bug: it advances everything but the windows, which stay those of step 1."""
 
     def __init__(self, backend: AttentionBackend) -> None:
         self._backend = backend
 
     def advance(self, metadata: AttentionMetadata) -> None:
-        moved = self._backend.build(
-            positions=(metadata.positions + 1).unsqueeze(1),
-            seq_lens=metadata.seq_lens,
-            page_table=metadata.page_table,
-            max_seq_len=metadata.max_seq_len,
-        )
-        metadata.positions.copy_(moved.positions)
-        metadata.slot_mapping.copy_(moved.slot_mapping)
+        self._backend.advance(metadata)
+        if metadata.window_lens is None:
+            metadata.window_lens = metadata.seq_lens.clone()

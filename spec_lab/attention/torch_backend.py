@@ -9,7 +9,7 @@ from spec_lab.attention.torch_latent import TorchLatentAttention
 from spec_lab.core.kv_cache import NULL_PAGE, LayerCache, cache_slots
 from spec_lab.core.latent_protocols import LatentAttentionBackend
 from spec_lab.core.layer_protocols import RopeWrite
-from spec_lab.core.types import AttentionMetadata
+from spec_lab.core.types import AttentionKind, AttentionMetadata
 
 
 class TorchAttention:
@@ -46,6 +46,10 @@ class TorchAttention:
             metadata.read_slots.copy_(self._read_slots(metadata))
         for (window, group), mask in metadata.masks.items():
             mask.copy_(self._mask(metadata, window, mask.dtype, group))
+
+    def derive(self, metadata: AttentionMetadata, kind: AttentionKind, dtype: torch.dtype) -> None:
+        self.read_slots(metadata)
+        self.mask(metadata, kind.window, dtype, kind.group)
 
     def write(self, cache: LayerCache, metadata: AttentionMetadata, keys: torch.Tensor, values: torch.Tensor) -> None:
         rows = torch.cat((keys, values), dim=1).view(-1, *cache.kv.shape[1:])
@@ -118,7 +122,7 @@ class TorchAttention:
         device = metadata.seq_lens.device
         key_positions = torch.arange(metadata.max_seq_len, device=device)
         behind = torch.arange(metadata.num_queries - 1, -1, -1, device=device)
-        ends = (metadata.seq_lens.unsqueeze(1) - behind).unsqueeze(2)
+        ends = (metadata.lens_in(window).unsqueeze(1) - behind).unsqueeze(2)
         visible = key_positions < ends
         if window is not None:
             visible &= key_positions >= ends - window

@@ -18,7 +18,7 @@ from spec_lab.core.draft_tree import TreeRows
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.latent_protocols import LatentAttentionBackend
 from spec_lab.core.layer_protocols import RopeWrite
-from spec_lab.core.types import AttentionMetadata
+from spec_lab.core.types import AttentionKind, AttentionMetadata
 
 
 class TritonAttention:
@@ -73,6 +73,9 @@ class TritonAttention:
             self._max_positions,
         )
 
+    def derive(self, metadata: AttentionMetadata, kind: AttentionKind, dtype: torch.dtype) -> None:
+        """Do nothing: the kernel derives windows and key positions itself."""
+
     def write(self, cache: LayerCache, metadata: AttentionMetadata, keys: torch.Tensor, values: torch.Tensor) -> None:
         write_kv(cache.kv, keys, values, metadata.slot_mapping)
 
@@ -94,7 +97,7 @@ class TritonAttention:
             queries,
             cache.kv,
             metadata.page_table,
-            metadata.seq_lens,
+            metadata.lens_in(window),
             self._page_size,
             metadata.max_seq_len,
             self._split_keys,

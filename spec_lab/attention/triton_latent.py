@@ -55,7 +55,7 @@ class TritonLatentAttention:
             queries,
             cache.kv,
             metadata.page_table,
-            metadata.seq_lens,
+            metadata.lens_in(window),
             self._page_size,
             metadata.max_seq_len,
             choose_latent_split_keys(self._max_positions, self._batch_size, queries.shape[1]),

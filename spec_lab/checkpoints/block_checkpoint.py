@@ -16,7 +16,6 @@ from spec_lab.checkpoints.checkpoint_files import StoredTensor
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.eagle3_checkpoint import checked_vocabulary
 from spec_lab.checkpoints.tensor_shapes import layer_tensor_shapes
-from spec_lab.core.errors import UserError
 
 CONFIDENCE = "confidence_head.proj.weight"
 MAPS = ("d2t", "t2d")
@@ -39,7 +38,7 @@ def load_block(
     config, layout = read_block_config(folder, target, knob)
     stored = _own_tensors(stored_tensors(folder), layout, config)
     maps = {name: stored.pop(name) for name in MAPS if name in stored}
-    config = _with_confidence(config, stored, source, knob)
+    config = _with_confidence(config, stored)
     wanted, tables = block_tensor_shapes(config), _table_shapes(config)
     check_tensors(stored, wanted | tables, _optional(config, target), source)
     check_floating(stored, source)
@@ -63,19 +62,12 @@ def _own_tensors(
     return {name: tensor for name, tensor in named.items() if name not in copies and not name.startswith("verifier_")}
 
 
-def _with_confidence(config: BlockConfig, stored: Mapping[str, StoredTensor], source: str, knob: str) -> BlockConfig:
+def _with_confidence(config: BlockConfig, stored: Mapping[str, StoredTensor]) -> BlockConfig:
     """Set the input width of the confidence head from its tensor's shape, since config keys for it vary or are
     missing."""
     if CONFIDENCE not in stored:
         return config
-    shape, hidden = stored[CONFIDENCE].shape, config.body.hidden_size
-    embedding = config.head.tensor_shapes(config.sizes).get("markov_head.markov_w1.weight", (0, 0))
-    if len(shape) != 2 or shape[1] not in (hidden, hidden + embedding[1]):
-        raise UserError(
-            f"{source}: {CONFIDENCE} is {list(shape)}, but must read the {hidden} channels of the hidden row, or these "
-            f"and the {embedding[1]} of the Markov head; set {knob} to a whole checkpoint"
-        )
-    return replace(config, confidence_reads=shape[1])
+    return replace(config, confidence_reads=stored[CONFIDENCE].shape[1])
 
 
 def _table_shapes(config: BlockConfig) -> Shapes:

@@ -79,11 +79,15 @@ class BlockConfig:
         mask_token_id: the token in every row of a block after the pending token's row.
         draft_vocab_size: number of tokens that can be drafted.
         causality: the layers in which a row of a block sees no later row: none, those with a window, or all (JetSpec).
+        window_moves: whether a window that is not causal is counted from each row, so that row i of a block sees i
+            fewer rows of context (z-lab); if false, all rows see the same context (speculators).
         most_context: how many of the newest rows of context a row sees at most, in any layer (`drafter.window`); None
             if only the body's windows limit them.
         conv: None if layers have no convolutions.
         confidence_reads: input width of the confidence head; 0 if there is none. If it is wider than the hidden row,
             the head also reads the Markov head's embedding of the token before.
+        embedding_scale: factor of the embeddings that a block starts from.
+        logit_scale: factor of the logits; before `logit_softcap`, which bounds their absolute values.
     """
 
     body: ModelConfig
@@ -95,9 +99,13 @@ class BlockConfig:
     head: HeadSizes
     draft_vocab_size: int
     causality: Causality = Causality.none
+    window_moves: bool = False
     most_context: int | None = None
     conv: ConvSizes | None = None
     confidence_reads: int = 0
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None
 
     def is_causal(self, plan: LayerPlan) -> bool:
         """Return whether rows of a block see no later row in this layer of the body."""
@@ -115,6 +123,12 @@ class BlockConfig:
         return BodySizes(
             body.hidden_size, body.vocab_size, self.draft_vocab_size, self.block_size, self.slots.most_drafts
         )
+
+
+def embedding_scale(target: ModelConfig) -> float:
+    """Return the factor of the target's embeddings. A block starts from them as the target does, unless its file has
+    another factor of the raw rows."""
+    return 1.0 if target.gemma4 is None else target.gemma4.embedding_scale
 
 
 def default_taps(num_target_layers: int, num_layers: int) -> tuple[Tap, ...]:

@@ -11,6 +11,7 @@ import torch
 
 from spec_kernels.block_fp8_reference import BLOCK_SIZE
 from spec_lab.checkpoints.checkpoint_files import BlockScales, StoredTensor
+from spec_lab.checkpoints.checks import refuse_values
 from spec_lab.checkpoints.json_input import read_json
 from spec_lab.checkpoints.keep_fp8 import is_product, of_each_row
 from spec_lab.checkpoints.quantization import SCALES_SUFFIX, Block, read_block, scales_shape
@@ -21,7 +22,7 @@ def with_scales(stored: Mapping[str, StoredTensor], folder: Path) -> dict[str, S
     """Attach the stored scales to their fp8 matrices, and remove them as separate tensors.
 
     Raises:
-        UserError: scales that config.json does not mention, or that do not fit their matrix.
+        UserError: scales that do not fit their matrix.
     """
     result = dict(stored)
     scaled = {
@@ -31,13 +32,9 @@ def with_scales(stored: Mapping[str, StoredTensor], folder: Path) -> dict[str, S
     }
     if not scaled:
         return result
-    source = folder / "config.json"
-    block = read_block(read_json(source), str(source))
+    block = read_block(read_json(folder / "config.json"))
     if block is None:
-        first = next(iter(scaled))
-        raise UserError(
-            f"{source}: has no quantization_config, but tensors such as {first} have scales; fetch it again"
-        )
+        return dict(stored)  # refused as left-over tensors
     for name, scales in scaled.items():
         shape = stored[name].shape
         if len(shape) != 2 or scales.shape != scales_shape(shape, block):
@@ -61,11 +58,7 @@ def with_products_as_stored(stored: Mapping[str, StoredTensor]) -> dict[str, Sto
         if tensor.scales is not None and is_product(name):
             assert tensor.part is None, "a split target in e4m3 is refused earlier"
             block_rows, block_columns = tensor.scales.block
-            if block_columns != BLOCK_SIZE:
-                raise UserError(
-                    f"{tensor.file}: target.weight_dtype=fp8 keeps fp8 weights in blocks of {BLOCK_SIZE} inputs, but "
-                    f"weight_block_size is {list(tensor.scales.block)}; use target.weight_dtype=auto"
-                )
+            refuse_values(str(tensor.file), {"inputs in a block": block_columns}, {"inputs in a block": (BLOCK_SIZE,)})
             form = partial(of_each_row, block_rows=block_rows, num_rows=tensor.shape[0])
             result[name] = replace(tensor, scales=None, as_stored=True)
             result[f"{name}{SCALES_SUFFIX}"] = replace(tensor.scales.tensor, form=form, in_float32=True)

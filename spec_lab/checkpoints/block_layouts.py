@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from spec_lab.checkpoints.block_config import BlockConfig, Causality, ConvSizes, SlotReading, Slots, default_taps
+from spec_lab.checkpoints.block_config import BlockConfig, Causality, ConvSizes, SlotReading, Slots, embedding_scale
 from spec_lab.checkpoints.block_heads import (
     GruSizes,
     HeadKind,
@@ -22,14 +22,28 @@ from spec_lab.checkpoints.block_heads import (
     NoHead,
     SelectorSizes,
 )
-from spec_lab.checkpoints.config import ModelConfig, read_config_json
+from spec_lab.checkpoints.checks import refuse_other_target, refuse_values
+from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families.table import read_decoder
-from spec_lab.checkpoints.json_input import ConfigFields, shown
-from spec_lab.checkpoints.taps import SPELLINGS, Tap, TapSpelling
-from spec_lab.core.errors import UserError
+from spec_lab.checkpoints.json_input import ConfigFields, read_json
+from spec_lab.checkpoints.taps import SPELLINGS, TapSpelling, refuse_taps
 
 KNOB = "drafter.path"
 MASK_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
+KNOWN_KEYS = frozenset(
+    (
+        *("target_layer_ids", "block_size", "num_target_layers", "draft_vocab_size", *MASK_KEYS),
+        *("sample_from_anchor", "projector_type", "shift_label", "pure_draft_prefix_len"),
+        *("is_causal", "causal", "sliding_window_non_causal", "use_swa", "swa_window_size"),
+        *("input_embedding_scale", "output_multiplier", "final_logit_softcapping"),
+        *("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"),
+        *("markov_rank", "markov_head_type", "gru_hidden_dim", "emb_dim"),
+        *("enable_confidence_head", "confidence_head_with_markov", "confidence_head_alpha"),
+        *("lilicorr_candidate_topk", "lilicorr_hidden_size", "lilicorr_num_layers", "lilicorr_num_heads"),
+        *("lilicorr_mlp_ratio", "lilicorr_factor_dim", "lilicorr_vector_eps", "lilicorr_logit_scale"),
+    )
+)
+"""The keys of `dflash_config` that are read, or that only training reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +94,11 @@ class BlockFile:
     Attributes:
         fields: the keys of the block.
         decoder: the keys of the body's layers.
-        knob: the knob that names the file's folder.
     """
 
     layout: BlockLayout
     fields: ConfigFields
     decoder: dict[str, Any]
-    knob: str
 
     @property
     def source(self) -> str:
@@ -99,60 +111,59 @@ def read_block_config(folder: Path, target: ModelConfig, knob: str = KNOB) -> tu
     Raises:
         UserError: another kind of drafter, an option that is not supported, or a drafter for another target.
     """
-    file = read_block_file(folder, knob)
+    file = read_block_file(folder)
     fields, layout = file.fields, file.layout
     body = _body(file, target)
-    block_size = fields.integer("block_size", least=2, most=256)
-    numbers = fields.integers(layout.taps_key)
-    taps = default_taps(target.num_layers, body.num_layers) if numbers is None else layout.spelling.read(numbers)
+    block_size = fields.integer("block_size")
+    taps = layout.spelling.read(fields.required(layout.taps_key))
+    causality = _causality(fields)
+    is_capped = bool(fields.values.get("final_logit_softcapping"))  # 0 is no cap
     config = BlockConfig(
         body=body,
         block_size=block_size,
         slots=_slots(fields, block_size),
         taps=taps,
         target_hidden_size=target.hidden_size,
-        mask_token_id=_mask_token_id(fields, body.vocab_size),
+        mask_token_id=_mask_token_id(fields),
         head=_head(fields),
         draft_vocab_size=fields.integer("draft_vocab_size", body.vocab_size),
-        causality=_causality(fields),
+        causality=causality,
+        window_moves=_window_moves(fields, layout, body) and causality == Causality.none,
         conv=_conv(fields),
+        embedding_scale=fields.number("input_embedding_scale", embedding_scale(target)),
+        logit_scale=fields.number("output_multiplier", 1.0),
+        logit_softcap=fields.number("final_logit_softcapping") if is_capped else None,
     )
-    _refuse_other_target(config, target, file)
-    _refuse_taps(taps, target, file)
+    pairs = {
+        "vocab_size": (body.vocab_size, target.vocab_size),
+        "num_target_layers": (fields.integer("num_target_layers", target.num_layers), target.num_layers),
+    }
+    refuse_other_target(fields.source, knob, pairs)
+    refuse_taps(fields.source, layout.taps_key, taps, target.num_layers)
     return config, layout
 
 
-def read_block_file(folder: Path, knob: str = KNOB) -> BlockFile:
+def read_block_file(folder: Path) -> BlockFile:
     """Read the keys of a config.json, and find its layout."""
-    config = read_config_json(folder, knob)
-    source = str(folder / "config.json")
+    config, source = read_json(folder / "config.json"), str(folder / "config.json")
     top = ConfigFields(config, source)
     kind = top.text("speculators_model_type", "")
     if kind:
-        if kind not in SPECULATORS_DEFAULTS:
-            raise UserError(
-                f"{source}: speculators_model_type {shown(kind)} is not a supported block drafter; supported are "
-                f"{', '.join(SPECULATORS_DEFAULTS)}"
-            )
-        decoder = top.object("transformer_layer_config")
-        if not decoder:
-            raise UserError(f"{source}: transformer_layer_config is missing; {knob} must name a whole checkpoint")
+        refuse_values(source, config, {"speculators_model_type": SPECULATORS_DEFAULTS})
         named = {key: value for key, value in config.items() if value is not None}
         if "sample_from_anchor" not in named:
             named["sample_from_anchor"] = _samples_from_anchor(top, kind)
-        return BlockFile(SPECULATORS, ConfigFields({**SPECULATORS_DEFAULTS[kind], **named}, source), decoder, knob)
+        fields = ConfigFields({**SPECULATORS_DEFAULTS[kind], **named}, source)
+        return BlockFile(SPECULATORS, fields, config["transformer_layer_config"])
     names = top.texts("architectures")
-    layout = next((BY_ARCHITECTURE[name] for name in names if name in BY_ARCHITECTURE), None)
-    if layout is None:
-        found = f"architecture {', '.join(map(shown, names))} is" if names else "no architecture is named, so this is"
-        raise UserError(
-            f"{source}: {found} not a supported block drafter; supported are {', '.join(BY_ARCHITECTURE)}, and "
-            f"speculators' {', '.join(SPECULATORS_DEFAULTS)}"
-        )
-    nested = top.object("dflash_config")
+    name = next((name for name in names if name in BY_ARCHITECTURE), ", ".join(names))
+    refuse_values(source, {"architecture": name}, {"architecture": BY_ARCHITECTURE})
+    layout, nested = BY_ARCHITECTURE[name], top.object("dflash_config")
+    unknown = [key for key, value in nested.items() if value and key not in KNOWN_KEYS]
+    refuse_values(f"{source} (dflash_config)", nested, dict.fromkeys(unknown, ()))
     is_dspark = "DSparkDraftModel" in names or nested.get("projector_type") == "dspark" or layout is DEEPSPEC
     implied = {"sample_from_anchor": True} if is_dspark else {}
-    return BlockFile(layout, ConfigFields({**implied, **config, **nested}, source), config, knob)
+    return BlockFile(layout, ConfigFields({**implied, **config, **nested}, source), config)
 
 
 def _samples_from_anchor(top: ConfigFields, kind: str) -> bool:
@@ -164,7 +175,7 @@ def _samples_from_anchor(top: ConfigFields, kind: str) -> bool:
     """
     methods = top.object("speculators_config").get("proposal_methods")
     first = methods[0] if isinstance(methods, list) and methods and isinstance(methods[0], dict) else {}
-    num_drafts = ConfigFields(first, top.source).integer("speculative_tokens", 0, least=0)
+    num_drafts = ConfigFields(first, top.source).integer("speculative_tokens", 0)
     return num_drafts == top.integer("block_size") if num_drafts else kind == "dspark"
 
 
@@ -196,21 +207,30 @@ def _slots(fields: ConfigFields, block_size: int) -> SlotReading:
     return SlotReading.of(slots, block_size)
 
 
-def _mask_token_id(fields: ConfigFields, vocab_size: int) -> int:
+def _mask_token_id(fields: ConfigFields) -> int:
     """Read the mask token from the first of `MASK_KEYS` that is there, in vLLM's order."""
     key = next((key for key in MASK_KEYS if fields.has(key)), MASK_KEYS[0])
-    return fields.integer(key, least=0, most=vocab_size - 1)
+    return fields.integer(key)
 
 
 def _causality(fields: ConfigFields) -> Causality:
-    if fields.flag("causal"):
-        return Causality.all
+    """Read which layers are causal. z-lab's `is_causal` and vLLM's `causal` decide for all layers if they are there."""
+    for key in ("is_causal", "causal"):
+        if fields.has(key):
+            return Causality.all if fields.flag(key) else Causality.none
     sees_whole_block = fields.flag("sliding_window_non_causal") or fields.flag("use_swa")
     return Causality.none if sees_whole_block else Causality.windows
 
 
+def _window_moves(fields: ConfigFields, layout: BlockLayout, body: ModelConfig) -> bool:
+    """Return whether each row has a window of its own, as in z-lab's model; `sliding_window_non_causal` is speculators'
+    window, which ends at the block."""
+    has_window = any(plan.window is not None for plan in body.layers)
+    return layout is ZLAB and has_window and not fields.flag("sliding_window_non_causal")
+
+
 def _conv(fields: ConfigFields) -> ConvSizes | None:
-    num_taps = fields.integer("conv_kernel_size", 0, least=0)
+    num_taps = fields.integer("conv_kernel_size", 0)
     return ConvSizes(num_taps, fields.integer("conv_group_size")) if num_taps else None
 
 
@@ -219,14 +239,14 @@ def _head(fields: ConfigFields) -> HeadSizes:
     readers: list[tuple[bool, Callable[[ConfigFields], HeadSizes]]] = [
         (fields.has("lilicorr_candidate_topk"), _lattice),
         (fields.text("projector_type", "") == "domino", _gru),
-        (fields.integer("selector_rank", 0, least=0) > 0, _selector),
-        (fields.integer("markov_rank", 0, least=0) > 0, _markov),
+        (fields.integer("selector_rank", 0) > 0, _selector),
+        (fields.integer("markov_rank", 0) > 0, _markov),
     ]
     return next((read(fields) for is_there, read in readers if is_there), NoHead())
 
 
 def _lattice(fields: ConfigFields) -> LatticeSizes:
-    hidden_size = fields.integer("lilicorr_hidden_size", least=0) or fields.integer("hidden_size")
+    hidden_size = fields.integer("lilicorr_hidden_size") or fields.integer("hidden_size")
     return LatticeSizes(
         topk=fields.integer("lilicorr_candidate_topk"),
         hidden_size=hidden_size,
@@ -234,14 +254,13 @@ def _lattice(fields: ConfigFields) -> LatticeSizes:
         num_heads=fields.integer("lilicorr_num_heads"),
         mlp_ratio=fields.number("lilicorr_mlp_ratio"),
         factor_size=fields.integer("lilicorr_factor_dim"),
-        vector_eps=fields.epsilon("lilicorr_vector_eps"),
+        vector_eps=fields.number("lilicorr_vector_eps"),
         logit_scale=fields.number("lilicorr_logit_scale"),
     )
 
 
 def _gru(fields: ConfigFields) -> GruSizes:
-    if fields.integer("pure_draft_prefix_len", 1) != 1:
-        raise UserError(f"{fields.source}: pure_draft_prefix_len other than 1 is not supported")
+    refuse_values(fields.source, fields.values, {"pure_draft_prefix_len": (1,)})
     return GruSizes(fields.integer("gru_hidden_dim"), fields.integer("emb_dim"))
 
 
@@ -251,46 +270,4 @@ def _selector(fields: ConfigFields) -> SelectorSizes:
 
 def _markov(fields: ConfigFields) -> MarkovSizes:
     form = fields.text("markov_head_type", "vanilla")
-    if form not in list(MarkovForm):
-        raise UserError(
-            f"{fields.source}: markov_head_type {shown(form)} is not supported; supported are {', '.join(MarkovForm)}"
-        )
     return MarkovSizes(fields.integer("markov_rank"), MarkovForm(form))
-
-
-def _refuse_other_target(config: BlockConfig, target: ModelConfig, file: BlockFile) -> None:
-    fields = file.fields
-    pairs = {
-        "vocab_size": (config.body.vocab_size, target.vocab_size),
-        "num_target_layers": (fields.integer("num_target_layers", target.num_layers), target.num_layers),
-    }
-    if not config.body.layers:
-        raise UserError(f"{fields.source}: the body has no layers")
-    differing = [f"{name} is {ours}, the target has {its}" for name, (ours, its) in pairs.items() if ours != its]
-    if differing:
-        raise UserError(
-            f"{fields.source}: this block drafter was trained for another target ({'; '.join(differing)}); set "
-            f"{file.knob} to one trained for this target"
-        )
-    if config.draft_vocab_size > target.vocab_size:
-        raise UserError(
-            f"{fields.source}: draft_vocab_size {config.draft_vocab_size} exceeds the vocab_size of "
-            f"{target.vocab_size}; set {file.knob} to a drafter trained for this target"
-        )
-
-
-def _refuse_taps(taps: tuple[Tap, ...], target: ModelConfig, file: BlockFile) -> None:
-    """Refuse taps out of order or range.
-
-    The last layer's output cannot be tapped: taps are read as inputs of layers, and some projects norm this output.
-    """
-    outputs = [tap.decoder_layer_output for tap in taps]
-    last = target.num_layers - 2
-    if outputs and outputs == sorted(set(outputs)) and outputs[0] >= -1 and outputs[-1] <= last:
-        return
-    key, write = file.layout.taps_key, file.layout.spelling.write
-    first_number, last_number = write([Tap(-1), Tap(last)])
-    raise UserError(
-        f"{file.source}: {key} must be ascending numbers from {first_number} to {last_number} for a target of "
-        f"{target.num_layers} layers, but is {write(taps)}; set {file.knob} to a drafter trained for this target"
-    )

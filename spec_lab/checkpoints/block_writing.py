@@ -70,8 +70,8 @@ def block_json(config: BlockConfig, num_target_layers: int, layout: BlockLayout,
         layout.taps_key: layout.spelling.write(config.taps),
         "mask_token_id": config.mask_token_id,
         "sample_from_anchor": config.slots.name == Slots.anchor_first and config.head.kind != HeadKind.gru,
-        "sliding_window_non_causal": config.causality == Causality.none,
-        "causal": config.causality == Causality.all,
+        **_causal_keys(config),
+        **_scale_keys(config),
         "draft_vocab_size": config.draft_vocab_size,
         **({"enable_confidence_head": True, "confidence_head_with_markov": False} if config.confidence_reads else {}),
         **_head_keys(config),
@@ -102,26 +102,42 @@ def block_json(config: BlockConfig, num_target_layers: int, layout: BlockLayout,
     }
 
 
+def _causal_keys(config: BlockConfig) -> dict[str, bool]:
+    if config.window_moves:
+        return {"is_causal": False}
+    if config.causality == Causality.none:
+        return {"sliding_window_non_causal": True, "causal": False}
+    return {"sliding_window_non_causal": False, **({"causal": True} if config.causality == Causality.all else {})}
+
+
+def _scale_keys(config: BlockConfig) -> dict[str, float]:
+    given = {
+        "input_embedding_scale": config.embedding_scale,
+        "output_multiplier": config.logit_scale,
+        "final_logit_softcapping": config.logit_softcap,
+    }
+    return {key: value for key, value in given.items() if value is not None and value != 1.0}
+
+
 def _refuse_parts(config: BlockConfig, layout: BlockLayout) -> None:
     """Refuse a part that would be lost, or read back as a different one."""
     is_cut = config.draft_vocab_size != config.body.vocab_size
     lacking = no_place(layout.name, config.head.kind, config.slots.name, config.conv is not None, is_cut)
     sees_all = config.causality != Causality.all and all(layer.window is None for layer in config.body.layers)
-    if layout is DEEPSPEC and not sees_all:
+    if (layout is DEEPSPEC and not sees_all) or (layout is not ZLAB and config.window_moves):
         lacking = lacking or "window"
+    windows = {layer.window for layer in config.body.layers} - {None}
+    if len(windows) > 1 or config.body.layers[0].rope.scaling != "none":
+        lacking = lacking or "body with a scaled rope or windows of several sizes"
     if lacking is not None:
-        raise UserError(f"the layout {layout.name} cannot hold this drafter's {lacking}; write the layout zlab")
+        raise UserError(f"the layout {layout.name} cannot hold this drafter's {lacking}")
 
 
 def _decoder(config: BlockConfig) -> dict[str, Any]:
     """Return the keys of the body."""
     body, plan = config.body, config.body.layers[0]
-    if plan.rope.scaling != "none":
-        raise UserError(f"a body with rope scaling {plan.rope.scaling} cannot be written; train a body with plain rope")
     windows = [layer.window for layer in body.layers]
     sizes = {window for window in windows if window is not None}
-    if len(sizes) > 1:
-        raise UserError("the layers of a body have windows of several sizes, for which config.json has no keys")
     types = ["full_attention" if window is None else "sliding_attention" for window in windows]
     return {
         "model_type": "qwen3",

@@ -11,12 +11,12 @@ import torch
 from safetensors import safe_open
 
 from spec_lab.checkpoints.block_fp8 import dequantised, with_products_as_stored, with_scales
-from spec_lab.checkpoints.checkpoint_files import INDEX_FILE, StoredTensor, checkpoint_files, few, opened, tensors_of
+from spec_lab.checkpoints.checkpoint_files import StoredTensor, checkpoint_files, few, opened, tensors_of
 from spec_lab.checkpoints.expert_checkpoint import with_stacked_experts
 from spec_lab.checkpoints.gguf import gguf_tensors
 from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.checkpoints.lazy_tensors import LazyTensors
-from spec_lab.checkpoints.possible_values import refuse_impossible, refuse_impossible_scales
+from spec_lab.checkpoints.possible_values import refuse_impossible
 from spec_lab.checkpoints.slices import WHOLE_TENSORS, Slices, kept_part
 from spec_lab.core.errors import UserError
 
@@ -115,12 +115,8 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     (`ModelConfig.max_dense_positions`).
     """
     stored: dict[str, StoredTensor] = {}
-    for file, indexed_names in checkpoint_files(folder).items():
-        in_file = tensors_of(file)
-        absent = [name for name in indexed_names if name not in in_file]
-        if absent:
-            raise UserError(f"{file}: lacks {few(absent)} that {INDEX_FILE} places there; fetch the checkpoint again")
-        stored |= in_file
+    for file in checkpoint_files(folder):
+        stored |= tensors_of(file)
     needed = {
         name: tensor
         for name, tensor in stored.items()
@@ -217,8 +213,6 @@ def _read_whole(
                     kept_dtype = torch.float32 if tensor.in_float32 else kept_dtype
                     made = value if tensor.form is None else tensor.form(value)
                     tensors[key] = made.to(device=device, dtype=kept_dtype, copy=True)
-                    if tensor.in_float32 and "scale" in tensor.name:  # norms have in_float32 too
-                        refuse_impossible_scales(value, tensor.file, tensor.name)
                     refuse_impossible(tensors[key], value, tensor.file, tensor.name)
     return tensors
 
@@ -253,7 +247,6 @@ def _scales(handle: safe_open, tensor: StoredTensor) -> torch.Tensor:
     else:
         with opened(stored.file) as other:
             scales = _read(other, stored)
-    refuse_impossible_scales(scales, stored.file, stored.name)
     return scales
 
 

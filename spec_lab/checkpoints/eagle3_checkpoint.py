@@ -37,6 +37,11 @@ def load_eagle3(
     """
     config = read_eagle3_config(folder, target, kind)
     stored = _canonical_names(stored_tensors(folder), str(folder))
+    hidden, fused = config.layer.hidden_size, stored.get("fc.weight")
+    if fused is not None and fused.shape == (hidden, 2 * hidden):
+        raise UserError(
+            f"{folder}: fc reads one hidden state and an embedding, as in EAGLE-1 and 2, which are not read"
+        )
     maps: dict[str, StoredTensor] = {name: stored.pop(name) for name in ("d2t", "t2d") if name in stored}
     wanted = eagle3_tensor_shapes(config)
     optional = _optional_tensors(config, target)
@@ -102,8 +107,6 @@ def _canonical_names(stored: Mapping[str, StoredTensor], source: str) -> dict[st
         canonical = name.removeprefix("model.")
         if canonical.startswith("layers.0."):
             canonical = canonical.replace("layers.0.", "midlayer.", 1)
-        if canonical in renamed:
-            raise UserError(f"{source}: {renamed[canonical].name} and {name} are the same tensor; keep one of them")
         renamed[canonical] = tensor
     return renamed
 
@@ -115,29 +118,23 @@ def checked_vocabulary(
 
     A `t2d` without `d2t` is left out. `knob` names the folder.
     """
-    if "d2t" not in maps:
-        if draft_size == target_size:
-            return {}
-        raise UserError(
-            f"{source}: d2t is missing, but the draft vocabulary of {draft_size} is smaller than the target's "
-            f"{target_size}; set {knob} to a whole checkpoint"
-        )
-    for name, size in (("d2t", draft_size), ("t2d", target_size)):
-        if name in maps and maps[name].shape != (size,):
-            raise UserError(f"{source}: {name} has shape {list(maps[name].shape)}, config.json says [{size}]")
-    d2t = maps["d2t"].to(torch.int64)
+    if "d2t" not in maps and draft_size == target_size:
+        return {}
+    d2t = maps.get("d2t", torch.zeros(draft_size)).to(torch.int64)
     target_ids = torch.arange(draft_size) + d2t
-    outside = target_ids[(target_ids < 0) | (target_ids >= target_size)]
-    if len(outside):
-        raise UserError(
-            f"{source}: d2t names target id {outside[0].item()}, outside the target's vocabulary of {target_size}; "
-            f"set {knob} to a head trained for this target"
-        )
-    if len(set(target_ids.tolist())) < draft_size:
-        raise UserError(f"{source}: d2t gives one target id to two draft ids; set {knob} to an intact checkpoint")
-    if "t2d" not in maps:
-        return {"d2t": d2t}
-    t2d = maps["t2d"].to(torch.bool)
-    if not torch.equal(torch.zeros_like(t2d).index_fill(0, target_ids, True), t2d):
-        raise UserError(f"{source}: d2t and t2d name different target ids; set {knob} to an intact checkpoint")
-    return {"d2t": d2t, "t2d": t2d}
+    is_in = torch.zeros(max(target_size, int(target_ids.max()) + 1), dtype=torch.bool)
+    t2d = maps["t2d"].to(torch.bool) if "t2d" in maps else None
+    problem = None
+    if "d2t" not in maps:
+        problem = f"d2t is missing, but the draft vocabulary of {draft_size} is smaller than the target's {target_size}"
+    elif draft_size < target_size and t2d is None and not d2t.any():
+        problem = "d2t is all zeros and there is no t2d"
+    elif int(target_ids.min()) < 0 or len(is_in) > target_size:
+        problem = f"d2t names a token outside the target's vocabulary of {target_size}"
+    elif len(set(target_ids.tolist())) < draft_size:
+        problem = "d2t gives one target id to two draft ids"
+    elif t2d is not None and not torch.equal(is_in.index_fill(0, target_ids, True), t2d):
+        problem = "d2t and t2d name different target ids"
+    if problem:
+        raise UserError(f"{source}: {problem}; set {knob} to an intact checkpoint that was trained for this target")
+    return {"d2t": d2t} if t2d is None else {"d2t": d2t, "t2d": t2d}

@@ -13,10 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from spec_lab.checkpoints.config import MAX_LAYERS, ModelConfig, read_config_json
+from spec_lab.checkpoints.checks import refuse_other_target, refuse_values
+from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families.table import read_decoder
-from spec_lab.checkpoints.json_input import ConfigFields, shown, shown_ids
+from spec_lab.checkpoints.json_input import ConfigFields, read_json
 from spec_lab.checkpoints.plan import LayerPlan
+from spec_lab.checkpoints.taps import refuse_taps, taps_of_inputs
 from spec_lab.core.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -26,9 +28,8 @@ LAYER_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 LATENT_ARCHITECTURE = "DeepseekV3ForCausalLM"
 # With these keys all layers of a head have dense MLPs. Its config.json may repeat the target's keys for experts (NVIDIA
 # ModelOpt).
-DENSE_LAYER: Mapping[str, Any] = {"first_k_dense_replace": MAX_LAYERS, "mlp_layer_types": None, "moe_layer_freq": 1}
+DENSE_LAYER: Mapping[str, Any] = {"first_k_dense_replace": 10_000, "mlp_layer_types": None, "moe_layer_freq": 1}
 HeadKind = Literal["eagle3", "peagle"]
-A_HEAD: Mapping[HeadKind, str] = {"eagle3": "an eagle3 head", "peagle": "a peagle head of speculators"}
 NUM_TAPS = 3
 OTHER_DRAFTER = "choose another drafter, such as drafter=ngram"
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
@@ -86,8 +87,7 @@ def read_eagle3_config(folder: Path, target: ModelConfig, kind: HeadKind = "eagl
     Raises:
         UserError: another kind of head, an option that is not supported, or a head for another target.
     """
-    config = read_config_json(folder, KNOB)
-    source = str(folder / "config.json")
+    config, source = read_json(folder / "config.json"), str(folder / "config.json")
     top_level = ConfigFields(config, source)
     eagle = ConfigFields(top_level.object("eagle_config"), f"{source} (eagle_config)")
     layers = _layer_config(top_level, eagle, kind)
@@ -95,11 +95,8 @@ def read_eagle3_config(folder: Path, target: ModelConfig, kind: HeadKind = "eagl
     # NVIDIA's heads have norm_before_fc in `eagle_config` (vLLM #42143). A key at the top level overrides it.
     named = {key: value for key, value in config.items() if value is not None}
     fields = ConfigFields({**eagle.values, **named}, source)
-    if "speculators_model_type" in config and config.get("norm_before_residual") is None:
-        raise UserError(
-            f"{source}: norm_before_residual is missing, and the defaults of speculators differ (class false, training "
-            "command true); add it as the head was trained"
-        )
+    # The defaults of speculators differ (class false, training command true), so its files must have the key.
+    default = None if "speculators_model_type" in config else False
     head = Eagle3Config(
         layer=replace(
             layer, max_position_embeddings=max(layer.max_position_embeddings, target.max_position_embeddings)
@@ -108,83 +105,40 @@ def read_eagle3_config(folder: Path, target: ModelConfig, kind: HeadKind = "eagl
         draft_vocab_size=fields.integer("draft_vocab_size", layer.vocab_size),
         target_vocab_size=layer.vocab_size,
         tap_layer_inputs=_tap_layer_inputs(top_level, eagle, target.num_layers),
-        norm_before_residual=fields.flag("norm_before_residual"),
+        norm_before_residual=fields.flag("norm_before_residual", default),
         norm_before_fc=fields.flag("norm_before_fc"),
         fc_norm=fields.flag("fc_norm"),
         norm_output=fields.flag("norm_output"),
         more_layers=layers.layers[1:],
-        mask_token_id=None if kind == "eagle3" else fields.integer("mask_token_id", least=0, most=layer.vocab_size - 1),
+        mask_token_id=None if kind == "eagle3" else fields.integer("mask_token_id"),
     )
-    if head.norm_before_fc and head.fc_norm:
-        raise UserError(
-            f"{source}: norm_before_fc and fc_norm are two norms at one place; set to true only the one that the head "
-            f"of {KNOB} was trained with"
-        )
-    _refuse_other_target(head, target, source)
+    pairs = {
+        "target_hidden_size": (head.target_hidden_size, target.hidden_size),
+        "vocab_size": (head.target_vocab_size, target.vocab_size),
+    }
+    refuse_other_target(source, KNOB, pairs)
     return head
 
 
 def _layer_config(config: ConfigFields, eagle: ConfigFields, wanted: HeadKind) -> ModelConfig:
     """Read the layers of the head as a decoder of their family; an EAGLE-3 head has one layer."""
-    source = config.source
     is_speculators = "speculators_model_type" in config.values
-    kind = config.text("speculators_model_type", "eagle3")
-    if kind != wanted:
-        raise UserError(
-            f"{source}: speculators_model_type {shown(kind)} is not supported; set {KNOB} to {A_HEAD[wanted]}"
-        )
-    if not eagle.flag("use_aux_hidden_state", True):
-        raise UserError(f"{source}: use_aux_hidden_state is false, so this is not an EAGLE-3 head; set {KNOB} to one")
-    if is_speculators and not config.object("transformer_layer_config"):
-        raise UserError(
-            f"{source}: transformer_layer_config is missing; {KNOB} must name a whole speculators checkpoint"
-        )
-    layer = ConfigFields(config.object("transformer_layer_config") if is_speculators else config.values, source)
-    architecture = _layer_architecture(layer)
-    num_layers = layer.integer("num_hidden_layers", 1, most=MAX_LAYERS)
-    if num_layers != 1 and wanted == "eagle3":
-        raise UserError(
-            f"{source}: {num_layers} layers, so this is not an EAGLE-3 head, which has one layer; set {KNOB} to one, "
-            "or choose the drafter of this folder"
-        )
-    decoder = {**layer.values, **DENSE_LAYER, "architectures": [architecture], "num_hidden_layers": num_layers}
-    layers = read_decoder(decoder, source)
-    if any(plan.window is not None for plan in layers.layers):
-        raise UserError(f"{source}: a head with a sliding window is not supported; set {KNOB} to a full-attention head")
-    return layers
-
-
-def _layer_architecture(layer: ConfigFields) -> str:
-    """Choose the family that reads the head's layer: a latent one if it has latent attention, else the one it names."""
-    if layer.has("kv_lora_rank"):
-        if layer.flag("mla_use_nope"):
-            raise UserError(f"{layer.source}: latent attention without rotation (mla_use_nope) is not supported")
-        return LATENT_ARCHITECTURE
-    family = layer.text("model_type", "llama")
-    if family not in LAYER_ARCHITECTURES:
-        raise UserError(
-            f"{layer.source}: a head of model_type {shown(family)} is not supported; supported are "
-            f"{', '.join(LAYER_ARCHITECTURES)}, and latent attention (MLA) of any name, which has a kv_lora_rank"
-        )
-    return LAYER_ARCHITECTURES[family]
-
-
-def _refuse_other_target(head: Eagle3Config, target: ModelConfig, source: str) -> None:
-    pairs = {
-        "target_hidden_size": (head.target_hidden_size, target.hidden_size),
-        "vocab_size": (head.target_vocab_size, target.vocab_size),
+    layer = config.values["transformer_layer_config"] if is_speculators else config.values
+    is_latent = layer.get("kv_lora_rank") is not None
+    supported: dict[str, tuple[Any, ...]] = {
+        "medusa_num_heads": (),
+        "speculators_model_type": (wanted,),
+        "use_aux_hidden_state": (True,),
+        "use_sliding_window": (False,),
+        "mla_use_nope": (False,),
+        **({} if is_latent else {"model_type": tuple(LAYER_ARCHITECTURES)}),
+        **({"num_hidden_layers": (1,)} if wanted == "eagle3" else {}),
     }
-    differing = [f"{name} is {ours}, the target has {its}" for name, (ours, its) in pairs.items() if ours != its]
-    if differing:
-        raise UserError(
-            f"{source}: this head was trained for another target ({'; '.join(differing)}); set {KNOB} to a head "
-            "trained for this target"
-        )
-    if head.draft_vocab_size > head.target_vocab_size:
-        raise UserError(
-            f"{source}: draft_vocab_size {head.draft_vocab_size} exceeds the vocab_size of {head.target_vocab_size}; "
-            f"set {KNOB} to a head trained for this target"
-        )
+    refuse_values(config.source, {**config.values, **eagle.values, **layer}, supported)
+    architecture = LATENT_ARCHITECTURE if is_latent else LAYER_ARCHITECTURES[layer.get("model_type") or "llama"]
+    num_layers = layer.get("num_hidden_layers") or 1
+    decoder = {**layer, **DENSE_LAYER, "architectures": [architecture], "num_hidden_layers": num_layers}
+    return read_decoder(decoder, config.source)
 
 
 def _tap_layer_inputs(config: ConfigFields, eagle: ConfigFields, num_layers: int) -> tuple[int, int, int] | None:
@@ -210,10 +164,6 @@ def _tap_layer_inputs(config: ConfigFields, eagle: ConfigFields, num_layers: int
 
 
 def _checked_taps(layer_ids: Sequence[int], offset: int, num_layers: int, source: str) -> tuple[int, int, int]:
-    taps = sorted(layer + offset for layer in layer_ids)
-    if len(layer_ids) != 3 or len(set(taps)) < 3 or taps[0] < 0 or taps[-1] >= num_layers:
-        raise UserError(
-            f"{source}: {LAYER_IDS} must name three different layers of the target, which has {num_layers} layers, "
-            f"but is [{shown_ids(layer_ids)}]; set {KNOB} to a head trained for this target"
-        )
-    return taps[0], taps[1], taps[2]
+    inputs = sorted(layer + offset for layer in layer_ids)
+    refuse_taps(source, LAYER_IDS, taps_of_inputs(inputs), num_layers, NUM_TAPS)
+    return inputs[0], inputs[1], inputs[2]

@@ -68,9 +68,6 @@ def assistant_tensor_shapes(config: AssistantConfig) -> dict[str, tuple[int, ...
 def _checked_ordering(ordering: torch.Tensor | None, vocab_size: int, source: str) -> torch.Tensor:
     """Return the ordering after checking that it has every token id once. An id out of range would be fed to the
     target's embedding."""
-    if ordering is None:
-        raise UserError(f"{source}: {TOKEN_ORDERING} is missing; fetch the checkpoint again")
-    ordering = ordering.long()
-    if not torch.equal(ordering.sort().values, torch.arange(vocab_size, device=ordering.device)):
+    if ordering is None or not torch.equal(ordering.sort().values.cpu(), torch.arange(vocab_size)):
         raise UserError(f"{source}: {TOKEN_ORDERING} does not name each of {vocab_size} tokens once; fetch it again")
-    return ordering
+    return ordering.long()

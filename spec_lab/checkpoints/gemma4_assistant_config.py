@@ -12,16 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spec_lab.checkpoints.config import ModelConfig, read_config_json
+from spec_lab.checkpoints.checks import refuse_other_target, refuse_values
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.families.plain import layer_types
 from spec_lab.checkpoints.gemma4_text import FULL, SLIDING, LayerRope, head_sizes, layer_rope
-from spec_lab.checkpoints.json_input import ConfigFields, shown, shown_ids
+from spec_lab.checkpoints.json_input import ConfigFields, read_json
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.core.errors import UserError
 
 KNOB = "drafter.path"
 ARCHITECTURE = "Gemma4AssistantForCausalLM"
 # The only values that the forward code here supports; a missing key is accepted too.
-PLAIN_TEXT_OPTIONS: Mapping[str, tuple[Any, ...]] = {
+PLAIN_OPTIONS: Mapping[str, tuple[Any, ...]] = {
+    "architecture": (ARCHITECTURE,),
+    "tie_word_embeddings": (True,),
     "hidden_activation": ("gelu_pytorch_tanh",),
     "attention_bias": (False,),
     "enable_moe_block": (False,),
@@ -132,62 +136,37 @@ def read_assistant_config(folder: Path, target: AssistantTarget) -> AssistantCon
     Raises:
         UserError: another architecture, an option that is not supported, or an assistant for another target.
     """
-    config = read_config_json(folder, KNOB)
     source = str(folder / "config.json")
-    fields = ConfigFields(config, source)
+    fields = ConfigFields(read_json(folder / "config.json"), source)
     text_fields = _text_fields(fields)
     pairs = {
         "backbone_hidden_size": (fields.integer("backbone_hidden_size"), target.hidden_size),
         "vocab_size": (text_fields.integer("vocab_size"), target.vocab_size),
     }
-    for name, (ours, its) in pairs.items():
-        if ours != its:
-            raise _other_target(source, f"{name} is {ours}, the target has {its}")
+    refuse_other_target(source, KNOB, pairs)
     return AssistantConfig(
         target=target,
         hidden_size=text_fields.integer("hidden_size"),
         intermediate_size=text_fields.integer("intermediate_size"),
         num_heads=text_fields.integer("num_attention_heads"),
-        rms_norm_eps=text_fields.epsilon("rms_norm_eps", 1e-6),
+        rms_norm_eps=text_fields.number("rms_norm_eps", 1e-6),
         layers=_layers(fields, text_fields, target),
-        centroids=_centroids(fields, target.vocab_size) if fields.flag("use_ordered_embeddings") else None,
+        centroids=_centroids(fields) if fields.flag("use_ordered_embeddings") else None,
     )
 
 
 def _text_fields(fields: ConfigFields) -> ConfigFields:
     """Return the decoder's part of the file; refuse options, in either part, that the forward code here lacks."""
-    source = fields.source
-    architectures = fields.texts("architectures")
-    if ARCHITECTURE not in architectures:
-        found = ", ".join(map(shown, architectures)) or "none named"
-        raise UserError(f"{source}: architecture {found} is not supported; set {KNOB} to a {ARCHITECTURE}")
-    if fields.values.get("quantization_config"):
-        raise UserError(f"{source}: a quantized assistant is not supported; set {KNOB} to the bfloat16 checkpoint")
-    if not fields.flag("tie_word_embeddings", True):
-        raise UserError(
-            f"{source}: tie_word_embeddings false is not supported; set {KNOB} to an assistant that ties them"
-        )
-    text = fields.object("text_config")
-    if not text:
-        raise UserError(f"{source}: text_config is missing; fetch the file again")
-    for key, allowed in PLAIN_TEXT_OPTIONS.items():
-        if text.get(key) is not None and text[key] not in allowed:
-            raise UserError(
-                f"{source}: {key} {shown(text[key])} is not supported; set {KNOB} to an assistant with {allowed[0]!r}"
-            )
+    source, text = fields.source, fields.object("text_config")
+    values = {**text, **fields.values, "architecture": ", ".join(fields.texts("architectures"))}
+    refuse_values(source, values, PLAIN_OPTIONS)
     return ConfigFields(text, f"{source} (text_config)")
 
 
 def _layers(fields: ConfigFields, text: ConfigFields, target: AssistantTarget) -> tuple[AssistantLayerConfig, ...]:
-    layer_types = text.texts("layer_types")
-    num_layers = text.integer("num_hidden_layers")
-    if len(layer_types) != num_layers or set(layer_types) - {FULL, SLIDING}:
-        raise UserError(
-            f"{text.source}: layer_types must have {num_layers} entries, each {FULL} or {SLIDING}, but is "
-            f"[{shown_ids(layer_types)}]; fetch the file again"
-        )
-    sources = _kv_sources(fields, layer_types, target)
-    return tuple(_layer(text, index, layer_types[index], sources[index], target) for index in range(num_layers))
+    types = layer_types(text, (FULL, SLIDING))
+    sources = _kv_sources(fields, types, target)
+    return tuple(_layer(text, index, types[index], sources[index], target) for index in range(len(types)))
 
 
 def _layer(
@@ -195,56 +174,31 @@ def _layer(
 ) -> AssistantLayerConfig:
     """Return the layer, whose head sizes and rope must equal those of the target layer that it reads."""
     head_dim, num_kv_heads = head_sizes(text, index, layer_type)
-    rope = layer_rope(text, layer_type, KNOB)
+    rope = layer_rope(text, layer_type)
     read = target.layers[kv_source]
     pairs = {
-        "head_dim": (head_dim, read.head_dim),
-        "num_key_value_heads": (num_kv_heads, read.num_kv_heads),
-        "the rope": (rope, read.rope),
+        f"head_dim of layer {index}": (head_dim, read.head_dim),
+        f"num_key_value_heads of layer {index}": (num_kv_heads, read.num_kv_heads),
+        f"the rope of layer {index}": (str(rope), str(read.rope)),
     }
-    for name, (ours, its) in pairs.items():
-        if ours != its:
-            difference = (
-                f"{name} of layer {index} is {ours}, but that of target layer {kv_source}, which it reads, is {its}"
-            )
-            raise _other_target(text.source, difference)
+    refuse_other_target(text.source, KNOB, pairs)
     window = text.integer("sliding_window", 512) if layer_type == SLIDING else None
     return AssistantLayerConfig(head_dim, window, rope, kv_source)
 
 
-def _kv_sources(fields: ConfigFields, layer_types: Sequence[str], target: AssistantTarget) -> Sequence[int]:
+def _kv_sources(fields: ConfigFields, types: Sequence[str], target: AssistantTarget) -> Sequence[int]:
     """Return the target layer that each layer reads: the one in `kv_source_layers`, else the last of its type that owns
     its KV."""
     owners = [index for index, layer in enumerate(target.layers) if layer.owns_kv]
     named = fields.integers("kv_source_layers")
     if named is not None:
-        if len(named) != len(layer_types) or any(i not in owners for i in named):
-            raise UserError(
-                f"{fields.source}: kv_source_layers must name, for each of {len(layer_types)} layers, a target layer "
-                f"that owns its KV (of {len(target.layers)}), but is [{shown_ids(named)}]; set {KNOB} to an "
-                "assistant for this target"
-            )
+        found = tuple(layer for layer in named if layer in owners)
+        refuse_other_target(fields.source, KNOB, {"kv_source_layers": (named, found)})
         return named
     last = {target.layers[index].layer_type: index for index in owners}
-    missing = [layer_type for layer_type in layer_types if layer_type not in last]
-    if missing:
-        raise _other_target(fields.source, f"it reads a {missing[0]} layer, but the target has none")
-    return [last[layer_type] for layer_type in layer_types]
+    refuse_other_target(fields.source, KNOB, {"kind of layers": (set(types), set(types) & last.keys())})
+    return [last[layer_type] for layer_type in types]
 
 
-def _centroids(fields: ConfigFields, vocab_size: int) -> CentroidHeadConfig:
-    centroids = CentroidHeadConfig(
-        fields.integer("num_centroids", 2048), fields.integer("centroid_intermediate_top_k", 32)
-    )
-    if vocab_size % centroids.num_centroids or centroids.top_k > centroids.num_centroids:
-        raise UserError(
-            f"{fields.source}: num_centroids {centroids.num_centroids} must divide the vocabulary of {vocab_size} and "
-            f"be at least centroid_intermediate_top_k {centroids.top_k}; fetch the file again"
-        )
-    return centroids
-
-
-def _other_target(source: str, difference: str) -> UserError:
-    return UserError(
-        f"{source}: an assistant for another target ({difference}); set {KNOB} to one trained for this target"
-    )
+def _centroids(fields: ConfigFields) -> CentroidHeadConfig:
+    return CentroidHeadConfig(fields.integer("num_centroids", 2048), fields.integer("centroid_intermediate_top_k", 32))

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from spec_lab.checkpoints.json_input import ConfigFields, shown
+from spec_lab.checkpoints.checks import refuse_values
+from spec_lab.checkpoints.json_input import ConfigFields
 from spec_lab.checkpoints.plan import RopeConfig
-from spec_lab.core.errors import UserError
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 DEFAULT_ROPE: Mapping[str, Mapping[str, Any]] = {
@@ -61,23 +61,12 @@ def head_sizes(text: ConfigFields, index: int, layer_type: str) -> tuple[int, in
     return head_dim, num_kv_heads
 
 
-def layer_rope(text: ConfigFields, layer_type: str, knob: str) -> LayerRope:
-    """Return the rotary embedding of the layers of one type; `knob` led to the file and is named in errors."""
+def layer_rope(text: ConfigFields, layer_type: str) -> LayerRope:
+    """Return the rotary embedding of the layers of one type."""
     by_type = ConfigFields(text.object("rope_parameters") or DEFAULT_ROPE, f"{text.source} (rope_parameters)")
-    if not by_type.has(layer_type):
-        raise UserError(f"{text.source}: rope_parameters has no {layer_type}; fetch the file again")
     fields = ConfigFields(by_type.object(layer_type), f"{text.source} (rope_parameters.{layer_type})")
-    kind, factor = fields.text("rope_type", "default"), fields.number("factor", 1.0)
-    if kind not in ("default", "proportional") or factor != 1.0:
-        raise UserError(
-            f"{fields.source}: rope_type {shown(kind)} with factor {factor:g} is not supported; "
-            f"set {knob} to a checkpoint with rope_type default or proportional"
-        )
-    fraction = fields.number("partial_rotary_factor", 1.0) if kind == "proportional" else 1.0
-    theta = fields.number("rope_theta")
-    if layer_type == FULL and text.number("rope_theta", theta) != theta:
-        raise UserError(
-            f"{text.source}: rope_theta is {theta:g} in rope_parameters.{FULL} and {text.number('rope_theta'):g} "
-            "outside; remove the one that the model was not trained with"
-        )
-    return LayerRope(theta, fraction)
+    refuse_values(fields.source, fields.values, {"rope_type": ("default", "proportional"), "factor": (1.0,)})
+    is_proportional = fields.text("rope_type", "default") == "proportional"
+    return LayerRope(
+        fields.number("rope_theta"), fields.number("partial_rotary_factor", 1.0) if is_proportional else 1.0
+    )

@@ -12,8 +12,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from spec_lab.checkpoints.gguf_file import ROPE_FACTORS, GgufFile, read_head
-from spec_lab.core.errors import UserError
+from spec_lab.checkpoints.checks import refuse_values
+from spec_lab.checkpoints.gguf_file import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, GgufFile, read_head
 
 ARCHITECTURES: Mapping[str, str] = {
     "llama": "LlamaForCausalLM",
@@ -24,14 +24,13 @@ READ_KEYS = (
     "vocab_size", "context_length", "embedding_length", "block_count", "feed_forward_length",
     "attention.head_count", "attention.head_count_kv", "attention.layer_norm_rms_epsilon", "attention.key_length",
     "attention.value_length", "rope.dimension_count", "rope.freq_base", "rope.scaling.type", "rope.scaling.factor",
-    "rope.scaling.original_context_length",
+    "rope.scaling.original_context_length", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
 )  # fmt: skip
 NOTHING_SAID = ("tensor_data_layout", "rope.scaling.finetuned")
 """Keys that are not read, since they do not change the forward pass."""
 AMPLITUDE = "rope.scaling.attn_factor"
-"""The factor of cosines and sines. It is not read, so it must be 1."""
+"""The factor of cosines and sines. It is read with `longrope`; elsewhere it must be 1."""
 
-F32 = 0
 LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """The constants of every Llama 3.1, 3.2 and 3.3; the file has only their result, a divisor for each frequency."""
 
@@ -45,20 +44,15 @@ def gguf_config(path: Path) -> dict[str, Any]:
     """
     file = read_head(path)
     name = file.text("general.architecture")
-    if name not in ARCHITECTURES:
-        raise UserError(
-            f"{path}: architecture {name[:60]!r} is not supported in GGUF; supported are {', '.join(ARCHITECTURES)}"
-        )
+    refuse_values(str(path), {"general.architecture": name}, {"general.architecture": ARCHITECTURES})
     _refuse_unknown_keys(file, name)
     heads = file.integer(f"{name}.attention.head_count")
     hidden = file.integer(f"{name}.embedding_length")
     max_positions = file.integer(f"{name}.context_length")
-    if heads < 1:
-        raise file.wrong(f"{name}.attention.head_count", "a positive integer")
     biases = file.places.keys() & {"blk.0.attn_q.bias", "blk.0.ffn_gate.bias"}
     return {
         "architectures": [ARCHITECTURES[name]],
-        "vocab_size": _vocab_size(file, name),
+        "vocab_size": file.places["token_embd.weight"].shape[0],
         "hidden_size": hidden,
         "intermediate_size": file.integer(f"{name}.feed_forward_length"),
         "num_hidden_layers": file.integer(f"{name}.block_count"),
@@ -80,41 +74,19 @@ def gguf_config(path: Path) -> dict[str, Any]:
 def _refuse_unknown_keys(file: GgufFile, name: str) -> None:
     """Refuse keys of the architecture that are not read here, since they may change the forward pass."""
     known = {f"{name}.{key}" for key in (*READ_KEYS, *NOTHING_SAID)}
+    if file.text(f"{name}.rope.scaling.type", "none") == "longrope":
+        known.add(f"{name}.{AMPLITUDE}")
     unknown = [key for key in file.metadata if key.startswith(f"{name}.") and key not in known]
     # Converters write a zero count for parts that a model does not have.
     neutral = {f"{name}.{AMPLITUDE}": (1.0,)}
     unread = [key for key in unknown if file.metadata[key] not in neutral.get(key, (0, False))]
-    if unread:
-        raise UserError(
-            f"{file.path}: {unread[0][:80]} is not understood, and may change what the model computes; use the "
-            "Hugging Face folder of this model"
-        )
-
-
-def _vocab_size(file: GgufFile, name: str) -> int:
-    """Return the number of rows of the embedding, which must equal the size of the vocabulary."""
-    embedding = file.places.get("token_embd.weight")
-    if embedding is None:
-        raise UserError(f"{file.path}: token_embd.weight is missing; convert the model again")
-    rows = embedding.shape[0]
-    key = f"{name}.vocab_size"
-    sizes = {key: file.integer(key, rows), "tokenizer.ggml.tokens": len(file.texts("tokenizer.ggml.tokens")) or rows}
-    for named, size in sizes.items():
-        if size != rows:
-            raise UserError(
-                f"{file.path}: {named} says {size} tokens, but the embedding has {rows} rows; convert the model again"
-            )
-    return rows
+    refuse_values(str(file.path), file.metadata, dict.fromkeys(unread, ()))
 
 
 def _head_dim(file: GgufFile, name: str, default: int) -> int:
     size = file.integer(f"{name}.attention.key_length", default)
-    for key in (f"{name}.attention.value_length", f"{name}.rope.dimension_count"):
-        if file.integer(key, size) != size:
-            raise UserError(
-                f"{file.path}: {key} {file.integer(key)} differs from the {size} channels of a head's keys, which is "
-                "not supported"
-            )
+    keys = (f"{name}.attention.value_length", f"{name}.rope.dimension_count")
+    refuse_values(str(file.path), file.metadata, dict.fromkeys(keys, (size,)))
     return size
 
 
@@ -125,32 +97,37 @@ def _end_tokens(file: GgufFile) -> list[int]:
 
 
 def _rope_scaling(file: GgufFile, name: str) -> dict[str, Any] | None:
-    factors = _rope_factors(file)
+    factors = _rope_factors(file, ROPE_FACTORS)
     kind = file.text(f"{name}.rope.scaling.type", "none")
-    if kind == "none" and factors is not None:
-        return _llama3_rope(file, name, factors)
     if factors is not None:
-        raise UserError(
-            f"{file.path}: has both {ROPE_FACTORS} and rope.scaling.type {kind[:40]!r}; only one of them is read"
-        )
+        return _llama3_rope(file, name, factors)
     if kind == "none":
         return None
-    return {"rope_type": kind, "factor": file.number(f"{name}.rope.scaling.factor")}
+    scaling = f"{name}.rope.scaling"
+    found: dict[str, Any] = {"rope_type": kind}
+    original = file.integer(f"{scaling}.original_context_length", 0)
+    if original:
+        found["original_max_position_embeddings"] = original
+    if kind == "longrope":
+        long, short = (_rope_factors(file, tensor) for tensor in (LONG_FACTORS, SHORT_FACTORS))
+        amplitude = file.number(f"{name}.{AMPLITUDE}", 1.0)
+        return found | {"long_factor": long, "short_factor": short, "attention_factor": amplitude}
+    if kind == "yarn":
+        found["beta_fast"] = file.number(f"{scaling}.yarn_beta_fast", 32.0)
+        found["beta_slow"] = file.number(f"{scaling}.yarn_beta_slow", 1.0)
+    return found | {"factor": file.number(f"{scaling}.factor")}
 
 
-def _rope_factors(file: GgufFile) -> list[float] | None:
-    """Return the divisor of each frequency; None if there are none, or all are 1."""
-    place = file.places.get(ROPE_FACTORS)
+def _rope_factors(file: GgufFile, tensor: str) -> list[float] | None:
+    """Return the divisor of each frequency; None if there are none, or all of Llama 3's are 1."""
+    place = file.places.get(tensor)
     if place is None:
         return None
     count = prod(place.shape)
-    begin = file.data_start + place.offset
-    if place.code != F32 or begin + 4 * count > file.num_bytes:
-        raise UserError(f"{file.path}: {ROPE_FACTORS} must be float32 inside the file; convert the model again")
     with file.path.open("rb") as source:
-        source.seek(begin)
+        source.seek(file.data_start + place.offset)
         factors = list(struct.unpack(f"<{count}f", source.read(4 * count)))
-    return None if all(factor == 1.0 for factor in factors) else factors
+    return None if tensor == ROPE_FACTORS and all(factor == 1.0 for factor in factors) else factors
 
 
 def _llama3_rope(file: GgufFile, name: str, factors: list[float]) -> dict[str, Any]:
@@ -160,10 +137,7 @@ def _llama3_rope(file: GgufFile, name: str, factors: list[float]) -> dict[str, A
     theta = file.number(f"{name}.rope.freq_base", 10000.0)
     expected = [_llama3_divisor(theta ** (-pair / len(factors)), scaling) for pair in range(len(factors))]
     if not all(math.isclose(*both, rel_tol=1e-4) for both in zip(factors, expected, strict=True)):
-        raise UserError(
-            f"{file.path}: the divisors in {ROPE_FACTORS} are not Llama 3's, and others are not understood; use the "
-            "Hugging Face folder of this model"
-        )
+        refuse_values(str(file.path), {ROPE_FACTORS: "other than Llama 3's"}, {ROPE_FACTORS: ()})
     return {"rope_type": "llama3", **scaling}
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spec_lab.checkpoints.checks import refuse_values
 from spec_lab.checkpoints.gguf_file import GgufFile, read_head
-from spec_lab.core.errors import UserError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -73,20 +73,16 @@ def gguf_tokenizer(path: Path) -> Tokenizer:
     """Build the file's tokenizer.
 
     Raises:
-        UserError: a tokenizer of another kind, an unknown pre-tokenisation, or lists that do not fit together.
+        UserError: a tokenizer of another kind, or an unknown pre-tokenisation.
     """
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     file = read_head(path)
-    kind = file.text(MODEL, "none")
-    if kind != "gpt2":
-        raise UserError(
-            f"{path}: {MODEL} {kind[:40]!r} is not supported; supported is 'gpt2', a byte-level BPE. "
-            "workload=random_ids needs no tokenizer"
-        )
     cutting = _cutting(file)
     vocabulary = _vocabulary(file)
-    tokenizer = Tokenizer(models.BPE(vocabulary, _merges(file, vocabulary), ignore_merges=cutting.whole_pieces))
+    pairs = (line.partition(" ") for line in file.texts("tokenizer.ggml.merges"))
+    merges = [(left, right) for left, _, right in pairs]
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=cutting.whole_pieces))
     if cutting.composes:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = _pieces(cutting)
@@ -110,15 +106,10 @@ def special_tokens(path: Path) -> dict[str, str]:
 
 
 def _cutting(file: GgufFile) -> Cutting:
-    name = file.text("tokenizer.ggml.pre", "")
-    if name not in CUTTINGS:
-        raise UserError(
-            f"{file.path}: tokenizer.ggml.pre {name[:40]!r} is not a known pre-tokenisation; known are "
-            f"{', '.join(CUTTINGS)}. workload=random_ids needs no tokenizer"
-        )
-    if file.flag("tokenizer.ggml.add_space_prefix", False):
-        raise UserError(f"{file.path}: tokenizer.ggml.add_space_prefix is not supported; convert the model again")
-    return CUTTINGS[name]
+    name, spaces = "tokenizer.ggml.pre", "tokenizer.ggml.add_space_prefix"
+    values = {MODEL: "none", name: "", **file.metadata}
+    refuse_values(str(file.path), values, {MODEL: ("gpt2",), name: CUTTINGS, spaces: (False,)})
+    return CUTTINGS[values[name]]
 
 
 def _pieces(cutting: Cutting) -> Any:
@@ -132,24 +123,7 @@ def _pieces(cutting: Cutting) -> Any:
 
 
 def _vocabulary(file: GgufFile) -> dict[str, int]:
-    tokens = file.texts(TOKENS)
-    vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
-    if not tokens or len(vocabulary) < len(tokens):
-        raise UserError(f"{file.path}: {TOKENS} is empty or has the same token twice; convert the model again")
-    return vocabulary
-
-
-def _merges(file: GgufFile, vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
-    merges = []
-    for line in file.texts("tokenizer.ggml.merges"):
-        left, _, right = line.partition(" ")
-        if left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
-            raise UserError(
-                f"{file.path}: merge {line[:40]!r} reads or makes a token that is not in the vocabulary; convert the "
-                "model again"
-            )
-        merges.append((left, right))
-    return merges
+    return {token: token_id for token_id, token in enumerate(file.texts(TOKENS))}
 
 
 def _add_tokens(tokenizer: Tokenizer, file: GgufFile, vocabulary: Mapping[str, int]) -> None:
@@ -157,10 +131,6 @@ def _add_tokens(tokenizer: Tokenizer, file: GgufFile, vocabulary: Mapping[str, i
     from tokenizers import AddedToken
 
     types = file.integers(TOKEN_TYPES)
-    if types and len(types) != len(vocabulary):
-        raise UserError(
-            f"{file.path}: {TOKEN_TYPES} has {len(types)} entries for {len(vocabulary)} tokens; convert the model again"
-        )
     kinds = dict(zip(vocabulary, types, strict=False))
     special = [token for token, kind in kinds.items() if kind in (UNKNOWN, CONTROL) and token]
     plain = [token for token, kind in kinds.items() if kind == USER_DEFINED and token]
@@ -183,8 +153,4 @@ def _token(file: GgufFile, name: str) -> str | None:
     """Return the text of the token with this name in the file; the first if there are several."""
     key = f"tokenizer.ggml.{name}_token_id"
     ids, tokens = file.integers(key), file.texts(TOKENS)
-    if not ids:
-        return None
-    if not 0 <= ids[0] < len(tokens):
-        raise file.wrong(key, f"one of the {len(tokens)} tokens")
-    return tokens[ids[0]]
+    return tokens[ids[0]] if ids else None

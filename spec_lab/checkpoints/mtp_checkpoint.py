@@ -16,23 +16,20 @@ import torch
 
 from spec_lab.checkpoints.checkpoint import check_floating, check_tensors, read_tensors, stored_tensors
 from spec_lab.checkpoints.checkpoint_files import StoredTensor
-from spec_lab.checkpoints.config import ModelConfig, num_mtp_modules, read_config_json, text_part
-from spec_lab.checkpoints.expert_sizes import ExpertSizes
+from spec_lab.checkpoints.checks import refuse_other_target, refuse_values
+from spec_lab.checkpoints.config import ModelConfig, num_mtp_modules, text_part
 from spec_lab.checkpoints.families.deepseek import LATENT_ARCHITECTURES
 from spec_lab.checkpoints.families.table import READERS, read_decoder
 from spec_lab.checkpoints.hybrid_checkpoint import zero_centred
-from spec_lab.checkpoints.json_input import ConfigFields
+from spec_lab.checkpoints.json_input import ConfigFields, read_json
 from spec_lab.checkpoints.mtp_layouts import (
     EMBEDDING_NORM,
     FINAL_NORM,
     HIDDEN_NORM,
-    LAYOUTS,
     PROJECTION,
-    UNSUPPORTED_TENSORS,
     MtpLayout,
     find_layout,
 )
-from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.checkpoints.tensor_shapes import layer_tensor_shapes
 from spec_lab.core.errors import UserError
 from spec_lab.core.types import NormSide
@@ -81,19 +78,17 @@ def load_mtp(
         UserError: no module in the folder, or too few; a block or experts that are not supported; a module for another
             target; tensors missing, of another shape, not expected or in an unsupported quantization.
     """
-    config = read_config_json(folder, KNOB)
-    source = str(folder / "config.json")
+    config, source = read_json(folder / "config.json"), str(folder / "config.json")
     decoder = {"architectures": config.get("architectures"), **text_part(config, source)}
     num_layers = ConfigFields(decoder, source).integer("num_hidden_layers")
     count = num_mtp_modules(config, source) or 1
-    layout, prefixes, stored = _stored_modules(folder, num_layers, count)
-    if num_modules > count:
-        raise UserError(
-            f"{folder}: has {count} MTP module{'s' if count > 1 else ''}, but {num_modules} are needed; use "
-            f"drafter.num_draft_tokens={count}, or drafter=mtp_eagle, which reuses one"
-        )
+    layout, prefixes, stored = _stored_modules(folder, num_layers, count, num_modules)
     layer = _layer_config(decoder, layout, _names_below(stored, prefixes[0].layer), source)
-    _refuse_other_target(layer, target, source)
+    pairs = {
+        "hidden_size": (layer.hidden_size, target.hidden_size),
+        "vocab_size": (layer.vocab_size, target.vocab_size),
+    }
+    refuse_other_target(source, KNOB, pairs)
     shapes = mtp_tensor_shapes(layer)
     file_names = [{name: of_module.file_name(layout, name) for name in shapes} for of_module in prefixes]
     wanted = {of_module[name]: shape for of_module in file_names for name, shape in shapes.items()}
@@ -135,35 +130,26 @@ class _Prefixes:
 
 
 def _stored_modules(
-    folder: Path, num_layers: int, count: int
+    folder: Path, num_layers: int, count: int, num_needed: int
 ) -> tuple[MtpLayout, list[_Prefixes], dict[str, StoredTensor]]:
     """Return the family's layout, the prefixes of the `count` modules, and their tensors without copies of the
     target's."""
     stored = stored_tensors(folder)
     layout = find_layout(stored, num_layers)
-    if layout is None:
-        markers = ", ".join(layout.marker.format(module=0, layer=num_layers) for layout in LAYOUTS)
-        raise UserError(f"{folder}: has no MTP module (none of {markers}); set {KNOB} to a checkpoint that has one")
+    if layout is None or num_needed > count:
+        found = count if layout else 0
+        raise UserError(
+            f"{folder}: has {found} MTP modules, and {num_needed} are needed; use fewer drafts or another {KNOB}"
+        )
     prefixes = [_Prefixes.of(layout, module, num_layers) for module in range(count)]
     skipped = {of_module.module + name for of_module in prefixes for name in SKIPPED_COPIES}
     starts = tuple(of_module.module for of_module in prefixes)
     ours = {name: tensor for name, tensor in stored.items() if name.startswith(starts) and name not in skipped}
-    _refuse_unsupported_blocks(ours, folder)
     return layout, prefixes, ours
 
 
 def _names_below(stored: Collection[str], prefix: str) -> set[str]:
     return {name.removeprefix(prefix) for name in stored if name.startswith(prefix)}
-
-
-def _refuse_unsupported_blocks(stored: Collection[str], folder: Path) -> None:
-    for name in stored:
-        for part, block in UNSUPPORTED_TENSORS.items():
-            if part in name:
-                raise UserError(
-                    f"{folder}: an MTP module with {block} is not supported ({name}); "
-                    f"set {KNOB} to a module with grouped-query or latent attention"
-                )
 
 
 def _layer_config(decoder: Mapping[str, Any], layout: MtpLayout, names: Collection[str], source: str) -> ModelConfig:
@@ -187,8 +173,7 @@ def _layer_config(decoder: Mapping[str, Any], layout: MtpLayout, names: Collecti
         options, partial_rotary_factor = _without_partial_rotary(options, source)
         layer = read_decoder(options, source)
         rope = replace(layer.only_layer.rope, partial_rotary_factor=partial_rotary_factor)
-    if fields.flag("use_sliding_window"):
-        raise UserError(f"{source}: an MTP module with a sliding window is not supported; use one with full attention")
+    refuse_values(source, decoder, {"use_sliding_window": (False,)})
     plan = replace(
         layer.only_layer,
         qkv_bias="self_attn.q_proj.bias" in names,
@@ -197,7 +182,7 @@ def _layer_config(decoder: Mapping[str, Any], layout: MtpLayout, names: Collecti
         attention_gate=layout.attention_gate,
         float32_norms=layout.zero_centred,
         rope=rope,
-        experts=_experts(layer.only_layer, names, source),
+        experts=layer.only_layer.experts if any(name.startswith(EXPERT_TENSORS) for name in names) else None,
     )
     return replace(layer, layers=(plan,))
 
@@ -210,19 +195,6 @@ def _architecture(named: Collection[str], layout: MtpLayout, names: Collection[s
     return next(iter(fitting), LATENT_ARCHITECTURE if is_latent else layout.architecture)
 
 
-def _experts(plan: LayerPlan, names: Collection[str], source: str) -> ExpertSizes | None:
-    """Return the experts if the module's tensors have any, since the config only describes the target's layers."""
-    of_experts = sorted(name for name in names if name.startswith(EXPERT_TENSORS))
-    if not of_experts:
-        return None
-    if plan.experts is None:
-        raise UserError(
-            f"{source}: its MTP module has experts (MoE), which are not supported in this family "
-            f"({of_experts[0]}); set {KNOB} to a module with a dense MLP, or of a Glm4MoeForCausalLM"
-        )
-    return plan.experts
-
-
 def _without_partial_rotary(config: dict[str, Any], source: str) -> tuple[dict[str, Any], float]:
     """Return the config without `partial_rotary_factor`, which the readers of `plain` refuse, and its value. The key
     may be at the top level or among the rope keys."""
@@ -232,19 +204,6 @@ def _without_partial_rotary(config: dict[str, Any], source: str) -> tuple[dict[s
     rope = fields.object(rope_key)
     factor = ConfigFields(rope, f"{source} (rope)").number(key, fields.number(key, 1.0))
     return {**config, key: None, rope_key: {**rope, key: None}}, factor
-
-
-def _refuse_other_target(layer: ModelConfig, target: ModelConfig, source: str) -> None:
-    pairs = {
-        "hidden_size": (layer.hidden_size, target.hidden_size),
-        "vocab_size": (layer.vocab_size, target.vocab_size),
-    }
-    differing = [f"{name} is {ours}, the target has {its}" for name, (ours, its) in pairs.items() if ours != its]
-    if differing:
-        raise UserError(
-            f"{source}: these MTP modules were trained for another target ({'; '.join(differing)}); set {KNOB} to "
-            "modules trained for this target"
-        )
 
 
 def _common_form(

@@ -90,10 +90,6 @@ QWEN3_NEXT = MtpLayout(
 )
 LAYOUTS = (DEEPSEEK, MIMO, QWEN3_NEXT)
 
-UNSUPPORTED_TENSORS = {
-    ".linear_attn.": "linear attention",
-}
-
 
 def find_layout(stored: Collection[str], num_layers: int) -> MtpLayout | None:
     """Return the layout whose module 0 is among the stored names; None if there is none."""

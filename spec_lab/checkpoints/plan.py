@@ -9,7 +9,7 @@ from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
 from spec_lab.checkpoints.expert_sizes import ExpertSizes
 from spec_lab.checkpoints.latent_sizes import LatentSizes
 
-RopeScaling = Literal["none", "linear", "llama3", "proportional", "yarn"]
+RopeScaling = Literal["none", "linear", "dynamic", "llama3", "proportional", "yarn", "longrope"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class RopeConfig:
 
     Attributes:
         low_freq_factor: used by `llama3` only, as is `high_freq_factor`.
-        original_max_position_embeddings: used by `llama3` and `yarn` only.
+        original_max_position_embeddings: not used by `none`, `linear` and `proportional`.
         partial_rotary_factor: fraction of a head's channels that are rotated, the first ones. With `proportional`
             (Gemma 4) it is the fraction of the whole head's channel pairs, also the first ones.
         beta_fast: frequencies with at least this many turns within the original positions are kept; `yarn` only.
@@ -26,6 +26,8 @@ class RopeConfig:
         whole_channels: whether the two borders of `yarn` between kept, blended and divided frequencies are rounded to
             whole channel pairs.
         amplitude: factor of cosines and sines.
+        short_divisors: the divisor of each frequency in a table of at most the original positions; `longrope` only.
+        long_divisors: those in a longer table.
     """
 
     theta: float
@@ -39,6 +41,8 @@ class RopeConfig:
     beta_slow: float = 1.0
     whole_channels: bool = True
     amplitude: float = 1.0
+    short_divisors: tuple[float, ...] = ()
+    long_divisors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

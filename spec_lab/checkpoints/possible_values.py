@@ -31,23 +31,15 @@ def refuse_impossible(kept: torch.Tensor, value: torch.Tensor, file: Path, tenso
         value: the tensor before the cast to the dtype of `kept`.
         tensor: its name in the file.
     """
-    largest, remedy = _largest(kept), "fetch the file again, or train again"
-    if largest == 0 and tensor.endswith(NEVER_ZERO):
-        raise UserError(f"{file}: {tensor} is all zeros, as after an interrupted download; {remedy}")
-    if largest <= LARGEST_WEIGHT:
+    largest = _largest(kept)
+    if largest <= LARGEST_WEIGHT and (largest > 0 or not tensor.endswith(NEVER_ZERO)):
         return
-    if not is_finite(value):
-        raise UserError(f"{file}: {tensor} has NaN or infinite values; {remedy}")
-    if not is_finite(kept):
-        name = str(kept.dtype).removeprefix("torch.")
-        raise UserError(f"{file}: {tensor} is too large for dtype={name}; use dtype=bfloat16 or float32")
-    raise UserError(f"{file}: {tensor} has values of {_largest(kept):.0e}, which no trained model has; {remedy}")
-
-
-def refuse_impossible_scales(scales: torch.Tensor, file: Path, tensor: str) -> None:
-    """Raise UserError if a scale of an fp8 matrix is not positive: its block would become zero or change its sign."""
-    if bool((scales <= 0).any()):
-        raise UserError(f"{file}: {tensor} has scales that are not above 0; fetch the file again")
+    found = "all zeros, as after an interrupted download" if largest == 0 else f"values of {largest:.0e}"
+    if not is_finite(kept) and is_finite(value):
+        found = f"values too large for dtype={str(kept.dtype).removeprefix('torch.')}"
+    elif not is_finite(value):
+        found = "NaN or infinite values"
+    raise UserError(f"{file}: {tensor} has {found}, which no trained model has")
 
 
 def _largest(tensor: torch.Tensor) -> float:

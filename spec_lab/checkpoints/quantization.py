@@ -11,38 +11,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from spec_lab.checkpoints.json_input import ConfigFields, shown
-from spec_lab.core.errors import UserError
-
 if TYPE_CHECKING:
     from spec_lab.checkpoints.config import ModelConfig
 
 SCALES_SUFFIX = "_scale_inv"
-REMEDY = "use the float16, bfloat16 or float32 checkpoint"
 
 Block = tuple[int, int]
 
 
-def read_block(config: Mapping[str, Any], source: str) -> Block | None:
-    """Read the size of a checkpoint's blocks from its config.json; None if nothing is quantized.
-
-    Raises:
-        UserError: the checkpoint is quantized in another way.
-    """
-    options = ConfigFields(config, source).object("quantization_config")
-    if not options:
-        return None
-    fields = ConfigFields(options, f"{source} (quantization_config)")
-    method, form = fields.text("quant_method", "unnamed"), fields.text("fmt", "e4m3")
-    if (method, form) != ("fp8", "e4m3") or not fields.has("weight_block_size"):
-        raise UserError(
-            f"{source}: quantized checkpoints are not supported (quant_method {shown(method)}), except fp8 of fmt e4m3 "
-            f"with a weight_block_size; {REMEDY}"
-        )
-    block = fields.integers("weight_block_size") or ()
-    if len(block) != 2 or min(block) < 1:
-        raise UserError(f"{source}: weight_block_size must be two positive integers, not {list(block[:4])}; {REMEDY}")
-    return block[0], block[1]
+def read_block(config: Mapping[str, Any]) -> Block | None:
+    """Read the size of a checkpoint's blocks from its config.json; None if it has no fp8 weights in blocks."""
+    options = config.get("quantization_config") or {}
+    rows, columns = options.get("weight_block_size") or (0, 0)
+    return (rows, columns) if options.get("quant_method") == "fp8" and rows else None
 
 
 def problem_of_fp8(model: ModelConfig) -> str | None:

@@ -8,7 +8,15 @@ from dataclasses import dataclass, replace
 import torch
 
 from spec_lab.checkpoints.block_checkpoint import block_tensor_shapes
-from spec_lab.checkpoints.block_config import BlockConfig, Causality, ConvSizes, SlotReading, Slots, default_taps
+from spec_lab.checkpoints.block_config import (
+    BlockConfig,
+    Causality,
+    ConvSizes,
+    SlotReading,
+    Slots,
+    default_taps,
+    embedding_scale,
+)
 from spec_lab.checkpoints.block_heads import (
     GruSizes,
     HeadKind,
@@ -76,6 +84,7 @@ def random_block_config(target: ModelConfig, parts: BlockParts) -> BlockConfig:
         causality=Causality.none,
         conv=ConvSizes(group_size=group) if parts.conv else None,
         confidence_reads=reads if parts.confidence else 0,
+        embedding_scale=embedding_scale(target),
     )
 
 

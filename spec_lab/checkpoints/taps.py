@@ -6,8 +6,10 @@ the lab names a tap by the decoder layer whose output it is, and converts it fro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+from spec_lab.core.errors import UserError
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -43,6 +45,23 @@ SPELLINGS: Mapping[str, TapSpelling] = {
 }
 """The offsets of the projects. DFlash, SpecForge, DeepSpec and ModelOpt number layer outputs. speculators and vLLM
 number transformers' `hidden_states`, where 0 is the embedding. SGLang numbers layer outputs inside `eagle_config`."""
+
+
+def refuse_taps(source: str, key: str, taps: Sequence[Tap], num_layers: int, count: int | None = None) -> None:
+    """Raise UserError if taps are not `count` different ones in ascending order, or cannot be tapped.
+
+    The last layer's output cannot be: taps are read as inputs of layers, and some projects norm this output.
+    """
+    outputs = [tap.decoder_layer_output for tap in taps]
+    problem = None
+    if count is not None and len(set(outputs)) != count:
+        problem = f"names {len(set(outputs))} layers, and only heads that read {count} are supported"
+    elif not outputs or outputs != sorted(set(outputs)) or outputs[0] < -1 or outputs[-1] >= num_layers:
+        problem = f"does not name different layers of this target in ascending order; it has {num_layers} layers"
+    elif outputs[-1] == num_layers - 1:
+        problem = "names the output of the target's last layer, which cannot be tapped"
+    if problem:
+        raise UserError(f"{source}: {key} {problem}")
 
 
 def taps_of_inputs(layer_inputs: Iterable[int]) -> tuple[Tap, ...]:

@@ -11,7 +11,7 @@ import torch
 
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.latent_protocols import LatentAttentionBackend
-from spec_lab.core.types import AttentionMetadata
+from spec_lab.core.types import AttentionKind, AttentionMetadata
 
 
 class MetadataMover(Protocol):
@@ -65,6 +65,10 @@ class AttentionBackend(MetadataMover, Protocol):
         keys."""
         ...
 
+    def derive(self, metadata: AttentionMetadata, kind: AttentionKind, dtype: torch.dtype) -> None:
+        """Add to `metadata` what `attend` would derive from it for queries of `dtype` in layers of this kind."""
+        ...
+
     def write(self, cache: LayerCache, metadata: AttentionMetadata, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Write keys and values, both [rows, num_kv_heads, head_dim], to `metadata.slot_mapping`."""
         ...
@@ -77,7 +81,8 @@ class AttentionBackend(MetadataMover, Protocol):
         window: int | None,
         scale: float,
     ) -> torch.Tensor:
-        """Attend with queries [rows, num_heads, head_dim], and return [rows, num_heads * head_dim]."""
+        """Attend with queries [rows, num_heads, head_dim] over the keys up to `metadata.lens_in(window)`; return
+        [rows, num_heads * head_dim]."""
         ...
 
 

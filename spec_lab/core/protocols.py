@@ -17,6 +17,7 @@ from spec_lab.core.layer_protocols import RowSelection
 from spec_lab.core.prompts import PromptPack
 from spec_lab.core.types import (
     AcceptanceInputs,
+    AttentionKind,
     AttentionMetadata,
     DraftStep,
     FeatureSpec,
@@ -98,6 +99,9 @@ class DrafterRequirements:
         on_host: the drafter that runs on the host, alone or in addition; None if there is none.
         count_catchup: counts the rows that a catch-up step computes, from n of each request and the number of verified
             rows; None if the pruning counts them.
+        step_kinds: the kinds of attention in a draft step, for which graph=step_replay builds metadata; empty if it is
+            built once.
+        prunes_catchup: whether `prune.catchup` changes the catch-up step, if there is one.
     """
 
     features: FeatureSpec = field(default_factory=FeatureSpec)
@@ -108,11 +112,13 @@ class DrafterRequirements:
     has_loop: bool = True
     on_host: HostDrafter | None = None
     count_catchup: Callable[[Sequence[int], int], int] | None = None
+    step_kinds: tuple[AttentionKind, ...] = ()
+    prunes_catchup: bool = True
 
     @property
     def catches_up(self) -> bool:
         """Return whether there is a catch-up step that `prune.catchup` can prune."""
-        return bool(self.catchup_rows)
+        return bool(self.catchup_rows) and self.prunes_catchup
 
     def rows_of_passes(self, num_verified: int) -> tuple[int, ...]:
         """Return the rows for each request, without mask rows, in each pass after a round that verified `num_verified`

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
-from spec_lab.core.errors import UserError
-
 if TYPE_CHECKING:
     import torch
 
@@ -99,23 +97,10 @@ class PrunePolicy:
     drop: Drop | None = None
 
     @property
-    def needs_prewrite(self) -> bool:
-        """Return whether one of the two needs `AttentionBackend.prewrite`."""
-        return self.prompt.needs_prewrite or self.catchup.needs_prewrite
-
-    @property
     def drops_rows(self) -> bool:
         """Return whether only the live rows of the catch-up step go on, in every batch."""
         return self.drop in (Drop.BEFORE_ATTENTION, Drop.BEHIND_ATTENTION)
 
     def of_catchup(self, live_rows: torch.Tensor, live_attention: AttentionMetadata) -> RowSelection:
-        """Return the row selection of a catch-up step; see `CatchupPruning.selection`.
-
-        Raises:
-            UserError: the pruning, which is then an extension's, returns no row selection.
-        """
-        selection = self.catchup.selection(live_rows, live_attention)
-        if not hasattr(selection, "live_rows"):
-            name, found = type(self.catchup).__name__, type(selection).__name__
-            raise UserError(f"prune.catchup: {name}.selection returns {found}; return a RowSelection")
-        return selection
+        """Return the row selection of a catch-up step; see `CatchupPruning.selection`."""
+        return self.catchup.selection(live_rows, live_attention)

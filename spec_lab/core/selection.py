@@ -17,7 +17,7 @@ from spec_lab.core.layer_protocols import RowSelection
 from spec_lab.core.prompts import LiveRows
 from spec_lab.core.pruning_protocols import LayerRows
 from spec_lab.core.rows import rows_at
-from spec_lab.core.types import AttentionMetadata, FeatureSpec
+from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,15 @@ class AllRows:
 
     def behind(self, metadata: AttentionMetadata) -> AttentionMetadata | None:
         return metadata
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadRows(AllRows):
+    """Drops nothing inside the layer, and reads no row of its output: the middle of a prompt whose features precede the
+    final norm."""
+
+    def live(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows[:0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +133,16 @@ class LastPromptRow:
     """prune.prefill=last_row: hidden states for the rows that the drafter needs, logits for a prompt's last row (#149).
 
     Past the target's last KV write only rows that are read go on. These are all rows if the drafter reads the final
-    hidden states of the whole prompt.
+    hidden states of the whole prompt. If it reads them before the final norm, only the last row is normed.
     """
 
     needs_prewrite: ClassVar[bool] = True
 
     def target_selection(self, live: LiveRows | None, features: FeatureSpec) -> RowSelection:
         if features.final_hidden is not None and not features.last_prompt_row:
-            return AllRows()
+            if features.final_hidden is NormSide.POST_NORM:
+                return AllRows()
+            return UnreadRows() if live is None else AllRows(live.rows)
         if live is not None and live.attend_with_others:
             return AfterAttention(live.rows, live.attention)
         return self.drafter_selection(live)

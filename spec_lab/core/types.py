@@ -17,12 +17,14 @@ import torch
 
 from spec_lab.core.draft_tree import TreeRows
 from spec_lab.core.recurrent_cache import RecurrentRows
+from spec_lab.core.text_stops import TextStops
 
 
 class FinishReason(StrEnum):
     """Why a request ended."""
 
     EOS = "eos"
+    STOP = "stop"
     LENGTH = "length"
 
 
@@ -37,6 +39,8 @@ class Request:
             `prompt_ids` holds the first.
         system: the system message of a conversation; None without one.
         num_draft_tokens: the most drafts in its rounds; 0 for plain decoding, None for K.
+        stop_token_ids: tokens that end it, besides the target's ends of sequence.
+        stops: texts that end it; None if there are none.
         turn: which turn of its conversation it is, from 1.
         arrives_at: seconds after the start of a pass at which it arrives; None if it arrives when it gets a slot.
     """
@@ -53,6 +57,13 @@ class Request:
     num_draft_tokens: int | None = None
     turn: int = 1
     arrives_at: float | None = None
+    stop_token_ids: frozenset[int] = frozenset()
+    stops: TextStops | None = None
+
+    @property
+    def has_stops(self) -> bool:
+        """Return whether it has ends of its own, which only the host sees."""
+        return self.stops is not None or bool(self.stop_token_ids)
 
 
 @dataclass(slots=True)
@@ -116,6 +127,21 @@ class FeatureSpec:
     last_prompt_row: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionKind:
+    """What decides which metadata a layer's attention reads: a KV cache group of vLLM.
+
+    Attributes:
+        cache_row: the shape of what the layer's cache holds for one token.
+        window: the number of newest keys that a row sees; None for all.
+        group: query heads for each KV head.
+    """
+
+    cache_row: tuple[int, ...]
+    window: int | None
+    group: int
+
+
 @dataclass(slots=True)
 class AttentionMetadata:
     """Everything that attention needs to know about a forward with `num_queries` query rows for each request.
@@ -141,6 +167,7 @@ class AttentionMetadata:
             round.
         batches: the even batches of a ragged forward, in order (`core.ragged`); empty if all requests have the same
             number of rows. In a ragged forward `num_queries` is the largest of any batch.
+        window_lens: [batch] the lengths at whose ends windows end, if they are not `seq_lens` (graph.metadata=stale).
     """
 
     positions: torch.Tensor
@@ -155,6 +182,11 @@ class AttentionMetadata:
     recurrent: RecurrentRows | None = None
     known_len: int | None = None
     batches: tuple[AttentionMetadata, ...] = ()
+    window_lens: torch.Tensor | None = None
+
+    def lens_in(self, window: int | None) -> torch.Tensor:
+        """Return the lengths [batch] that a layer with this window reads in place of `seq_lens`."""
+        return self.seq_lens if window is None or self.window_lens is None else self.window_lens
 
 
 @dataclass(slots=True)
@@ -162,7 +194,7 @@ class TargetOutput:
     """The output of a target's forward.
 
     Attributes:
-        hidden: [kept rows, hidden_size] after the final norm.
+        hidden: [live rows, hidden_size] of the selection, after the final norm.
         features: [rows, feature_size] for all rows, or for the kept rows if features include the final hidden state;
             None if the drafter reads none.
         num_shared_rows: rows that entered the layers after the last one that writes KV; 0 if there are no such layers.

@@ -9,10 +9,9 @@ import sys
 from collections.abc import Sequence
 
 from spec_lab.app.compose import compose
+from spec_lab.config.checks import admit
+from spec_lab.config.run import Run
 from spec_lab.core.ending import ended, leave
-from spec_lab.menu.chosen import Chosen
-from spec_lab.menu.refusals.ranks import refuse_split
-from spec_lab.menu.refusals.run import admit
 
 INTRODUCTION = """\
 spec_lab.doctor: why is acceptance low? Takes the overrides of one run, looks at its drafter, target and loop, and names
@@ -34,13 +33,12 @@ def _run(arguments: Sequence[str]) -> int:
     if "--help" in arguments or "-h" in arguments:
         print(INTRODUCTION)
         return 0
-    config = compose(arguments).config
-    refuse_split(config, "spec_lab.doctor")
-    return _examine(admit(config))
+    return _examine(admit(compose(arguments).config))
 
 
-def _examine(chosen: Chosen) -> int:
+def _examine(run: Run) -> int:
     """Examine the run. Torch is imported only here, so that typos are refused at once."""
+    from spec_lab.build.auto import with_auto_chosen
     from spec_lab.doctor.examine import examine
     from spec_lab.doctor.findings import faults
     from spec_lab.doctor.report import format_findings
@@ -48,11 +46,11 @@ def _examine(chosen: Chosen) -> int:
     from spec_lab.measure.lab import use_threads
     from spec_lab.record.progress import announced
 
-    if not chosen.rule.keeps_greedy_text or chosen.config.sampling.temperature > 0:
+    if not run.acceptance.keeps_greedy_text or run.sampling.temperature > 0:
         print("examined with strict greedy acceptance, where a draft is right or wrong", file=sys.stderr)
-    use_threads(chosen)
+    use_threads(with_auto_chosen(run))
     with announced("examining"):
-        findings = examine(load_subject(chosen))
+        findings = examine(load_subject(run))
     print(format_findings(findings))
     return 1 if faults(findings) else 0
 

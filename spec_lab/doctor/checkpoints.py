@@ -11,7 +11,6 @@ from spec_lab.checkpoints.checkpoint import FLOAT_DTYPES, read_tensors, stored_t
 from spec_lab.checkpoints.checkpoint_files import StoredTensor
 from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.checkpoints.gguf_tokenizer import has_tokenizer, vocabulary_of
-from spec_lab.core.errors import UserError
 from spec_lab.doctor.findings import Finding, Verdict, does_not_apply
 from spec_lab.doctor.subject import Subject
 
@@ -28,7 +27,7 @@ NO_CHECKPOINT = "the drafter's weights are not a safetensors checkpoint"
 def check_tokenizer(subject: Subject) -> Finding:
     """Compare the target's tokenizer with its embedding, and with the drafter's own tokenizer if there is one."""
     check = "tokenizer"
-    ours_folder = subject.chosen.target_folder
+    ours_folder = subject.config.target.folder
     if not (has_tokenizer(ours_folder) if is_gguf(ours_folder) else (ours_folder / "tokenizer.json").is_file()):
         return does_not_apply(check, "the target has none; the prompts are ids")
     ours, vocab_size = _vocabulary(ours_folder), subject.models.target.vocab_size
@@ -37,7 +36,7 @@ def check_tokenizer(subject: Subject) -> Finding:
     if outside:
         cause = f"{outside} token ids are outside the target's embedding: tokenizer.json belongs to another model"
         return Finding(check, Verdict.FAULT, measured, cause)
-    theirs_folder = subject.chosen.drafter_folder
+    theirs_folder = subject.drafter_folder
     if theirs_folder == ours_folder or not (theirs_folder / "tokenizer.json").is_file():
         return Finding(check, Verdict.OK, f"{measured}; the drafter brings none of its own")
     theirs = _vocabulary(theirs_folder)
@@ -107,10 +106,7 @@ def _vocabulary(folder: Path) -> dict[str, int]:
     if is_gguf(folder):
         return vocabulary_of(folder)
     path = folder / "tokenizer.json"
-    try:
-        vocabulary: dict[str, int] = Tokenizer.from_file(str(path)).get_vocab()
-    except Exception as error:  # the library raises bare Exception for every defect of the file
-        raise UserError(f"{path} cannot be read as a tokenizer: {error}") from error
+    vocabulary: dict[str, int] = Tokenizer.from_file(str(path)).get_vocab()
     return vocabulary
 
 
@@ -127,8 +123,8 @@ def _stored(subject: Subject) -> dict[str, StoredTensor] | None:
     The drafter has been loaded by now, so a folder of safetensors is readable.
     """
     try:
-        return stored_tensors(subject.chosen.drafter_folder)
-    except UserError:
+        return stored_tensors(subject.drafter_folder)
+    except OSError:  # a GGUF file, or none in this format
         return None
 
 

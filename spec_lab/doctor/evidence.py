@@ -13,7 +13,6 @@ from spec_lab.core.types import FeatureSpec
 from spec_lab.doctor.rounds import DraftRecorder, DraftsByRound, LoopRound, rounds_of, spread
 from spec_lab.doctor.subject import Subject
 from spec_lab.doctor.teacher_forced import Drafted, TeacherForcedDrafts
-from spec_lab.wiring.drafting import load_drafter
 
 # With fewer rounds a share of rounds is meaningless.
 MIN_ROUNDS = 24
@@ -52,7 +51,7 @@ class Evidence:
 
 def run_loop(subject: Subject) -> LoopRun:
     """Run the requests through the run's own engine."""
-    engine = subject.engine(subject.chosen, subject.make_drafter)
+    engine = subject.engine(subject.config)
     recorder = DraftRecorder(engine)
     engine.graph = recorder
     records = engine.generate(subject.requests).requests
@@ -66,5 +65,4 @@ def gather(subject: Subject, loop: LoopRun) -> Evidence | None:
         return None
     forced = TeacherForcedDrafts(subject, rounds)
     in_loop = forced.judged(torch.tensor([loop_round.drafts for loop_round in rounds]))
-    make_drafter = load_drafter(subject.of_spine, subject.reference_build)
-    return Evidence(subject, loop.features, forced, in_loop, forced.draft(make_drafter))
+    return Evidence(subject, loop.features, forced, in_loop, forced.draft(subject.of_spine.drafter.build))

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from spec_lab.doctor.aspects import aspects_of
 from spec_lab.doctor.checkpoints import check_dtype, check_tokenizer, check_vocabulary
 from spec_lab.doctor.evidence import MIN_ROUNDS, Evidence, gather, run_loop
 from spec_lab.doctor.findings import Finding, does_not_apply
 from spec_lab.doctor.hidden import CHECK as HIDDEN_CHECK
 from spec_lab.doctor.hidden import check_hidden
 from spec_lab.doctor.loop import check_bounds, check_loop, check_output, check_teacher_forcing
-from spec_lab.doctor.readings import aspect_names, aspects_of, check_readings
+from spec_lab.doctor.readings import aspect_names, check_readings
 from spec_lab.doctor.recycled import CHECK as RECYCLED_CHECK
 from spec_lab.doctor.recycled import check_recycled
 from spec_lab.doctor.states import check_states
 from spec_lab.doctor.subject import Subject
+
+FORCED_CHECKS = (HIDDEN_CHECK, RECYCLED_CHECK, *aspect_names(()), "loop against teacher forcing", "teacher forcing")
+"""The names of the checks in `_forced`, for a run in which they cannot be done."""
 
 
 def examine(subject: Subject) -> list[Finding]:
@@ -23,29 +27,25 @@ def examine(subject: Subject) -> list[Finding]:
     """
     loop = run_loop(subject)
     findings = [check_states(subject), *check_bounds(subject), check_output(subject, loop.records)]
-    if subject.chosen.drafter.folder is None:
-        reason = f"drafter={subject.config.drafter.name} has no weights"
-        skipped = ("tokenizer", "vocabulary map (d2t)", "dtype of the weights", *_forced_checks(subject))
+    finder = subject.config.offers.finder
+    if not hasattr(subject.config.drafter, "folder") or finder is not None:
+        why = "has no weights" if finder is None else "looks drafts up, as many as it finds"
+        reason = f"drafter={subject.config.drafter.name} {why}"
+        skipped = ("tokenizer", "vocabulary map (d2t)", "dtype of the weights", *FORCED_CHECKS)
         return findings + [does_not_apply(check, reason) for check in skipped]
     findings += [check_tokenizer(subject), check_vocabulary(subject), check_dtype(subject)]
     evidence = gather(subject, loop)
     if evidence is None:
         reason = f"fewer than {MIN_ROUNDS} rounds to compare; use more prompts, longer outputs or fewer draft tokens"
-        return findings + [does_not_apply(check, reason) for check in _forced_checks(subject)]
+        return findings + [does_not_apply(check, reason) for check in FORCED_CHECKS]
     return findings + _forced(subject, evidence)
-
-
-def _forced_checks(subject: Subject) -> list[str]:
-    """Return the names of the checks in `_forced`, for a run in which they cannot be done."""
-    readings = aspect_names(aspects_of(subject.of_spine, subject.reference_build))
-    return [HIDDEN_CHECK, RECYCLED_CHECK, *readings, "loop against teacher forcing", "teacher forcing"]
 
 
 def _forced(subject: Subject, evidence: Evidence) -> list[Finding]:
     return [
         check_hidden(evidence),
         check_recycled(evidence),
-        *check_readings(evidence, aspects_of(subject.of_spine, subject.reference_build)),
+        *check_readings(evidence, aspects_of(evidence.forced.lab(0))),
         check_loop(evidence),
         check_teacher_forcing(evidence),
     ]

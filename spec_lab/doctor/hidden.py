@@ -9,7 +9,6 @@ from spec_lab.doctor.evidence import Evidence
 from spec_lab.doctor.findings import Finding, Verdict, does_not_apply
 from spec_lab.doctor.loop import MIN_AGREEMENT
 from spec_lab.doctor.teacher_forced import Drafted
-from spec_lab.wiring.drafting import load_drafter
 
 CHECK = "hidden path"
 # If drafts depend on the hidden states, zeroing these changes nearly every first draft.
@@ -22,8 +21,7 @@ def check_hidden(evidence: Evidence) -> Finding:
     """Compare drafts made with zeros in place of the target's hidden states with normal drafts."""
     if evidence.features == FeatureSpec():
         return does_not_apply(CHECK, "the drafter reads no hidden state of the target")
-    make_drafter = load_drafter(evidence.subject.of_spine, evidence.subject.reference_build)
-    zeroed = evidence.forced.draft(make_drafter, torch.zeros_like)
+    zeroed = evidence.forced.draft(evidence.subject.of_spine.drafter.build, torch.zeros_like)
     as_it_is = evidence.as_configured
     changed = float((zeroed.tokens[:, 0] != as_it_is.tokens[:, 0]).double().mean())
     measured = (

@@ -6,6 +6,8 @@ import dataclasses
 
 import torch
 
+from spec_lab.config.option import get
+from spec_lab.config.run import DrafterConfig
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import Request
 from spec_lab.doctor.evidence import MIN_ROUNDS, Evidence
@@ -14,12 +16,8 @@ from spec_lab.doctor.rounds import rounds_of
 from spec_lab.doctor.subject import Subject
 from spec_lab.doctor.teacher_forced import Drafted
 from spec_lab.measure.audit import audit
-from spec_lab.menu.config import DrafterConfig
-from spec_lab.options.drafters.oracle import OracleDrafterConfig
-from spec_lab.options.drafters.random import RandomDrafterConfig
 from spec_lab.record.draft_counts import acceptance_length
 from spec_lab.record.statistics import wilson_interval
-from spec_lab.wiring.drafting import load_drafter
 
 # A uniformly random draft is right once in vocab_size times, so chance almost never gives a larger length.
 MAX_RANDOM_LENGTH = 1.15
@@ -27,7 +25,7 @@ NO_ROUND = "no round to judge; use more prompts or longer outputs"
 FEW_ROUNDS = "too few for a verdict; use more prompts or longer outputs"
 NUM_RANDOM_REQUESTS, NUM_RANDOM_TOKENS = 3, 24
 # The loop's drafts equal those of teacher forcing except for rounding, which changes hardly any in float32. In bfloat16
-# on a CPU, 5 % of the pocket pair's rounds had other drafts, and 62 % with stale metadata.
+# on a CPU, 5 % of the pocket pair's rounds had other drafts.
 MIN_SAME_FLOAT32 = 0.98
 MIN_SAME_16_BIT = 0.85
 # For first drafts. The shipped eagle3 head agrees in 0.46 to 0.94 by category (its card). With the halves of its input
@@ -126,7 +124,7 @@ def _cause(same_first: float, same_all: float, least: float) -> str | None:
 
 def _check_oracle(subject: Subject) -> Finding:
     length = subject.num_draft_tokens + 1
-    config = OracleDrafterConfig(num_draft_tokens=subject.num_draft_tokens)
+    config = get("drafter", "oracle")(num_draft_tokens=subject.num_draft_tokens)
     records = _generate(subject, config, subject.requests)
     num_bugs, _ = _divergences(subject, records)
     rounds = rounds_of(subject, records)
@@ -141,7 +139,7 @@ def _check_oracle(subject: Subject) -> Finding:
 
 
 def _check_random(subject: Subject) -> Finding:
-    config = RandomDrafterConfig(num_draft_tokens=subject.num_draft_tokens)
+    config = get("drafter", "random")(num_draft_tokens=subject.num_draft_tokens)
     requests = [
         dataclasses.replace(request, max_new_tokens=min(request.max_new_tokens, NUM_RANDOM_TOKENS))
         for request in subject.requests[:NUM_RANDOM_REQUESTS]
@@ -158,9 +156,7 @@ def _check_random(subject: Subject) -> Finding:
 
 
 def _generate(subject: Subject, drafter: DrafterConfig, requests: list[Request]) -> list[RequestRecord]:
-    spine = subject.of_spine
-    chosen = spine.again(dataclasses.replace(spine.config, drafter=drafter))
-    return subject.engine(chosen, load_drafter(chosen, subject.models.of_drafters)).generate(requests).requests
+    return subject.engine(subject.of_spine.with_parts(drafter=drafter)).generate(requests).requests
 
 
 def _divergences(subject: Subject, records: list[RequestRecord]) -> tuple[int, int]:

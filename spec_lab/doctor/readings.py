@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from spec_lab.doctor.aspects import Aspect
 from spec_lab.doctor.evidence import Evidence
 from spec_lab.doctor.findings import Finding, Verdict, does_not_apply
 from spec_lab.doctor.teacher_forced import Drafted
-from spec_lab.menu.chosen import Chosen
-from spec_lab.menu.readings import Aspect
-from spec_lab.wiring.models import DrafterBuild
 
 # Another reading must be better by this many accepted drafts a round, else it is not worth a change. The difference
 # must also be this many standard errors, which happens by chance once in about 700 readings.
@@ -45,12 +43,6 @@ ALL_ASPECTS = (
     "KV source layers",
 )
 """The aspects that every report lists, in this order."""
-
-
-def aspects_of(chosen: Chosen, build: DrafterBuild) -> list[Aspect]:
-    """Return the aspects that can be read in other ways; `build` has the parts for their drafters."""
-    aspects = chosen.drafter.aspects
-    return [] if aspects is None else aspects(chosen, chosen.config.drafter, build)
 
 
 def aspect_names(aspects: Iterable[Aspect]) -> list[str]:

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from spec_lab.build.engine import DrafterMaker
+from spec_lab.build.lab import Lab
 from spec_lab.core.prompts import PromptPack
 from spec_lab.core.protocols import Drafter
 from spec_lab.core.types import DraftStep, Request, VerifiedRound
@@ -15,7 +17,6 @@ from spec_lab.doctor.findings import Finding, Verdict, does_not_apply
 from spec_lab.doctor.hidden import MIN_CHANGED, MIN_DROP
 from spec_lab.doctor.loop import MIN_LATER_AGREEMENT
 from spec_lab.doctor.teacher_forced import Drafted
-from spec_lab.wiring.drafting import DrafterFactory, DrafterResources, load_drafter
 
 CHECK = "recycled path"
 
@@ -50,7 +51,7 @@ def check_recycled(evidence: Evidence) -> Finding:
     num_draft_tokens = evidence.subject.num_draft_tokens
     if num_draft_tokens < 2:
         return does_not_apply(CHECK, f"drafter.num_draft_tokens={num_draft_tokens} recycles nothing")
-    option = evidence.subject.chosen.drafter
+    option = evidence.subject.config.drafter
     if not option.hands_hidden_on:
         return does_not_apply(CHECK, f"drafter={option.name} does not say that its steps hand a hidden state on")
     as_it_is = evidence.as_configured
@@ -71,11 +72,9 @@ def check_recycled(evidence: Evidence) -> Finding:
     return Finding(CHECK, Verdict.SUSPICIOUS if _does_not_help(as_it_is, zeroed) else Verdict.OK, measured)
 
 
-def _zeroed(evidence: Evidence) -> DrafterFactory:
-    make_drafter = load_drafter(evidence.subject.of_spine, evidence.subject.reference_build)
-
-    def make(resources: DrafterResources) -> Drafter[Any]:
-        return ZeroedRecycling(make_drafter(resources))
+def _zeroed(evidence: Evidence) -> DrafterMaker:
+    def make(lab: Lab) -> Drafter[Any]:
+        return ZeroedRecycling(evidence.subject.of_spine.drafter.build(lab))
 
     return make
 

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 
 from spec_lab.acceptance.strict import StrictAcceptance
+from spec_lab.build.references import eager_config
+from spec_lab.config.option import get
 from spec_lab.core.recurrent_cache import RecurrentRows
 from spec_lab.core.types import AcceptanceInputs, Verification
 from spec_lab.doctor.findings import Finding, Verdict, does_not_apply
@@ -24,9 +26,6 @@ from spec_lab.doctor.subject import Subject
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.states import SlotStates
 from spec_lab.engine.teacher import TeacherForcing
-from spec_lab.options.drafters.random import RandomDrafterConfig
-from spec_lab.options.graphs.eager import EagerGraphConfig
-from spec_lab.wiring.drafting import load_drafter
 
 CHECK = "states of layers"
 NUM_TOKENS = 24
@@ -168,9 +167,8 @@ def check_states(subject: Subject) -> Finding:
 
 def _worst_difference(subject: Subject, teacher: TeacherForcing, mistake: Mistake | None = None) -> tuple[float, int]:
     """Decode one request, with `mistake` hidden. Return the largest difference, and the number of rounds."""
-    drafter = RandomDrafterConfig(num_draft_tokens=subject.num_draft_tokens)
-    chosen = subject.chosen.again(dataclasses.replace(subject.config, drafter=drafter, graph=EagerGraphConfig()))
-    engine = subject.engine(chosen, load_drafter(chosen, subject.models.of_drafters))
+    drafter = get("drafter", "random")(num_draft_tokens=subject.num_draft_tokens)
+    engine = subject.engine(eager_config(subject.config).with_parts(drafter=drafter))
     most = subject.num_draft_tokens
     # With a mistake and K > 1, no round accepts all drafts: the row after the last one is outside the cache.
     script = (most, 0, 1, most, most - 1) if mistake is None else (most - 1, 0, 1, most - 1)

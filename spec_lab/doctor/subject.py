@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.build.auto import with_auto_chosen
+from spec_lab.build.engine import DrafterMaker, build_engine, build_teacher
+from spec_lab.build.limits import Limits, engine_limits
+from spec_lab.build.models import Models, load_models
+from spec_lab.build.references import eager_config, plain_config
+from spec_lab.build.workloads import open_workload
+from spec_lab.config.choices import ByRequest, DraftSampling, DraftStop
+from spec_lab.config.option import get
+from spec_lab.config.run import Run, SamplingConfig, TreeConfig, VerifyConfig
 from spec_lab.core.errors import UserError
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.teacher import TeacherForcing
-from spec_lab.menu.choices import DraftSampling
-from spec_lab.menu.chosen import Chosen
-from spec_lab.menu.config import AcceptanceConfig, RunConfig, SamplingConfig, TreeConfig
-from spec_lab.options.graphs.eager import EagerGraphConfig
-from spec_lab.options.plain import plain_config
-from spec_lab.options.rules.strict import StrictAcceptanceConfig
-from spec_lab.options.trees.dynamic import TreeBranches
-from spec_lab.wiring.drafting import DrafterFactory, load_drafter
-from spec_lab.wiring.engine import build_engine, build_teacher
-from spec_lab.wiring.limits import Limits, engine_limits
-from spec_lab.wiring.models import DrafterBuild, TargetBuild, load_models, thinking_markers
-from spec_lab.wiring.workloads import open_workload
+from spec_lab.workloads.thinking import thinking_markers
 
 # This gives enough rounds to tell a relevant difference from chance, in a short time.
 MAX_REQUESTS = 9
@@ -37,49 +37,45 @@ class Subject:
     """A run that is examined.
 
     Attributes:
-        chosen: the run with strict greedy acceptance, for which a draft is either correct or wrong.
+        config: the run with strict greedy acceptance, for which a draft is either correct or wrong.
         requests: the first few of the workload, cut short.
         limits: limits of the run's engine.
-        make_drafter: makes the drafter of the run's engine.
+        reference: the same models, for drafters that attend with the reference backend, whatever the run's backend is.
         plain: plain decoding's outputs for the requests, which are the target's own text.
         max_rounds: the most rounds of the loop that a check drafts again.
     """
 
-    chosen: Chosen
-    models: TargetBuild
+    config: Run
+    models: Models
+    reference: Models
     requests: list[Request]
     limits: Limits
-    make_drafter: DrafterFactory
     plain: list[RequestRecord]
     max_rounds: int = 144
 
     @property
-    def config(self) -> RunConfig:
-        return self.chosen.config
-
-    @property
     def num_draft_tokens(self) -> int:
-        return self.of_spine.config.drafter.num_draft_tokens
+        return self.of_spine.drafter.num_draft_tokens
 
     @property
-    def of_spine(self) -> Chosen:
+    def of_spine(self) -> Run:
         """The same run with a chain of drafts. For a tree the chain is its spine, the likeliest drafts."""
-        sizes = self.chosen.sizes
+        sizes = self.config.sizes
         if sizes is None:
-            return self.chosen
+            return self.config
         drafter = dataclasses.replace(self.config.drafter, num_draft_tokens=sizes.spine)
-        return self.chosen.again(dataclasses.replace(self.config, drafter=drafter, tree=TreeConfig()))
+        return self.config.with_parts(drafter=drafter, tree=TreeConfig())
 
     @property
-    def reference_build(self) -> DrafterBuild:
-        """The parts for drafters that attend with the reference backend, whatever the run's backend is."""
-        target = self.models.target
-        reference = TorchAttention(self.config.cache.page_size, target.num_positions)
-        return dataclasses.replace(self.models.of_drafters, backend=reference)
+    def drafter_folder(self) -> Path:
+        """The folder of the drafter's weights; the drafter must have some."""
+        drafter: Any = self.config.drafter
+        folder: Path = drafter.folder(self.config)
+        return folder
 
-    def engine(self, chosen: Chosen, make_drafter: DrafterFactory) -> Engine:
+    def engine(self, run: Run, make_drafter: DrafterMaker | None = None) -> Engine:
         """Make an engine of the run's sizes. A drafter that replays outputs gets those of plain decoding."""
-        engine = build_engine(chosen, self.models, make_drafter, self.limits)
+        engine = build_engine(run, self.models, self.limits, make_drafter)
         teach(engine.parts.drafter, self.plain)
         return engine
 
@@ -95,64 +91,52 @@ def teach(drafter: Any, plain: list[RequestRecord]) -> None:
         learn({record.request_id: record.output_ids for record in plain})
 
 
-def load_subject(chosen: Chosen) -> Subject:
+def load_subject(typed: Run) -> Subject:
     """Load target and drafter, and decode the target's own text.
 
     Raises:
-        UserError: there is no drafter, its tree has no spine, a setting is one that the doctor cannot examine, or a
-            checkpoint, its logits, a prompt set or a size is invalid.
+        UserError: the tree has no spine, or a checkpoint, its logits, a prompt set or a size is invalid.
     """
-    if chosen.config.drafter.num_draft_tokens == 0:
-        raise UserError("drafter=none makes no drafts to examine; choose drafter=eagle3")
-    refuse_no_spine(chosen)
-    if chosen.offers.may_be_fewer:
-        raise UserError(f"{chosen.offers.named}: the doctor examines all K drafts; use {chosen.offers.offers_all}")
-    num_rounds = getattr(chosen.config.graph, "rounds_per_replay", 1)
-    if num_rounds > 1:
-        raise UserError(
-            f"graph.rounds_per_replay={num_rounds}: the doctor examines the drafts between two rounds; use "
-            "graph.rounds_per_replay=1"
-        )
-    chosen = chosen.again(strict_greedy(chosen.config))
-    config = chosen.config
+    if typed.sizes is not None and typed.sizes.spine == 0:
+        raise UserError("tree.paths without [0]: the doctor examines the path of the likeliest drafts; add [0]")
+    config = with_auto_chosen(strict_greedy(typed))
     torch.manual_seed(config.seed)
-    tokenizer, workload = open_workload(chosen)
+    tokenizer, workload = open_workload(config)
     requests = [shortened(request) for request in workload[:MAX_REQUESTS]]
-    limits = engine_limits(chosen, requests, config.drafter.num_draft_tokens)
-    models = load_models(chosen, limits.max_seq_len, thinking_markers(tokenizer))
-    make_drafter = load_drafter(chosen, models.of_drafters)
+    limits = engine_limits(config, requests, config.drafter.num_draft_tokens)
+    models = load_models(config, limits.max_seq_len, thinking_markers(tokenizer, config.target))
     # The text is decoded with graph=eager, so that faults of a graph mode do not affect the text that judges it.
-    alone = chosen.again(dataclasses.replace(plain_config(config), graph=EagerGraphConfig()))
-    plain_engine = build_engine(alone, models, load_drafter(alone, models.of_drafters), limits)
-    plain = plain_engine.generate(requests).requests
-    subject = Subject(chosen, models, requests, limits, make_drafter, plain)
+    plain = build_engine(eager_config(plain_config(config)), models, limits).generate(requests).requests
+    reference = models.with_backend(TorchAttention(config.cache.page_size, models.target.num_positions))
+    subject = Subject(config, models, reference, requests, limits, plain)
     teacher = subject.greedy_teacher()
     for record in plain:
         teacher.require_finite([*record.prompt_ids, *record.output_ids[:-1]])
     return subject
 
 
-def refuse_no_spine(chosen: Chosen) -> None:
-    """Raise UserError for a tree without a spine that could be drafted as a chain, or whose drafts see other
-    branches."""
-    options: Any = chosen.config.tree
-    sizes = chosen.sizes
-    if sizes is not None and sizes.spine == 0:
-        raise UserError("tree.paths without [0]: the doctor examines the path of the likeliest drafts; add [0]")
-    if getattr(options, "branches", TreeBranches.exact) != TreeBranches.exact:
-        raise UserError(
-            f"tree.branches={options.branches} lets drafts see the keys of other drafts, which the doctor reports as a "
-            "fault; use tree.branches=exact"
-        )
+def strict_greedy(run: Run) -> Run:
+    """Return the same run with greedy drafts, all K of them in every round, strict greedy acceptance, and a look by the
+    host after each round."""
+    every_draft = {
+        "draft_sampling": DraftSampling.greedy,
+        "stop": DraftStop.none,
+        "k_schedule": None,
+        "by_request": ByRequest.same,
+    }
+    return run.with_parts(
+        drafter=_changed(run.drafter, every_draft),
+        graph=_changed(run.graph, {"rounds_per_replay": 1, "skip_ended": False}),
+        acceptance=get("acceptance", "strict")(),
+        sampling=SamplingConfig(),
+        verify=VerifyConfig(),
+    )
 
 
-def strict_greedy(config: RunConfig) -> RunConfig:
-    """Return the same run with greedy drafts and strict greedy acceptance."""
-    drafter: Any = config.drafter
-    if hasattr(drafter, "draft_sampling"):
-        drafter = dataclasses.replace(drafter, draft_sampling=DraftSampling.greedy)
-    acceptance: AcceptanceConfig = StrictAcceptanceConfig()
-    return dataclasses.replace(config, drafter=drafter, acceptance=acceptance, sampling=SamplingConfig())
+def _changed(options: Any, values: Mapping[str, Any]) -> Any:
+    """Return the options with `values` in those of the keys that they have."""
+    names = {field.name for field in dataclasses.fields(options)}
+    return dataclasses.replace(options, **{name: value for name, value in values.items() if name in names})
 
 
 def shortened(request: Request) -> Request:

@@ -15,6 +15,10 @@ from typing import Any
 import torch
 
 from spec_lab.acceptance.noise import SlotSeeds
+from spec_lab.build.caches import build_cache
+from spec_lab.build.engine import DrafterMaker, build_prune_policy
+from spec_lab.build.lab import Lab
+from spec_lab.build.references import unpruned_config
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, PagedKVCache
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.protocols import Drafter
@@ -26,10 +30,6 @@ from spec_lab.doctor.subject import Subject
 from spec_lab.engine.pages import PageTable
 from spec_lab.engine.states import slot_states
 from spec_lab.engine.stopping_loop import collect_drafts
-from spec_lab.options.plain import unpruned_config
-from spec_lab.wiring.caches import build_cache
-from spec_lab.wiring.drafting import DrafterFactory, DrafterResources
-from spec_lab.wiring.engine import build_prune_policy
 
 FeatureChange = Callable[[torch.Tensor], torch.Tensor]
 
@@ -87,12 +87,12 @@ class TeacherForcedDrafts:
         self._features: dict[tuple[int, FeatureSpec], torch.Tensor | None] = {}
 
     @torch.inference_mode()
-    def draft(self, make_drafter: DrafterFactory, change: FeatureChange | None = None) -> Drafted:
+    def draft(self, make_drafter: DrafterMaker, change: FeatureChange | None = None) -> Drafted:
         """Return the drafts for every round. `change` is first applied to the features."""
         proposed = []
         by_text: dict[int, Drafter[Any]] = {}
         for loop_round in self.rounds:
-            drafter = by_text.get(loop_round.text) or self._make(make_drafter, loop_round.text)
+            drafter = by_text.get(loop_round.text) or make_drafter(self.lab(loop_round.text))
             by_text = {loop_round.text: drafter}
             features = self.features(loop_round.text, drafter.requirements.features)
             if features is not None and change is not None:
@@ -133,7 +133,7 @@ class TeacherForcedDrafts:
 
     @property
     def _reference(self) -> AttentionBackend:
-        return self._subject.reference_build.backend
+        return self._subject.reference.backend
 
     def _text(self, index: int) -> TargetText:
         request, plain = self._subject.requests[index], self._subject.plain[index]
@@ -142,13 +142,12 @@ class TeacherForcedDrafts:
         cache = build_cache(config.layers, self._limits, self._subject.models)
         return TargetText(request, token_ids, cache)
 
-    def _make(self, make_drafter: DrafterFactory, text: int) -> Drafter[Any]:
-        """Make a drafter with its own cache, for all rounds of a text."""
-        of_text = self._texts[text]
-        seeds = SlotSeeds(1, self._subject.config.seed, self._device)
-        chosen = self._subject.chosen
-        prune = build_prune_policy(chosen.again(unpruned_config(chosen.config)))
-        return make_drafter(DrafterResources(self._limits, prune, seeds, of_text.cache))
+    def lab(self, text: int) -> Lab:
+        """Return what a drafter for all rounds of a text is made from, with a cache of its own and no pruning."""
+        subject = self._subject
+        run = unpruned_config(subject.of_spine)
+        seeds = SlotSeeds(1, run.seed, self._device)
+        return Lab(run, subject.reference, self._limits, build_prune_policy(run), seeds, self._texts[text].cache)
 
     def _drafts(self, drafter: Drafter[Any], loop_round: LoopRound, features: torch.Tensor | None) -> torch.Tensor:
         """Return the drafts [num_draft_tokens] after the first `kv_len` tokens and the pending token."""

@@ -3,7 +3,7 @@
 With prune.catchup=none each of the N verify rows becomes context: keys and values computed from the target's hidden
 state there. Rejected rows lie past the committed length. The next block overwrites them, and the next round's context
 overwrites the block. Context rows do not attend, so pruning saves only the writing of rejected rows. For that, the host
-must wait for the number of accepted rows.
+must wait for the number of accepted rows, so a round in a graph writes all rows.
 """
 
 from __future__ import annotations
@@ -41,12 +41,17 @@ class ContextPass:
         prune: PrunePolicy,
         span: Spans,
         kernels: KernelSet = TORCH_FORMS,
+        host_waits: bool = True,
     ) -> None:
+        """`host_waits`: whether the host may wait for the device in a round, which is not in a graph."""
         assert num_draft_tokens <= model.config.slots.most_drafts
         self.num_draft_tokens = num_draft_tokens
-        self.gathers = prune.drops_rows
+        self.gathers = prune.drops_rows and host_waits
         self.requirements = DrafterRequirements(
-            features, catchup_rows=(num_draft_tokens + 1,), count_catchup=_count_accepted if self.gathers else None
+            features,
+            catchup_rows=(num_draft_tokens + 1,),
+            count_catchup=_count_accepted if self.gathers else _count_verified,
+            prunes_catchup=host_waits,
         )
         self.model = model
         self.head = model.head
@@ -107,3 +112,7 @@ def _accepted(
 
 def _count_accepted(num_emitted: Sequence[int], num_verified: int) -> int:
     return sum(num_emitted)
+
+
+def _count_verified(num_emitted: Sequence[int], num_verified: int) -> int:
+    return len(num_emitted) * num_verified

@@ -13,6 +13,7 @@ from itertools import accumulate
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
@@ -22,7 +23,7 @@ from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.core.ragged import build_metadata
 from spec_lab.core.selection import AllRows
 from spec_lab.core.tree_protocols import TreeAttentionBackend
-from spec_lab.core.types import AttentionMetadata, DraftStep, FeatureSpec, Request, VerifiedRound
+from spec_lab.core.types import AttentionKind, AttentionMetadata, DraftStep, FeatureSpec, Request, VerifiedRound
 from spec_lab.drafters.branching import BranchDrafter
 from spec_lab.drafters.catchup import CaughtUp, catchup_planner
 from spec_lab.drafters.growth import Branches, TreeShape
@@ -34,9 +35,14 @@ from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet
 
 @dataclass(frozen=True, slots=True)
 class LanguageModelHead:
-    """Makes the model's output head a draft head over the target's vocabulary."""
+    """Makes the model's output head a draft head over the target's vocabulary.
+
+    Attributes:
+        vocab_size: the target's, which may have other padding than the model's.
+    """
 
     model: Target
+    vocab_size: int
 
     def greedy(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.model.logits(hidden).argmax(dim=-1)
@@ -46,7 +52,9 @@ class LanguageModelHead:
         return logits.argmax(dim=-1), top_probability(logits)
 
     def target_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.model.logits(hidden)
+        logits = self.model.logits(hidden)
+        missing = self.vocab_size - logits.shape[-1]
+        return logits if missing == 0 else F.pad(logits, (0, missing), value=float("-inf"))
 
     def scored_tokens(self, hidden: torch.Tensor) -> ScoredTokens:
         """Return the logits as scores of all tokens."""
@@ -66,11 +74,13 @@ class DraftModelCatchup:
         backend: AttentionBackend,
         prune: PrunePolicy,
         kernels: KernelSet = TORCH_FORMS,
+        vocab_size: int | None = None,
     ) -> None:
+        """`vocab_size`: the target's; None if it is the model's."""
         self.num_draft_tokens = num_draft_tokens
         self.requirements = DrafterRequirements(catchup_rows=(num_draft_tokens + 1,))
         self.model = model
-        self.head = LanguageModelHead(model)
+        self.head = LanguageModelHead(model, vocab_size or model.vocab_size)
         self.cache = cache
         self.backend = backend
         self.prune = prune
@@ -102,8 +112,7 @@ class DraftModelCatchup:
 
     def _forward(self, token_ids: torch.Tensor, attention: AttentionMetadata, selection: RowSelection) -> torch.Tensor:
         """Run tokens [rows], and return the live rows' output after the final norm, [live rows, hidden_size]."""
-        output = self.model.forward(token_ids, self.cache, attention, selection, FeatureSpec())
-        return selection.live(output.hidden)
+        return self.model.forward(token_ids, self.cache, attention, selection, FeatureSpec()).hidden
 
 
 def _with_sampled(pack: PromptPack) -> torch.Tensor:
@@ -144,8 +153,12 @@ class DraftModelDrafter(DraftModelCatchup):
         prune: PrunePolicy,
         picker: DraftPicker,
         kernels: KernelSet = TORCH_FORMS,
+        kinds: tuple[AttentionKind, ...] = (),
+        vocab_size: int | None = None,
     ) -> None:
-        super().__init__(num_draft_tokens, model, cache, backend, prune, kernels)
+        """`kinds`: those of the model's attention."""
+        super().__init__(num_draft_tokens, model, cache, backend, prune, kernels, vocab_size)
+        self.requirements = replace(self.requirements, step_kinds=kinds)
         self.picker = picker
 
     def ingest(self, pack: PromptPack) -> DraftModelState | None:
@@ -177,8 +190,9 @@ class DraftModelTreeDrafter(DraftModelCatchup, BranchDrafter):
         cache: PagedKVCache,
         backend: TreeAttentionBackend,
         prune: PrunePolicy,
+        vocab_size: int | None = None,
     ) -> None:
-        super().__init__(shape.depth, model, cache, backend, prune)
+        super().__init__(shape.depth, model, cache, backend, prune, vocab_size=vocab_size)
         self.shape = shape
         self.siblings = siblings
         self.tree_backend = backend

@@ -6,10 +6,11 @@ module: that module's draft, and its output at the last row. Module i holds pair
 TensorRT-LLM. So the last row of every module is at P, the last position with a hidden state of the target, and sees
 P + 1 keys. The first i pairs of a text have no row in module i.
 
-TensorRT-LLM runs other rows. There every module runs over the K rows of the window, and drops the oldest pair for each
-draft it is given. After K accepted drafts the window moves by K + 1, one more than its rows. So no module ever writes
-the position before the new window. Nor does module i overwrite all rows that it ran on drafts, if the round emits more
-than K - i tokens. The keys and values of the other rows stay those of a draft's pair, not of the target's.
+TensorRT-LLM runs other rows, and so does `only_window`, to measure what they cost and save. There every module runs
+over the K rows of the window, and drops the oldest pair for each draft it is given. After K accepted drafts the window
+moves by K + 1, one more than its rows. So no module ever writes the position before the new window. Nor does module i
+overwrite all rows that it ran on drafts, if the round emits more than K - i tokens. The keys and values of the other
+rows stay those of a draft's pair, not of the target's.
 
 After a round, module i here runs over K + 1 + i rows: the K of the window, the last pair that left it, and i drafts.
 However many tokens a round emits, these rows cover every row that the last round made from a draft, and leave out no
@@ -79,11 +80,14 @@ class MtpVanillaDrafter:
         backend: AttentionBackend,
         prune: PrunePolicy,
         picker: DraftPicker,
+        only_window: bool = False,
     ) -> None:
+        """`only_window`: every module runs over K rows, so that its cache has holes and rows of drafts."""
         assert len(modules) == len(caches) == window.size
         self.num_draft_tokens = len(modules)
-        num_rows = self.num_draft_tokens + 1
-        passes = tuple(num_rows + index for index in range(len(modules)))
+        self._only_window = only_window
+        self._num_rows = self.num_draft_tokens + (0 if only_window else 1)
+        passes = tuple(self._num_rows + (0 if only_window else index) for index in range(len(modules)))
         self.requirements = DrafterRequirements(features, catchup_rows=passes, distinct_steps=True)
         self.modules = modules
         self.caches = caches
@@ -117,24 +121,23 @@ class MtpVanillaDrafter:
         return self._start(pairs, hidden, ends.live.attention, drafted, pruning)
 
     def catch_up(self, verified: VerifiedRound) -> MtpVanillaState:
-        """Run the first module over the N rows up to the last valid one, and slide the window by n.
+        """Run the first module over the N rows (or K) up to the last valid one, and slide the window by n.
 
         An inactive request is treated as if n were 1 (`Verification.num_live`), but its window does not move.
         """
         assert verified.features is not None
         batch, emitted = verified.batch, verified.verification
-        num_rows = self.num_draft_tokens + 1
         inputs = MtpRows(batch.input_ids, verified.features.view(*batch.input_ids.shape, -1))
         num_live = emitted.num_live
         newest = emitted.tokens.gather(1, num_live.unsqueeze(1) - 1).squeeze(1)
-        rows = pair_with_next(slide(self.window.of(batch.slot_ids), inputs, num_live, num_rows), newest)
+        rows = pair_with_next(slide(self.window.of(batch.slot_ids), inputs, num_live, self._num_rows), newest)
         self.window.slide(batch.slot_ids, inputs, emitted.num_emitted)
         ends = batch.kv_lens + num_live
         last_row = self.backend.build(
             positions=(ends - 1).unsqueeze(1),
             seq_lens=ends,
             page_table=batch.page_table,
-            max_seq_len=batch.max_kv_len + num_rows,
+            max_seq_len=batch.max_kv_len + self.num_draft_tokens + 1,
         )
         hidden = self._output(0, rows, last_row, self._catchup_rows)
         return self._start(rows, hidden, last_row, DraftedRows(batch.slot_ids, ends), self._catchup_rows)
@@ -142,7 +145,10 @@ class MtpVanillaDrafter:
     def step(self, state: MtpVanillaState, step: DraftStep) -> None:
         num_rows = state.rows.num_rows - self.num_draft_tokens + 1 + step.index
         state.rows.put(num_rows - 1, state.tokens, state.hidden)
-        state.hidden = self._output(step.index, state.rows.first(num_rows), state.last_row, state.pruning)
+        rows = state.rows.first(num_rows)
+        if self._only_window:
+            rows = rows.last(self.num_draft_tokens)
+        state.hidden = self._output(step.index, rows, state.last_row, state.pruning)
         state.tokens = self.picker.pick(self.modules[step.index], state.hidden, state.drafted, step.column)
 
     def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:

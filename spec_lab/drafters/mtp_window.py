@@ -32,6 +32,10 @@ class MtpRows:
         """Return a view of the first rows."""
         return MtpRows(self.tokens[:, :num_rows], self.hidden[:, :num_rows])
 
+    def last(self, num_rows: int) -> MtpRows:
+        """Return a view of the last rows."""
+        return MtpRows(self.tokens[:, -num_rows:], self.hidden[:, -num_rows:])
+
     def put(self, row: int, tokens: torch.Tensor, hidden: torch.Tensor) -> None:
         """Fill one row in place: drafts [batch] and the hidden states [batch, hidden_size] they were picked from."""
         self.tokens[:, row] = tokens

@@ -18,7 +18,7 @@ from spec_lab.core.protocols import DrafterRequirements
 from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.core.selection import AllRows
 from spec_lab.core.tree_protocols import TreeAttentionBackend
-from spec_lab.core.types import AttentionMetadata, DraftStep, FeatureSpec, Request, VerifiedRound
+from spec_lab.core.types import AttentionKind, AttentionMetadata, DraftStep, FeatureSpec, Request, VerifiedRound
 from spec_lab.drafters.branching import BranchDrafter
 from spec_lab.drafters.catchup import CaughtUp, catchup_planner
 from spec_lab.drafters.growth import Branches, TreeShape
@@ -134,8 +134,11 @@ class RecurrentDrafter(RecurrentCatchup):
         prune: PrunePolicy,
         picker: DraftPicker,
         kernels: KernelSet = TORCH_FORMS,
+        kinds: tuple[AttentionKind, ...] = (),
     ) -> None:
+        """`kinds`: that of the layer's attention."""
         super().__init__(num_draft_tokens, head, features, cache, backend, prune, kernels)
+        self.requirements = replace(self.requirements, step_kinds=kinds)
         self.picker = picker
         self._chain = head.chain if picker.takes_likeliest else None
         if self._chain is not None:

@@ -116,17 +116,19 @@ class RoundAccounts:
         """Wait for the results of a launch, and keep them until `catch_up`.
 
         Returns:
-            Whether a request may have ended, by its token limit or an end of sequence. A captured launch without drafts
-            of the host needs to know nothing else.
+            Whether a request may have ended, by its token limit, an end of sequence or a stop. A captured launch
+            without drafts of the host needs to know nothing else.
         """
         nearest_end = min(map(_tokens_to_end, launched.sequences))  # while the device is busy
+        has_stops = any(sequence.request.has_stops for sequence in launched.sequences)
         with self._parts.timer.reading():
             result = launched.result.read()
         now = self._now()
         self._unaccounted.append(_Read(launched, result, now, now - max(launched.began_at, self.read_at)))
         self.read_at = now
         num_rounds = self._graph.rounds_per_replay
-        if num_rounds * max(result.num_emitted) < nearest_end and self._eos.isdisjoint(chain(*result.tokens)):
+        is_within_limit = num_rounds * max(result.num_emitted) < nearest_end
+        if is_within_limit and not has_stops and self._eos.isdisjoint(chain(*result.tokens)):
             return False
         num_rows = len(result.num_emitted) // num_rounds
         rows = zip(result.tokens, result.num_emitted, strict=True)
@@ -149,6 +151,8 @@ class RoundAccounts:
             sequence.finish_reason is not None
             or sequence.num_output_tokens + sum(map(len, emitted)) >= request.max_new_tokens
             or not (request.ignore_eos or all(map(self._eos.isdisjoint, emitted)))
+            or request.stops is not None
+            or not all(map(request.stop_token_ids.isdisjoint, emitted))
         )
 
     def _settle(self, read: _Read) -> None:
@@ -175,13 +179,16 @@ class RoundAccounts:
     def _emit(self, settled: Launch, result: RoundResult, now: float) -> list[_Emitted]:
         """Account for a round's tokens, and return the outcomes.
 
-        Tokens of a sequence that an earlier round finished are surplus and left out.
+        Tokens of a sequence that an earlier round finished are surplus and left out. The device may go on with one that
+        a stop ended, which only the host sees.
         """
         emitted = []
         running = [index for index, sequence in enumerate(settled.sequences) if sequence.finish_reason is None]
         num_emitting = sum(map(bool, result.num_emitted))
         may_be_behind = self._overlap and self._graph.rounds_per_replay == 1
-        assert may_be_behind or num_emitting == len(running), "host and device disagree on which requests had ended"
+        num_stopped = sum(sequence.finish_reason is FinishReason.STOP for sequence in settled.sequences)
+        is_agreed = len(running) <= num_emitting <= len(running) + num_stopped
+        assert may_be_behind or is_agreed, "host and device disagree on which requests had ended"
         for index in running:
             num_emitted = result.num_emitted[index]
             hits = None if result.relaxed is None else result.relaxed[index]

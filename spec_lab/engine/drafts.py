@@ -11,7 +11,6 @@ import torch.nn.functional as F
 
 from spec_kernels.tree_reference import move_path_reference
 from spec_lab.core.draft_tree import DraftTree
-from spec_lab.core.errors import UserError
 from spec_lab.core.layer_protocols import MetadataMover
 from spec_lab.core.prompts import PromptEnds
 from spec_lab.core.rows import rows_at
@@ -21,7 +20,6 @@ from spec_lab.core.types import (
     AttentionMetadata,
     DraftStep,
     RoundBatch,
-    Verification,
     VerifiedRound,
 )
 from spec_lab.engine.offers import Offers
@@ -106,11 +104,7 @@ class Chain:
             draft_logits=kept_logits,
             num_drafts=batch.num_drafts,
         )
-        judged: object = self._parts.rule.accept(inputs)
-        if not isinstance(judged, Verification):  # an extension's rule
-            rule, found = type(self._parts.rule).__name__, type(judged).__name__
-            raise UserError(f"acceptance: {rule}.accept returns {found}; return what spec_lab.extend.emit returns")
-        return VerifiedRound(batch, judged, output.features)
+        return VerifiedRound(batch, self._parts.rule.accept(inputs), output.features)
 
     def collect(self, offers: Offers, mover: MetadataMover, state: Any, scope: StepScope) -> tuple[torch.Tensor, int]:
         drafter, most, loop = self._parts.drafter, offers.max_drafted, offers.loop

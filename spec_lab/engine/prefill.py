@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from spec_lab.core.errors import UserError
 from spec_lab.core.prompts import NO_ROUNDING, LiveRows, PromptEnds, PromptPack, PromptRounding, PromptSpan
 from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.core.ragged import build_metadata, even_batches
@@ -88,11 +87,6 @@ class PromptPass:
         with self.rounding.products():
             ends, state, computed = self._forward(rows)
         if ends is not None:
-            if state is None:  # an extension's drafter
-                drafter = type(self._parts.drafter).__name__
-                raise UserError(
-                    f"drafter: {drafter}.ingest returns None where prompts end; return the state with draft 1"
-                )
             self._round.start(ends, state)
         return ends, computed
 

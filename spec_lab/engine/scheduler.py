@@ -30,7 +30,7 @@ class Scheduler:
         """Keep the sizes.
 
         Args:
-            margin: positions past a request's last token that a round may write, as in `spec_lab.wiring.limits`.
+            margin: positions past a request's last token that a round may write, as in `spec_lab.build.limits`.
             max_in_flight: while so many have arrived and not ended, the next one does not arrive; None for no bound.
         """
         self._max_in_flight = max_in_flight
@@ -131,7 +131,8 @@ def emit_first(sequence: Sequence, eos_token_ids: frozenset[int], now: float) ->
     """Account for the token that the prompt pass sampled and appended. It may end the request."""
     sequence.origins += TokenOrigin.PROMPT_PASS
     sequence.emitted_at.append(now)
-    _finish(sequence, eos_token_ids)
+    _, sequence.finish_reason = _end_of_text(sequence.request, [], sequence.tokens[-1:], eos_token_ids, 0)
+    _heed_limit(sequence)
 
 
 def emit_round(
@@ -144,9 +145,10 @@ def emit_round(
     num_imposed: int = 0,
     confidences: list[float] | None = None,
 ) -> None:
-    """Account for one round's n = len(tokens) tokens: append them up to EOS or the limit, and commit n KV rows.
+    """Account for one round's n = len(tokens) tokens: append them up to an end or the limit, and commit n KV rows.
 
-    The first `num_imposed` tokens were accepted without being judged. An EOS among them does not end the request.
+    The first `num_imposed` tokens were accepted without being judged. An EOS or a stop among them does not end the
+    request.
 
     Args:
         origins: a letter of `core.origins` for each of the tokens.
@@ -156,9 +158,10 @@ def emit_round(
     assert tokens, "an active request emits at least one token"
     assert len(origins) == len(tokens) <= num_offered + 1
     request = sequence.request
-    num_judged = len(tokens)
-    if not (request.ignore_eos or eos_token_ids.isdisjoint(tokens)):
-        num_judged = _length_to_eos(tokens, eos_token_ids, num_imposed)
+    before: list[int] = []
+    if request.stops is not None:
+        before = sequence.tokens[max(len(request.prompt_ids), len(sequence.tokens) - request.stops.num_decoded) :]
+    num_judged, end = _end_of_text(request, before, tokens, eos_token_ids, num_imposed)
     kept = tokens[: min(num_judged, request.max_new_tokens - sequence.num_output_tokens)]
     sequence.tokens.extend(kept)
     sequence.origins += origins[: len(kept)]
@@ -170,18 +173,28 @@ def emit_round(
     sequence.emitted_per_round.append(len(kept))
     sequence.emitted_at.append(now)
     sequence.truncated = len(kept) < len(tokens)
-    _finish(sequence, eos_token_ids if len(kept) > num_imposed else frozenset())
+    sequence.finish_reason = end if len(kept) == num_judged else None
+    _heed_limit(sequence)
     assert sequence.finish_reason is not None or len(sequence.tokens) == sequence.kv_len + 1
 
 
-def _length_to_eos(tokens: list[int], eos_token_ids: frozenset[int], num_imposed: int) -> int:
-    """Count the tokens up to and including the first EOS after the imposed tokens; all tokens if there is none."""
-    decided = enumerate(tokens[num_imposed:], start=num_imposed + 1)
-    return next((length for length, token in decided if token in eos_token_ids), len(tokens))
+def _end_of_text(
+    request: Request, before: list[int], tokens: list[int], eos_token_ids: frozenset[int], num_imposed: int
+) -> tuple[int, FinishReason | None]:
+    """Find the first of `tokens` after the imposed ones that ends the text of a request, which `before` ends so far.
+
+    Returns:
+        The number of tokens up to and including it, and the reason; all tokens and None if there is none.
+    """
+    for length, token in enumerate(tokens[num_imposed:], start=num_imposed + 1):
+        if token in eos_token_ids and not request.ignore_eos:
+            return length, FinishReason.EOS
+        is_text_stop = request.stops is not None and request.stops.completed_by_last([*before, *tokens[:length]])
+        if is_text_stop or token in request.stop_token_ids:
+            return length, FinishReason.STOP
+    return len(tokens), None
 
 
-def _finish(sequence: Sequence, eos_token_ids: frozenset[int]) -> None:
-    if sequence.tokens[-1] in eos_token_ids and not sequence.request.ignore_eos:
-        sequence.finish_reason = FinishReason.EOS
-    elif sequence.num_output_tokens >= sequence.request.max_new_tokens:
+def _heed_limit(sequence: Sequence) -> None:
+    if sequence.finish_reason is None and sequence.num_output_tokens >= sequence.request.max_new_tokens:
         sequence.finish_reason = FinishReason.LENGTH

@@ -12,7 +12,6 @@ from typing import Protocol
 
 import torch
 
-from spec_lab.core.errors import UserError
 from spec_lab.core.layer_protocols import MetadataMover
 from spec_lab.core.protocols import Drafter, StageTimer, State
 from spec_lab.core.types import DraftStep
@@ -58,11 +57,6 @@ def collect_drafts(
     """
     if num_draft_tokens is None:
         num_draft_tokens = drafter.num_draft_tokens
-    tokens: object = getattr(state, "tokens", None)
-    if not isinstance(tokens, torch.Tensor) or tokens.dim() != 1:  # an extension's drafter
-        found = f"tokens of {tokens.dim()} dimensions" if isinstance(tokens, torch.Tensor) else type(state).__name__
-        said = f"drafter: {type(drafter).__name__}.ingest or .catch_up returns {found}"
-        raise UserError(f"{said}; return a state whose `tokens` [batch] have draft 1 of each request")
     drafts = state.tokens.new_zeros((state.tokens.shape[0], num_draft_tokens))
     columns = torch.arange(num_draft_tokens, device=drafts.device)
     num_made = min(1, num_draft_tokens)

@@ -1,7 +1,8 @@
 """Decides on the device which requests have ended, for rounds that follow each other without the host.
 
 It applies the conditions of `scheduler.emit_round` in tensors: an end of sequence, or `max_new_tokens`. The host
-accounts for the same rounds afterwards, and asserts that the device has ended the same requests.
+accounts for the same rounds afterwards, and asserts that the device has ended the same requests. A request's own stops
+are the host's alone: what the device emits after one is surplus.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
 from spec_lab.core.prompts import NO_ROUNDING, LiveRows, PromptRounding, PromptSpan
 from spec_lab.core.protocols import Target
 from spec_lab.core.ragged import build_metadata
-from spec_lab.core.selection import AllRows, LastPromptRow, NoRows
+from spec_lab.core.selection import AllRows, LastPromptRow, NoRows, UnreadRows
 from spec_lab.core.types import AttentionMetadata, FeatureSpec
 from spec_lab.engine.pages import PageTable
 from spec_lab.engine.states import slot_states
@@ -120,7 +120,8 @@ class TeacherForcing:
         The argmax is then meaningless, and comparing outputs with plain decoding would not show it.
         """
         for start, logits in self._logits(token_ids):
-            broken = ~logits.isfinite().all(dim=-1)
+            num_tokens = getattr(self._target, "num_tokens", None)  # ids behind are padding, with logit -inf
+            broken = ~logits[..., :num_tokens].isfinite().all(dim=-1)
             if bool(broken.any()):
                 position = start + int(broken.nonzero()[0])
                 dtype = str(self._cache.dtype).removeprefix("torch.")
@@ -156,7 +157,8 @@ class TeacherForcing:
             span = PromptSpan(0, start, end, is_last=end == length)
             spans = (span, *self._rounding.filling((span,), 0))
             attention = build_metadata(self._backend, spans, self._page_table.expand(len(spans), -1))
-            selection = self._last_row(span) if span.is_last else NoRows()
+            unread_rows = NoRows() if self._backend.prewrite else UnreadRows()
+            selection = self._last_row(span) if span.is_last else unread_rows
             unread = [0] * sum(filling.num_rows for filling in spans[1:])
             with self._rounding.products():
                 hidden = self._forward([*prompt_ids[start:end], *unread], start, attention, selection)
@@ -172,7 +174,8 @@ class TeacherForcing:
         end = torch.tensor([span.end], device=device)
         attention = self._backend.build((end - 1).unsqueeze(1), end.clone(), self._page_table, span.end)
         live = LiveRows(torch.tensor([span.num_rows - 1], device=device), attention, self._rounding.is_promised)
-        return LastPromptRow().target_selection(live, FeatureSpec())
+        prewrite = self._backend.prewrite
+        return LastPromptRow().target_selection(live, FeatureSpec()) if prewrite else AllRows(live.rows)
 
     def _hidden(self, token_ids: list[int], start: int) -> torch.Tensor:
         """Return the [rows, hidden_size] hidden states of the chunk that begins at position `start`."""

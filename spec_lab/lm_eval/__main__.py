@@ -16,10 +16,8 @@ import sys
 from collections.abc import Sequence
 
 from spec_lab.core.ending import ended, leave
-from spec_lab.core.errors import UserError
 
 MODEL = "spec_lab"
-INSTALL = "pip install -c constraints.txt -e '.[eval]'"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,19 +30,13 @@ def _run(typed: list[str]) -> int:
     if not typed or "--help" in typed or "-h" in typed:
         print(__doc__)
         return 0
-    if any(text == "--model" or text.startswith("--model=") for text in typed):
-        raise UserError(f"--model is {MODEL} here; leave it out, and name target and drafter in --model_args")
-    try:
-        import lm_eval._cli as harness
-    except ModuleNotFoundError as error:
-        if error.name != "lm_eval":
-            raise
-        raise UserError(f"the harness is not installed; {INSTALL}") from error
+    import lm_eval._cli as harness
+
     import spec_lab.lm_eval.model  # noqa: F401  registers the model
 
     argv = sys.argv
     device = [] if "--device" in typed else ["--device", "auto"]  # the harness takes cuda:0, even without a GPU
-    sys.argv = ["lm-eval", "run", "--model", MODEL, *device, *typed]
+    sys.argv = ["lm-eval", "run", *typed, *device, "--model", MODEL]
     try:
         cli = harness.HarnessCLI()
         cli.execute(cli.parse_args())

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping
 
+from spec_lab.config.option import get
 from spec_lab.core.errors import UserError, describe_error
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import FinishReason, Request
 from spec_lab.measure.lab import Lab
-from spec_lab.menu.option import CheckerOption
 from spec_lab.workloads.checker import Checked, check
-from spec_lab.workloads.conversations import before_end
+from spec_lab.workloads.conversations import output_text
+from spec_lab.workloads.thinking import thinking_pairs
 
 
 def check_answers(lab: Lab, name: str, records: Iterable[RequestRecord]) -> dict[str, Checked | None]:
@@ -28,8 +29,8 @@ def check_answers(lab: Lab, name: str, records: Iterable[RequestRecord]) -> dict
 
 
 def note_unread(records: Iterable[RequestRecord], checked: Mapping[str, Checked | None]) -> None:
-    """Warn if a checker found no answer in outputs that ended with an EOS token, since it may be the wrong checker."""
-    ended = [record.request_id for record in records if record.finish_reason == FinishReason.EOS]
+    """Warn if a checker found no answer in outputs that were not cut by a limit, since it may be the wrong checker."""
+    ended = [record.request_id for record in records if record.finish_reason is not FinishReason.LENGTH]
     found = [one for request_id in ended if (one := checked[request_id]) is not None]
     for name in dict.fromkeys(one.checker for one in found):
         reads = [one.read for one in found if one.checker == name]
@@ -45,11 +46,14 @@ def note_unread(records: Iterable[RequestRecord], checked: Mapping[str, Checked 
 def _check(lab: Lab, request: Request, record: RequestRecord) -> Checked:
     assert record.answer is not None
     name = request.checker or lab.config.workload.checker
-    checker = lab.chosen.registry.find(CheckerOption, name)
-    text = lab.tokenizer.decode(before_end(record.output_ids, lab.models.target.eos_token_ids))
+    checker = get("workload.checker", name)
+    eos = lab.models.target.eos_token_ids
+    text = output_text(lab.tokenizer, request, record.output_ids, eos)
     markers = lab.models.markers
+    pairs = thinking_pairs(lab.tokenizer, markers)
+    is_open = markers is not None and markers.hide_answer(record.prompt_ids, eos)
     try:
-        return check(checker, record.answer, text, markers is not None and markers.leave_open(record.prompt_ids))
+        return check(checker, record.answer, text, is_open, pairs)
     except Exception as error:  # an extension's checker may raise anything
         knob = "workload.checker" if request.checker is None else "checker"
         raise UserError(

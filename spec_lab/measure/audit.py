@@ -121,4 +121,6 @@ class _Judge:
 def _ends_where_it_should(record: RequestRecord, eos_token_ids: frozenset[int]) -> bool:
     if record.finish_reason is FinishReason.EOS:
         return record.output_ids[-1] in eos_token_ids
+    if record.finish_reason is FinishReason.STOP:
+        return len(record.output_ids) <= record.max_new_tokens
     return len(record.output_ids) == record.max_new_tokens

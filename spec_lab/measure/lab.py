@@ -10,25 +10,25 @@ from dataclasses import dataclass
 
 import torch
 
+from spec_lab.build.auto import why_not_native, with_auto_chosen
+from spec_lab.build.engine import build_engine, build_teacher
+from spec_lab.build.kernels import require_native
+from spec_lab.build.limits import Limits, engine_limits
+from spec_lab.build.models import LastModels, Models
+from spec_lab.build.references import UNPRUNED, eager_config, plain_config, unpruned_config
+from spec_lab.build.workloads import check_requests, longest_sequence, open_workload
+from spec_lab.config.choices import ByRequest, KernelsChoice, Rollback
+from spec_lab.config.run import PruneConfig, Run
 from spec_lab.core.errors import UserError
+from spec_lab.core.selection import AllPromptRows
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.teacher import TeacherForcing
 from spec_lab.measure.world import ALONE, World
-from spec_lab.menu.auto import why_kernels
-from spec_lab.menu.choices import ByRequest, KernelsChoice, Rollback
-from spec_lab.menu.chosen import Chosen
-from spec_lab.menu.config import PruneConfig, RunConfig
-from spec_lab.options.plain import UNPRUNED, eager_config, plain_config, unpruned_config
 from spec_lab.record.names import THIS_RUN
 from spec_lab.record.progress import Progress
-from spec_lab.wiring.drafting import load_drafter
-from spec_lab.wiring.engine import build_engine, build_teacher
-from spec_lab.wiring.kernels import require_native
-from spec_lab.wiring.limits import Limits, engine_limits
-from spec_lab.wiring.models import TargetBuild, load_models, thinking_markers
-from spec_lab.wiring.workloads import check_requests, longest_sequence, open_workload
-from spec_lab.workloads.conversations import before_end, longest_conversation, with_later_turns
+from spec_lab.workloads.conversations import longest_conversation, output_text, with_later_turns
+from spec_lab.workloads.thinking import thinking_markers
 from spec_lab.workloads.tokenizer import Tokenizer
 
 MAIN = THIS_RUN
@@ -39,58 +39,57 @@ class Lab:
     """Everything loaded for a run.
 
     Attributes:
+        config: the run, with an option in place of each auto.
         engines: the run's own engine under `MAIN`, and those of its references by name.
     """
 
-    chosen: Chosen
+    config: Run
     world: World
-    models: TargetBuild
+    models: Models
     tokenizer: Tokenizer
     requests: list[Request]
     engines: dict[str, Engine]
     teacher: TeacherForcing
 
-    @property
-    def config(self) -> RunConfig:
-        return self.chosen.config
 
-
-def load_lab(chosen: Chosen, world: World = ALONE) -> Lab:
-    """Load prompts, target and drafter, and make the engines."""
-    config = chosen.config
+def load_lab(typed: Run, world: World = ALONE, last: LastModels | None = None) -> Lab:
+    """Load prompts, target and drafter, and make the engines. `last` has the models of the run before."""
+    config = with_auto_chosen(typed)
     gc.collect()  # frees what an earlier job may have left: engines and their graphs refer to each other
     torch.manual_seed(config.seed)
-    use_threads(chosen)
-    tokenizer, first_turns = open_workload(chosen)
-    limits = engine_limits(chosen, first_turns, config.drafter.num_draft_tokens)
-    longest = min(longest_conversation(first_turns, tokenizer), longest_sequence(chosen))
-    models = load_models(chosen, max(limits.max_seq_len, longest), thinking_markers(tokenizer), world.partition)
-    requests = _with_later_turns(chosen, models, tokenizer, first_turns)
-    limits = engine_limits(chosen, requests, config.drafter.num_draft_tokens)
-    make_drafter = load_drafter(chosen, models.of_drafters)
-    engines = {MAIN: build_engine(chosen, models, make_drafter, limits)}
+    use_threads(config)
+    tokenizer, first_turns = open_workload(config)
+    limits = engine_limits(config, first_turns, config.drafter.num_draft_tokens)
+    longest = min(longest_conversation(first_turns, tokenizer), longest_sequence(config))
+    max_seq_len, markers = max(limits.max_seq_len, longest), thinking_markers(tokenizer, config.target)
+    models = (last or LastModels()).load(config, max_seq_len, markers, world.partition)
+    requests = _with_later_turns(config, models, tokenizer, first_turns)
+    limits = engine_limits(config, requests, config.drafter.num_draft_tokens)
+    engines = {MAIN: build_engine(config, models, limits)}
     if "plain" in config.references and config.drafter.num_draft_tokens > 0:
-        engines["plain"] = plain_engine(chosen, models, limits)
+        engines["plain"] = plain_engine(config, models, limits)
     if "unpruned" in config.references and _prunes(config.prune, engines[MAIN]):
-        engines["unpruned"] = build_engine(chosen.again(unpruned_config(config)), models, make_drafter, limits)
-    if "eager" in config.references and chosen.graph.captures:
-        engines["eager"] = build_engine(chosen.again(eager_config(config)), models, make_drafter, limits)
+        engines["unpruned"] = build_engine(unpruned_config(config), models, limits)
+    if "eager" in config.references and config.graph.captures:
+        engines["eager"] = build_engine(eager_config(config), models, limits)
     note_references(config, engines)
     note_rollback(config, models)
     note_given(config, requests)
-    note_kernels(chosen, models)
+    note_kernels(typed, config, models)
+    for warning in models.warnings:
+        print(warning, file=sys.stderr)
     for request in requests:
         engines[MAIN].scheduler.check(request)
     teacher = build_teacher(config, models, limits)
     teacher.require_finite(requests[0].prompt_ids)  # activations that overflow mostly do so from the first tokens
-    return Lab(chosen, world, models, tokenizer, requests, engines, teacher)
+    return Lab(config, world, models, tokenizer, requests, engines, teacher)
 
 
-def use_threads(chosen: Chosen) -> None:
+def use_threads(config: Run) -> None:
     """Set the number of CPU threads, in torch and in C."""
-    num_threads = chosen.config.num_threads or default_num_threads(chosen)
+    num_threads = config.num_threads or default_num_threads(config)
     torch.set_num_threads(num_threads)
-    if chosen.config.kernels == KernelsChoice.native:
+    if config.kernels == KernelsChoice.native:
         require_native()
         from spec_kernels.native import compiled
 
@@ -98,67 +97,66 @@ def use_threads(chosen: Chosen) -> None:
             raise UserError(f"num_threads={num_threads}: kernels=native has {given}; use num_threads={given}")
 
 
-def default_num_threads(chosen: Chosen) -> int:
+def default_num_threads(config: Run) -> int:
     """Return the number of threads to use if `num_threads` is null. It is 1 for kernels in C, whose threads wait for
     each other in every product, so that one busy core would delay all. Otherwise the target's option may set it.
     Without that, all cores are divided among the processes of the run."""
-    if chosen.config.kernels == KernelsChoice.native:
+    if config.kernels == KernelsChoice.native:
         return 1
-    shared = max(1, (os.cpu_count() or 1) // chosen.config.target.tensor_parallel)
-    return chosen.target.num_threads or shared
+    shared = max(1, (os.cpu_count() or 1) // config.target.tensor_parallel)
+    return config.target.num_threads or shared
 
 
-def _with_later_turns(
-    chosen: Chosen, models: TargetBuild, tokenizer: Tokenizer, first_turns: list[Request]
-) -> list[Request]:
+def _with_later_turns(config: Run, models: Models, tokenizer: Tokenizer, first_turns: list[Request]) -> list[Request]:
     """Return the requests of all turns. Plain decoding answers each turn that another one follows."""
 
     def answer(asked: list[Request]) -> list[str]:
-        engine = plain_engine(chosen, models, engine_limits(chosen, asked, 0))
+        engine = plain_engine(config, models, engine_limits(config, asked, 0))
         with Progress(len(asked), "answer") as progress:
             progress.stage("answering the turns before the last")
             records = engine.generate(asked, on_finish=lambda _: progress.advance()).requests
-        return [tokenizer.decode(before_end(record.output_ids, models.target.eos_token_ids)) for record in records]
+        eos = models.target.eos_token_ids
+        answered = zip(asked, records, strict=True)
+        return [output_text(tokenizer, request, record.output_ids, eos) for request, record in answered]
 
-    unusable = chosen.config.workload.unusable
-    requests = with_later_turns(first_turns, tokenizer, answer, longest_sequence(chosen), unusable)
-    check_requests(requests, models.target.config, chosen.target_folder)
+    unusable = config.workload.unusable
+    requests = with_later_turns(first_turns, tokenizer, answer, longest_sequence(config), unusable)
+    check_requests(config, requests, models.target.config)
     return requests
 
 
-def plain_engine(chosen: Chosen, models: TargetBuild, limits: Limits) -> Engine:
+def plain_engine(config: Run, models: Models, limits: Limits) -> Engine:
     """Make the engine of plain decoding, with the config of `plain_config`."""
-    plain = chosen.again(plain_config(chosen.config))
-    return build_engine(plain, models, load_drafter(plain, models.of_drafters), limits)
+    return build_engine(plain_config(config), models, limits)
 
 
-def note_references(config: RunConfig, engines: Mapping[str, Engine]) -> None:
+def note_references(config: Run, engines: Mapping[str, Engine]) -> None:
     """Log which references equal the run itself, and so are not measured; nothing for the default references."""
     idle = [str(name) for name in config.references if name not in engines]
-    if idle and config.references != RunConfig().references:
+    if idle and config.references != Run().references:
         print(f"references: the run itself is {' and '.join(idle)}, so no such reference is measured", file=sys.stderr)
 
 
-def note_rollback(config: RunConfig, models: TargetBuild) -> None:
+def note_rollback(config: Run, models: Models) -> None:
     """Log if `recurrent.rollback` is set but a no-op for this target. It is not an error, so that sweeps compose."""
     rollback = config.recurrent.rollback
     if rollback != Rollback.checkpoints and not models.target.config.keeps_states:
         print(f"recurrent.rollback={rollback} changes nothing: no layer of this target keeps a state", file=sys.stderr)
 
 
-def note_given(config: RunConfig, requests: Sequence[Request]) -> None:
+def note_given(config: Run, requests: Sequence[Request]) -> None:
     """Log if `drafter.by_request=given` is a no-op."""
     is_given = any(request.num_draft_tokens is not None for request in requests)
     if config.drafter.by_request == ByRequest.given and not is_given:
         print("drafter.by_request=given changes nothing: no prompt has `num_draft_tokens`", file=sys.stderr)
 
 
-def note_kernels(chosen: Chosen, models: TargetBuild) -> None:
+def note_kernels(typed: Run, config: Run, models: Models) -> None:
     """Log which kernels `auto` chose on a CPU and why, that `row_invariant=false` is a no-op, and how many layers
     `kernels=native` does not replace."""
-    config = chosen.config
-    if "kernels" in config.auto and models.device.type == "cpu" and chosen.target.num_threads is None:
-        print(why_kernels(chosen), file=sys.stderr)
+    if typed.kernels == KernelsChoice.auto and models.device.type == "cpu" and config.target.num_threads is None:
+        against = None if config.kernels == KernelsChoice.native else why_not_native(config)
+        print(f"kernels={config.kernels}{'' if against is None else f', not native: {against}'}", file=sys.stderr)
     name, dtype = config.kernels, str(models.dtype).removeprefix("torch.")
     if not config.row_invariant and (name != KernelsChoice.triton or models.dtype is torch.float32):
         print(
@@ -180,9 +178,13 @@ def note_kernels(chosen: Chosen, models: TargetBuild) -> None:
 
 def _prunes(prune: PruneConfig, engine: Engine) -> bool:
     """Return whether anything is pruned. A drafter without a catch-up step makes `prune.catchup` a no-op, which is
-    logged."""
+    logged. So does a block drafter in a graph, and of `prune.prefill` a backend that cannot write KV first."""
     asks_catchup = prune.catchup != UNPRUNED.catchup
     catches_up = engine.parts.drafter.requirements.catches_up
     if asks_catchup and not catches_up:
-        print(f"prune.catchup={prune.catchup} has nothing to prune: this drafter has no catch-up step", file=sys.stderr)
-    return prune.prefill != UNPRUNED.prefill or (asks_catchup and catches_up)
+        why = "has no catch-up step, or its rows are counted on the host and the step is in a graph"
+        print(f"prune.catchup={prune.catchup} has nothing to prune: this drafter {why}", file=sys.stderr)
+    asks_prefill, drops_prompts = prune.prefill != UNPRUNED.prefill, not isinstance(engine.prune.prompt, AllPromptRows)
+    if asks_prefill and not drops_prompts:
+        print(f"prune.prefill={prune.prefill} changes nothing: this backend writes KV with attention", file=sys.stderr)
+    return drops_prompts or (asks_catchup and catches_up)

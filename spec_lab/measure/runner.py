@@ -11,33 +11,36 @@ from pathlib import Path
 
 import torch
 
+from spec_kernels.native.build import register_file
 from spec_lab.acceptance.phase import thinking_mask
+from spec_lab.checkpoints.digest import target_digest
+from spec_lab.build.limits import engine_limits
 from spec_lab.checkpoints.gguf import quantizations
 from spec_lab.checkpoints.gguf_file import is_gguf
+from spec_lab.config.choices import KernelsChoice, WeightDtype, Weights
+from spec_lab.config.extensions import load_options
+from spec_lab.config.option import options
+from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
 from spec_lab.core.results import GenerationResult, GraphCounts, RequestRecord
 from spec_lab.core.types import Request
 from spec_lab.measure.answers import check_answers, note_unread
 from spec_lab.measure.audit import audit
 from spec_lab.measure.company import Company
-from spec_lab.measure.identity import digest_of
 from spec_lab.measure.lab import MAIN, Lab, load_lab, plain_engine
 from spec_lab.measure.memory import MemoryWatch
 from spec_lab.measure.profiling import RoundProfile, profile_rounds
 from spec_lab.measure.trajectory import fitting, record_verify_rows
 from spec_lab.measure.world import World, world_of
-from spec_lab.menu.choices import WeightDtype, Weights
-from spec_lab.menu.chosen import Chosen
-from spec_lab.menu.option import MetricOption
+from spec_lab.record import models
 from spec_lab.record.metric import Measured, Metric
-from spec_lab.record.models import Divergence, Run, Target
+from spec_lab.record.models import Divergence, Target
 from spec_lab.record.models import Request as RequestRow
 from spec_lab.record.progress import Progress, announced
-from spec_lab.record.provenance import machine_of
-from spec_lab.record.recorder import Recorder, Sink, begun, request_row
+from spec_lab.record.provenance import machine_of, origins
+from spec_lab.record.recorder import Recorder, begun, request_row
 from spec_lab.record.summary import finished_run, metric_of
 from spec_lab.record.verify_rows import save_verify_rows
-from spec_lab.wiring.limits import engine_limits
 from spec_lab.workloads.arrivals import arriving
 from spec_lab.workloads.chat_template import NO_TEMPLATE, template_digest
 from spec_lab.workloads.checker import Checked
@@ -47,7 +50,7 @@ WARMUP_TOKENS = 32
 SHARED = "its times mean nothing, since another process was on its device"
 
 
-def record_run(chosen: Chosen, choices: dict[str, str], folder: Path) -> Run:
+def record_run(config: Run, choices: dict[str, str], folder: Path) -> models.Run:
     """Run and record into `folder`.
 
     Raises:
@@ -55,23 +58,23 @@ def record_run(chosen: Chosen, choices: dict[str, str], folder: Path) -> Run:
             logits are not finite, or a checker or another part of an extension fails.
     """
     memory = MemoryWatch.begin()
-    with world_of(chosen.config, folder) as world:
-        return _record_in(world, chosen, choices, folder, memory)
+    with world_of(config, folder) as world:
+        return _record_in(world, config, choices, folder, memory)
 
 
-def _record_in(world: World, chosen: Chosen, choices: dict[str, str], folder: Path, memory: MemoryWatch) -> Run:
+def _record_in(world: World, config: Run, choices: dict[str, str], folder: Path, memory: MemoryWatch) -> models.Run:
     """Run and record. What is loaded here can be freed when this returns, before the process group is closed."""
     with announced("loading prompts and weights"):
-        lab = load_lab(chosen, world)
-    metrics = [metric_of(option) for option in chosen.registry.options(MetricOption).values()]
-    info = begun(dataclasses.asdict(chosen.config), choices).model_copy(update=_identity(lab))
-    with Recorder(folder, info, _sinks(chosen)) as recorder:
+        lab = load_lab(config, world)
+    metrics = [metric_of(option) for option in options("metric").values()]
+    info = begun(dataclasses.asdict(lab.config), choices).model_copy(update=_identity(lab))
+    with Recorder(folder, info, config.logger.sinks()) as recorder:
         recorded = _measure(lab, info, recorder, memory, metrics)
         recorder.finish(recorded)
     return recorded
 
 
-def _measure(lab: Lab, info: Run, recorder: Recorder, memory: MemoryWatch, metrics: list[Metric]) -> Run:
+def _measure(lab: Lab, info: models.Run, recorder: Recorder, memory: MemoryWatch, metrics: list[Metric]) -> models.Run:
     """Warm up, time the repeats, audit and profile, and return the finished record."""
     config, offered = lab.config, _offered(lab)
     passes: dict[str, list[GenerationResult]] = {name: [] for name in lab.engines}
@@ -85,6 +88,7 @@ def _measure(lab: Lab, info: Run, recorder: Recorder, memory: MemoryWatch, metri
     company = Company(lab.models.device) if lab.world.size == 1 else None  # ranks share a CPU
     with Progress(num_requests, "request") as progress, _kept_if_interrupted(lab, recorder) as finished:
         _warm_up(lab, progress)
+        gc.freeze()  # so that collecting before each pass looks only at what passes leave
         for repeat in range(config.repeats):
             for name in order_of_turn(list(lab.engines), repeat):
                 keep = keep_it if (repeat, name) == (0, MAIN) else None
@@ -92,13 +96,14 @@ def _measure(lab: Lab, info: Run, recorder: Recorder, memory: MemoryWatch, metri
             recorder.rounds(repeat, passes[MAIN][-1].rounds, metrics)
             if repeat == 0:
                 records = passes[MAIN][0].requests
-                for record in progress.counted("checking the outputs", records):
+                for record in progress.counted("checking the outputs", records if config.record.audit else []):
                     lab.teacher.require_finite([*record.prompt_ids, *record.output_ids[:-1]])
                 divergences = _audit(lab, passes, progress)
                 rows = {name: _rows(lab, name, passes[name][0].requests, {}) for name in passes if name != MAIN}
                 rows[MAIN] = _rows(lab, MAIN, records, divergences or {}, note=True)
                 finished.clear()
                 recorder.requests(rows[MAIN])
+        gc.unfreeze()
         profile = _profile(lab, recorder.folder, progress)
         _keep_verify_rows(lab, passes[MAIN][0].requests, recorder.folder, progress)
     references = {
@@ -176,7 +181,7 @@ def _teach(lab: Lab, progress: Progress) -> None:
 def _plain_outputs(lab: Lab) -> dict[str, list[int]]:
     """Return outputs of plain decoding, K tokens longer, since the last round drafts and judges past the limit."""
     num_more = lab.config.drafter.num_draft_tokens
-    limits = engine_limits(lab.chosen, lab.requests, num_more)
+    limits = engine_limits(lab.config, lab.requests, num_more)
     longer = dataclasses.replace(
         limits,
         max_seq_len=limits.max_seq_len + num_more,
@@ -184,7 +189,7 @@ def _plain_outputs(lab: Lab) -> dict[str, list[int]]:
         max_kv_len=limits.max_kv_len + num_more,
     )
     requests = [dataclasses.replace(r, max_new_tokens=r.max_new_tokens + num_more) for r in lab.requests]
-    return _outputs(plain_engine(lab.chosen, lab.models, longer).generate(requests).requests)
+    return _outputs(plain_engine(lab.config, lab.models, longer).generate(requests).requests)
 
 
 def _timed_pass(
@@ -207,7 +212,7 @@ def _timed_pass(
     engine = lab.engines[name]
     before = dataclasses.replace(engine.graph.counts)
     result = engine.generate(offered, on_finish=end)
-    check_replayed(before, result, must_replay=name == MAIN and lab.chosen.graph.captures)
+    check_replayed(before, result, must_replay=name == MAIN and lab.config.graph.captures)
     lab.world.require_agreement(result)
     return result
 
@@ -231,8 +236,9 @@ def check_replayed(before: GraphCounts, result: GenerationResult, must_replay: b
 
 
 def _audit(lab: Lab, passes: Mapping[str, list[GenerationResult]], progress: Progress) -> dict[str, Divergence] | None:
-    """Compare the outputs with plain decoding's; None with sampling, where they need not be equal."""
-    if lab.config.sampling.temperature > 0:
+    """Compare the outputs with plain decoding's; None with sampling, where they need not be equal, and without
+    record.audit."""
+    if lab.config.sampling.temperature > 0 or not lab.config.record.audit:
         return None
     plain = _outputs(passes["plain"][0].requests) if "plain" in passes else None
     lossless = lab.engines[MAIN].parts.rule.traits.lossless
@@ -319,11 +325,11 @@ def _identity(lab: Lab) -> dict[str, object]:
     """Return what decoded, on which machine: fields of the record."""
     config = lab.config
     dtype, narrow = str(lab.models.dtype).removeprefix("torch."), config.target.weight_dtype
-    is_random, path = config.target.weights == Weights.random, lab.chosen.target_folder
+    is_random, path = config.target.weights == Weights.random, config.target.folder
     return {
         "target": Target(
             name=config.target.name,
-            digest=digest_of(path, config.seed if is_random else None),
+            digest=target_digest(path, config.seed if is_random else None),
             template=NO_TEMPLATE if is_random else template_digest(path),
             thinking_markers=lab.models.markers is not None,
             dtype=dtype,
@@ -331,12 +337,13 @@ def _identity(lab: Lab) -> dict[str, object]:
             stored_types=quantizations(path) if is_gguf(path) and not is_random else None,
         ),
         "machine": machine_of(
-            str(lab.models.device), torch.get_num_threads(), lab.world.size, lab.chosen.registry.origins()
+            str(lab.models.device),
+            torch.get_num_threads(),
+            lab.world.size,
+            origins(load_options(config.extensions)),
+            register_file() if config.kernels == KernelsChoice.native else None,
         ),
+        "notes": list(dict.fromkeys(lab.models.warnings)),
         "sampling": dataclasses.asdict(config.sampling),
-        "thinking": getattr(config.workload, "thinking", None),
+        "thinking": config.workload.thinking,
     }
-
-
-def _sinks(chosen: Chosen) -> list[Sink]:
-    return chosen.logger.sinks(chosen.config.logger)

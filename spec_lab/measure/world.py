@@ -16,15 +16,15 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
+from spec_lab.build.models import resolve_device
+from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
-from spec_lab.core.ranks import Ranks, ranks, refuse_unless_they_meet
+from spec_lab.core.ranks import Ranks, ranks
 from spec_lab.core.results import GenerationResult
 from spec_lab.measure.shared_failure import failures_shared
-from spec_lab.menu.config import RunConfig
 from spec_lab.models.collectives import TorchCollectives
 from spec_lab.models.partition import WHOLE, Partition
 from spec_lab.models.tensor_parallel import TensorParallel
-from spec_lab.wiring.models import resolve_device
 
 
 class World(Protocol):
@@ -79,21 +79,20 @@ class Together:
 
 
 @contextmanager
-def world_of(config: RunConfig, folder: Path) -> Iterator[World]:
+def world_of(config: Run, folder: Path) -> Iterator[World]:
     """Join the processes that `target.tensor_parallel` asks for, until the block ends.
 
     Args:
         folder: folder of the run's record, into which the failure of another process is written.
 
     Raises:
-        UserError: the machine has fewer GPUs than processes, or the processes cannot find each other.
+        UserError: the machine has fewer GPUs than processes.
     """
     if config.target.tensor_parallel == 1:
         yield ALONE
         return
     own = ranks()
     device = _own_device(config, own)
-    refuse_unless_they_meet()
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     with failures_shared(own, folder):
         yield Together(TensorParallel(own.rank, own.size, TorchCollectives(own.size)), device)
@@ -102,7 +101,7 @@ def world_of(config: RunConfig, folder: Path) -> Iterator[World]:
     dist.destroy_process_group()  # not after a failure, since it could wait for a process that has ended
 
 
-def _own_device(config: RunConfig, own: Ranks) -> torch.device:
+def _own_device(config: Run, own: Ranks) -> torch.device:
     """Return the device. Make the GPU of this process, if any, the current one, so that `device=cuda` means it."""
     device = resolve_device(config.device)
     if device.type != "cuda":

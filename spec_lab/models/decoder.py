@@ -34,6 +34,7 @@ class Decoder(ABC):
         layers: first to last.
         final_norm_weight: [hidden_size] of the norm before the head.
         num_positions: the number of rows in the rotary tables.
+        num_tokens: ids from here on are padding of the vocabulary, and get logit -inf.
     """
 
     layers: Sequence[Any]
@@ -52,7 +53,7 @@ class Decoder(ABC):
         self.partition = partition
         self.products = products
         self.layer_plans = tuple(partition.share(plan) for plan in config.layers)
-        self.vocab_size = config.vocab_size
+        self.vocab_size = self.num_tokens = config.vocab_size
         self.max_position_embeddings = config.max_position_embeddings
         self.eos_token_ids = frozenset(config.eos_token_ids)
         self.embedding = tensors["model.embed_tokens.weight"]
@@ -86,6 +87,12 @@ class Decoder(ABC):
         """Run rows through all layers (`Target.forward`)."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = self._all_logits(hidden)
+        if self.num_tokens < self.vocab_size:
+            logits[..., self.num_tokens :] = float("-inf")
+        return logits
+
+    def _all_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._head(hidden)
 
     @property
@@ -136,7 +143,7 @@ class DecoderTarget(Decoder):
         with self._launching(token_ids.shape[0]):
             stream = rows_at(self.embedding, token_ids)
             stream, taps = self._stack(stream, cache, attention, selection, features.layer_inputs)
-            hidden = self._norm(stream)
+            hidden = self._norm(selection.live(stream))
         return TargetOutput(hidden, read_features(features, taps, stream, hidden, token_ids.shape[0]))
 
 
@@ -146,6 +153,7 @@ def read_features(
     """Concatenate the features that a drafter reads: tapped layer inputs, and maybe the last hidden state before or
     after its norm. Return None if it reads none."""
     if features.final_hidden is not None:
-        assert features.last_prompt_row or hidden.shape[0] == num_rows, "select every row"
-        taps = [*taps, hidden if features.final_hidden is NormSide.POST_NORM else stream]
+        last = hidden if features.final_hidden is NormSide.POST_NORM else stream
+        assert features.last_prompt_row or last.shape[0] == num_rows, "select every row"
+        taps = [*taps, last]
     return torch.cat(taps, dim=-1) if taps else None

@@ -91,11 +91,11 @@ class Gemma4Target(Decoder):
                         break
                     if behind is not None and behind is not attention:
                         rows = self._rows(behind, None if of_layers is None else selection.residual(of_layers))
-            hidden, num_rows = self._norm(stream), token_ids.shape[0]
+            hidden, num_rows = self._norm(selection.live(stream)), token_ids.shape[0]
             read = read_features(features, taps, stream, hidden, num_rows)
-            return TargetOutput(hidden, read, self._num_shared_rows(cut, num_rows, hidden.shape[0]))
+            return TargetOutput(hidden, read, self._num_shared_rows(cut, num_rows, stream.shape[0]))
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def _all_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits = self._head(hidden)
         return logits if self._cap is None else self._cap(logits)
 

@@ -2,7 +2,11 @@
 
 Sources: RoFormer (Su et al. 2021); linear position interpolation (Chen et al. 2023); the frequency-dependent scaling of
 Llama 3.1; Gemma 4's "proportional" embedding, which rotates the first pairs of the whole head; YaRN (Peng et al. 2023,
-arXiv 2309.00071).
+arXiv 2309.00071); LongRoPE (arXiv 2402.13753); dynamic NTK, as vLLM has it.
+
+LongRoPE and dynamic NTK have other frequencies past the original length. transformers changes them when a sequence gets
+there, and leaves the keys in the cache as they are. A table here has one set for all its positions: the original one
+if it ends within the original length, else that of the whole extended length.
 """
 
 from __future__ import annotations
@@ -52,18 +56,27 @@ class RotaryTable:
         return RotaryRows(cos, signed_sin)
 
 
-def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
-    """Return the rotation of each pair of channels in radians per position, [rotary_dim / 2] float32."""
+def inverse_frequencies(rope: RopeConfig, head_dim: int, max_positions: int = 0) -> torch.Tensor:
+    """Return the rotation of each pair of channels in radians per position, [rotary_dim / 2] float32, in a table of
+    `max_positions`."""
     if rope.scaling == "proportional":
         return _proportional_frequencies(rope, head_dim)
     rotary_dim = int(head_dim * rope.partial_rotary_factor)
     exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
     frequencies = 1.0 / (rope.theta**exponents)
+    is_long = max_positions > rope.original_max_position_embeddings
     match rope.scaling:
         case "none":
             return frequencies
         case "linear":
             return frequencies / rope.factor
+        case "dynamic":
+            # The base for a length of `factor` times the original one.
+            growth = rope.factor**2 - (rope.factor - 1)
+            theta = rope.theta * growth ** (rotary_dim / (rotary_dim - 2))
+            return 1.0 / (theta**exponents) if is_long else frequencies
+        case "longrope":
+            return frequencies / torch.tensor(rope.long_divisors if is_long else rope.short_divisors)
         case "llama3":
             return _llama3_frequencies(frequencies, rope)
         case "yarn":
@@ -123,7 +136,7 @@ def rope_tables(
     CPU, so that every device has the same table.
     """
     positions = torch.arange(max_positions, dtype=torch.float32)
-    angles = torch.outer(positions, inverse_frequencies(rope, head_dim)).repeat(1, 2)
+    angles = torch.outer(positions, inverse_frequencies(rope, head_dim, max_positions)).repeat(1, 2)
     tables = (rope.amplitude * table for table in (angles.cos(), angles.sin()))
     cos, sin = (table.to(device=device, dtype=dtype) for table in tables)
     return cos, sin

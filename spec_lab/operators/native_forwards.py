@@ -21,8 +21,8 @@ MAX_ROWS = 128
 
 
 def are_few(rows: torch.Tensor, metadata: AttentionMetadata) -> bool:
-    """Return whether the kernels take these rows: few, and equally many for each request."""
-    return 0 < rows.shape[0] <= MAX_ROWS and not metadata.batches
+    """Return whether the kernels take these rows: few, equally many for each request, and with one length."""
+    return 0 < rows.shape[0] <= MAX_ROWS and not metadata.batches and metadata.window_lens is None
 
 
 class NativeStack:

@@ -6,10 +6,17 @@ constant of `spec_kernels`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from math import inf
+
 from spec_lab.checkpoints.plan import LayerPlan
 
 VECTOR = 16
 """The width of C's vectors: `spec_kernels.native.packing.LANES`."""
+
+NATIVE_ROWS: Mapping[str, float] = {"avx512": inf, "avx2": inf, "neon": inf, "other": 32}
+"""The most rows of a round with which C is faster than torch, by the registers that it was compiled for
+(docs/log/cpu.md). The figure for neon is not measured."""
 
 
 def native_takes(plan: LayerPlan) -> bool:

@@ -1,55 +1,77 @@
-"""The values of the two pruning knobs, with a registry entry (row) for each."""
+"""The values of the two pruning knobs. `prune=none|prefill|post_attention|catchup` are presets of them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
+from spec_lab.config.option import option
 from spec_lab.core.pruning_protocols import Drop
-from spec_lab.menu.option import CatchupPruningOption, PromptPruningOption
 
 if TYPE_CHECKING:
     from spec_lab.core.pruning_protocols import CatchupPruning, PromptPruning
 
 
-def all_rows() -> PromptPruning:
-    """Make prune.prefill=all_rows."""
-    from spec_lab.core.selection import AllPromptRows
+@option("prune.prefill", "all_rows")
+class AllRows:
+    """Every prompt row goes through the whole target and drafter."""
 
-    return AllPromptRows()
+    def build(self) -> PromptPruning:
+        from spec_lab.core.selection import AllPromptRows
 
-
-def last_row() -> PromptPruning:
-    """Make prune.prefill=last_row."""
-    from spec_lab.core.selection import LastPromptRow
-
-    return LastPromptRow()
+        return AllPromptRows()
 
 
-def nothing() -> CatchupPruning:
-    """Make prune.catchup=none."""
-    from spec_lab.core.selection import NoCatchupPruning
+@option("prune.prefill", "last_row")
+class LastRow:
+    """Past the last KV write, only the last row of a prompt goes on (llama.cpp #149)."""
 
-    return NoCatchupPruning()
+    def build(self) -> PromptPruning:
+        from spec_lab.core.selection import LastPromptRow
 
-
-def post_attention() -> CatchupPruning:
-    """Make prune.catchup=post_attention."""
-    from spec_lab.core.selection import PruneAfterAttention
-
-    return PruneAfterAttention()
+        return LastPromptRow()
 
 
-def pre_attention() -> CatchupPruning:
-    """Make prune.catchup=pre_attention."""
-    from spec_lab.core.selection import PruneBeforeAttention
+class CatchupOption:
+    """The base of the values of `prune.catchup`; `drop` is that of `PrunePolicy`."""
 
-    return PruneBeforeAttention()
+    drop: ClassVar[Drop | None] = None
+
+    def build(self) -> CatchupPruning:
+        """Make the pruning."""
+        raise NotImplementedError
 
 
-ROWS = (
-    PromptPruningOption(name="all_rows", make=all_rows),
-    PromptPruningOption(name="last_row", make=last_row),
-    CatchupPruningOption(name="none", make=nothing, drop=Drop.NOWHERE),
-    CatchupPruningOption(name="post_attention", make=post_attention, drop=Drop.BEHIND_ATTENTION),
-    CatchupPruningOption(name="pre_attention", make=pre_attention, drop=Drop.BEFORE_ATTENTION),
-)
+@option("prune.catchup", "none")
+class NoPruning(CatchupOption):
+    """Every verified row goes through the whole catch-up step."""
+
+    drop = Drop.NOWHERE
+
+    def build(self) -> CatchupPruning:
+        from spec_lab.core.selection import NoCatchupPruning
+
+        return NoCatchupPruning()
+
+
+@option("prune.catchup", "post_attention")
+class PostAttention(CatchupOption):
+    """All rows attend, and one row a request goes on behind attention."""
+
+    drop = Drop.BEHIND_ATTENTION
+
+    def build(self) -> CatchupPruning:
+        from spec_lab.core.selection import PruneAfterAttention
+
+        return PruneAfterAttention()
+
+
+@option("prune.catchup", "pre_attention")
+class PreAttention(CatchupOption):
+    """One row a request attends, after all KV is written (tokenspeed #217)."""
+
+    drop = Drop.BEFORE_ATTENTION
+
+    def build(self) -> CatchupPruning:
+        from spec_lab.core.selection import PruneBeforeAttention
+
+        return PruneBeforeAttention()

@@ -1,131 +1,138 @@
-"""The workloads and the answer checkers, with a registry entry (row) for each."""
+"""The workloads, and how an answer is read from an output."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spec_lab.menu.config import RunConfig
-from spec_lab.menu.option import CheckerOption, WorkloadOption
+from omegaconf import MISSING
+
+from spec_lab.config.option import knob, option
+from spec_lab.config.run import Run, WorkloadConfig
 from spec_lab.workloads import checkers
-from spec_lab.workloads.prompt_files import PROMPTS_FOLDER
+from spec_lab.workloads.checker import Checker
 
 if TYPE_CHECKING:
     from spec_lab.core.types import Request
     from spec_lab.workloads.tokenizer import Tokenizer
 
-A_FILE = {"path": "FILE"}
-ONE_LENGTH = {"prompt_tokens": "8", "num_requests": "8"}
+
+@option("workload", "pocket")
+class Pocket(WorkloadConfig):
+    """The shipped evaluation prompts, in nine categories; a program checks most answers."""
+
+    def load(self, run: Run, tokenizer: Tokenizer) -> list[Request]:
+        from spec_lab.workloads.load import in_turn
+        from spec_lab.workloads.prompt_files import shipped_prompts
+
+        return in_turn(shipped_prompts(), run, tokenizer)
 
 
-def file_exists(config: RunConfig) -> str | None:
-    """The path is a file."""
-    path = config.workload.path
-    if path is None or Path(path).is_file():
-        return None
-    return f"workload.path={path} is not a file; give the path of a JSON Lines file"
+@option("workload", "jsonl")
+class Jsonl(WorkloadConfig):
+    """Prompts of your own, from a JSON Lines file."""
+
+    path: str = knob(MISSING, "JSON Lines file with the prompts")
+    turns: int | None = knob(None, "number of turns of a conversation that are asked; null is all of them", least=1)
+
+    def load(self, run: Run, tokenizer: Tokenizer) -> list[Request]:
+        from spec_lab.workloads.load import in_turn
+        from spec_lab.workloads.prompt_files import read_jsonl
+
+        return in_turn(read_jsonl(self), run, tokenizer)
 
 
-def has_those_categories(config: RunConfig) -> str | None:
-    """The categories are among those of the shipped prompts."""
-    known = {file.stem for file in PROMPTS_FOLDER.glob("*.jsonl")}
-    unknown = sorted(set(config.workload.categories or ()) - known)
-    if not unknown:
-        return None
-    return (
-        f"workload.categories: {config.workload.name} has no {', '.join(unknown)}; there are {', '.join(sorted(known))}"
-    )
+@option("workload", "spec_bench")
+class SpecBench(Jsonl):
+    """Questions of Spec-Bench and MT-bench, from a file as they are published."""
+
+    def load(self, run: Run, tokenizer: Tokenizer) -> list[Request]:
+        from spec_lab.workloads.load import in_turn
+        from spec_lab.workloads.prompt_files import read_spec_bench
+
+        return in_turn(read_spec_bench(self), run, tokenizer)
 
 
-def tells_nothing(config: RunConfig) -> str | None:
-    """A system prompt is not set for prompts of one length, since these are no chats."""
-    workload = config.workload
-    return None if workload.system is None else f"workload.system is not read by workload={workload.name}; leave it out"
+@option("workload", "reasoning_gym")
+class ReasoningGym(WorkloadConfig):
+    """Prompts that the package reasoning_gym makes, with answers that it checks."""
+
+    tasks: list[str] = knob(["chain_sum"], "tasks of reasoning_gym, each a category")
+    per_category: int = knob(20, "number of prompts of each task", most=10**4, least=1)
+
+    def load(self, run: Run, tokenizer: Tokenizer) -> list[Request]:
+        from spec_lab.workloads.load import in_turn
+        from spec_lab.workloads.reasoning_gym import made_prompts
+
+        return in_turn(made_prompts(self.tasks, self.per_category, run.seed), run, tokenizer)
 
 
-def asks_one_turn(config: RunConfig) -> str | None:
-    """The number of turns is only set for workload=jsonl and spec_bench, whose files may have conversations."""
-    turns, name = config.workload.turns, config.workload.name
-    if turns is None:
-        return None
-    return f"workload.turns={turns} is not read by workload={name}; leave it out or choose workload=jsonl"
+@option("workload", "fixed_length")
+class FixedLength(WorkloadConfig):
+    """Natural text of one length, for speed studies."""
+
+    ignore_eos: bool = True
+    prompt_tokens: int = knob(64, "tokens of each prompt", most=10**7, least=1)
+    num_requests: int = knob(8, "number of requests", most=10**6, least=1)
+
+    def load(self, run: Run, tokenizer: Tokenizer) -> list[Request]:
+        from spec_lab.workloads.load import fixed_length_requests
+
+        return fixed_length_requests(self, run, tokenizer)
 
 
-def pocket(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
-    """Return the requests of workload=pocket."""
-    from spec_lab.workloads.load import pocket_requests
+@option("workload", "random_ids")
+class RandomIds(FixedLength):
+    """Uniform token ids, for measuring kernels only: they overstate the throughput of real text."""
 
-    return pocket_requests(config, tokenizer)
+    reads_text = False
 
+    def load(self, run: Run, tokenizer: Tokenizer) -> list[Request]:
+        from spec_lab.workloads.load import random_id_requests
 
-def jsonl(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
-    """Return the requests of workload=jsonl."""
-    from spec_lab.workloads.load import jsonl_requests
-
-    return jsonl_requests(config, tokenizer)
+        return random_id_requests(self, run, tokenizer)
 
 
-def spec_bench(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
-    """Return the requests of workload=spec_bench."""
-    from spec_lab.workloads.load import spec_bench_requests
+@option("workload.checker", "answer")
+class AnswerLine(Checker):
+    """The text behind `Answer:`."""
 
-    return spec_bench_requests(config, tokenizer)
-
-
-def reasoning_gym(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
-    """Return the requests of workload=reasoning_gym."""
-    from spec_lab.workloads.load import reasoning_gym_requests
-
-    return reasoning_gym_requests(config, tokenizer)
+    read = staticmethod(checkers.read_line)
+    same = staticmethod(checkers.same_words)
+    expects = staticmethod(checkers.is_filled)
 
 
-def fixed_length(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
-    """Return the requests of workload=fixed_length."""
-    from spec_lab.workloads.load import fixed_length_requests
+@option("workload.checker", "last_number")
+class LastNumber(Checker):
+    """The last number of the reply."""
 
-    return fixed_length_requests(config, tokenizer)
-
-
-def random_ids(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
-    """Return the requests of workload=random_ids."""
-    from spec_lab.workloads.load import random_id_requests
-
-    return random_id_requests(config, tokenizer)
+    read = staticmethod(checkers.read_number)
+    same = staticmethod(checkers.same_number)
+    expects = staticmethod(checkers.has_number)
 
 
-ROWS = (
-    WorkloadOption(name="pocket", load=pocket, refusals=(asks_one_turn, has_those_categories)),
-    WorkloadOption(name="jsonl", load=jsonl, reads=A_FILE, refusals=(file_exists,)),
-    WorkloadOption(name="spec_bench", load=spec_bench, reads=A_FILE, refusals=(file_exists,)),
-    WorkloadOption(
-        name="reasoning_gym",
-        load=reasoning_gym,
-        reads={"per_category": "20", "tasks": "[chain_sum]"},
-        refusals=(asks_one_turn,),
-    ),
-    WorkloadOption(
-        name="fixed_length",
-        load=fixed_length,
-        reads=ONE_LENGTH,
-        has_categories=False,
-        refusals=(asks_one_turn, tells_nothing),
-    ),
-    WorkloadOption(
-        name="random_ids",
-        load=random_ids,
-        reads=ONE_LENGTH,
-        has_categories=False,
-        reads_text=False,
-        refusals=(asks_one_turn, tells_nothing),
-    ),
-)
+@option("workload.checker", "boxed")
+class Boxed(Checker):
+    """The formula in the last box of LaTeX."""
 
-CHECKERS = (
-    CheckerOption(name="answer", read=checkers.read_line, same=checkers.same_words, expects=checkers.is_filled),
-    CheckerOption(
-        name="last_number", read=checkers.read_number, same=checkers.same_number, expects=checkers.has_number
-    ),
-    CheckerOption(name="boxed", read=checkers.read_box, same=checkers.same_formula, expects=checkers.has_formula),
-    CheckerOption(name="choice", read=checkers.read_choice, same=checkers.same_choice, expects=checkers.has_choice),
-    CheckerOption(name="exact", read=checkers.read_all, same=checkers.same_text, expects=checkers.is_filled),
-)
+    read = staticmethod(checkers.read_box)
+    same = staticmethod(checkers.same_formula)
+    expects = staticmethod(checkers.has_formula)
+
+
+@option("workload.checker", "choice")
+class ChoiceLetter(Checker):
+    """The letter of a choice."""
+
+    read = staticmethod(checkers.read_choice)
+    same = staticmethod(checkers.same_choice)
+    expects = staticmethod(checkers.has_choice)
+
+
+@option("workload.checker", "exact")
+class Exact(Checker):
+    """The whole reply."""
+
+    read = staticmethod(checkers.read_all)
+    same = staticmethod(checkers.same_text)
+    expects = staticmethod(checkers.is_filled)

@@ -182,6 +182,7 @@ class Machine(Model):
     device_name: str | None = None
     num_threads: int | None = None
     world_size: int | None = None
+    register_file: str | None = None
     extensions: dict[str, dict[str, str | None]] = Field(default_factory=dict)
 
 

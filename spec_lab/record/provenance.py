@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ def machine_of(
     num_threads: int | None = None,
     world_size: int | None = None,
     extensions: Mapping[str, dict[str, str | None]] | None = None,
+    register_file: str | None = None,
 ) -> Machine:
     """Describe this process and machine, without network.
 
@@ -32,6 +34,7 @@ def machine_of(
         device: as torch spells it; None before anything is loaded.
         world_size: how many processes the run has.
         extensions: version and revision of the modules outside this package that added options.
+        register_file: the vector registers for which kernels=native was compiled; None for other kernels.
     """
     from spec_lab.record.models import Machine
 
@@ -44,6 +47,7 @@ def machine_of(
         num_threads=num_threads,
         world_size=world_size,
         extensions=dict(extensions or {}),
+        register_file=register_file,
     )
 
 
@@ -62,6 +66,17 @@ def package_versions() -> dict[str, str | None]:
         except metadata.PackageNotFoundError:
             versions[package] = None
     return versions
+
+
+def origins(extensions: Iterable[ModuleType]) -> dict[str, dict[str, str | None]]:
+    """Return version and git revision of each extension, by the name of its module."""
+    found: dict[str, dict[str, str | None]] = {}
+    for module in extensions:
+        file = Path(module.__file__ or "").resolve()
+        distributions = metadata.packages_distributions().get(module.__name__.partition(".")[0], [])
+        version = metadata.version(distributions[0]) if distributions else getattr(module, "__version__", None)
+        found[module.__name__] = {"version": version, "revision": git_revision(file.parent, file.name)}
+    return found
 
 
 def git_revision(folder: Path | None = None, tracked: str = "__init__.py") -> str | None:

@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar
 
 from spec_lab.workloads.checkers import normalise, read_line
-from spec_lab.workloads.pocket_form import END_OF_TURN, THINK_END, THINK_START
-
-THINKING_MARKERS = ((THINK_START, THINK_END), ("<|channel>", "<channel|>"))
-"""Pairs of a begin and an end marker: one of the pocket target, Qwen and DeepSeek, and one of Gemma 4."""
-
-TURN_ENDS = (END_OF_TURN, "<turn|>")
-"""Tokens that end a turn: the pocket target's, and Gemma 4's."""
+from spec_lab.workloads.thinking import KNOWN_PAIRS, Pair, reply_of
 
 
-class Checker(Protocol):
-    """Reads the answer in a reply, and compares answers; a registered option of `workload.checker` is one."""
+class Checker:
+    """The base of the values of `workload.checker`. They have no state, so the class itself is used."""
 
-    @property
-    def name(self) -> str: ...
+    name: ClassVar[str]
 
-    def read(self, reply: str, /) -> str | None:
-        """Return the answer in a reply without thinking; None if there is none."""
-        ...
+    @staticmethod
+    def read(reply: str) -> str | None:
+        """Return the answer in a reply without its thinking; None if there is none."""
+        raise NotImplementedError
 
-    def same(self, expected: str, answer: str, /) -> bool:
-        """Return whether the answer that was read equals the expected one."""
-        ...
+    @staticmethod
+    def same(expected: str, answer: str) -> bool:
+        """Return whether an answer that was read is the expected one."""
+        raise NotImplementedError
+
+    @staticmethod
+    def expects(expected: str) -> bool:
+        """Return whether `read` can return an expected answer at all."""
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +45,19 @@ class Checked:
     correct: bool
 
 
-def check(checker: Checker, expected: str, text: str, thinking_open: bool = False) -> Checked:
+def check(
+    checker: type[Checker], expected: str, text: str, thinking_open: bool = False, pairs: Sequence[Pair] = KNOWN_PAIRS
+) -> Checked:
     """Check `text`, which the model wrote after the prompt.
 
     Args:
         thinking_open: whether the prompt ends inside thinking, as some chat templates write it.
+        pairs: the begin and the end markers of thinking.
 
     Raises:
         TypeError: a checker of an extension returns a value that is not an answer and cannot be recorded.
     """
-    reply = reply_of(text, thinking_open)
+    reply = reply_of(text, thinking_open, pairs)
     read = None if reply is None else checker.read(reply)
     if not isinstance(read, str | None):
         raise TypeError(f"read gives a {type(read).__name__}, neither a text nor None")
@@ -61,19 +65,6 @@ def check(checker: Checker, expected: str, text: str, thinking_open: bool = Fals
     if not isinstance(correct, bool):
         raise TypeError(f"same gives a {type(correct).__name__}, neither True nor False")
     return Checked(checker.name, read, correct)
-
-
-def reply_of(text: str, thinking_open: bool = False) -> str | None:
-    """Return the text after the last thinking, or from its start if there is none, up to the end of the turn.
-
-    It is None if the text ends inside thinking, since it then has no answer yet.
-    """
-    replies = [text.rpartition(end)[2] for _, end in THINKING_MARKERS if end in text]
-    reply = min(replies, key=len) if replies else text
-    for end in TURN_ENDS:
-        reply = reply.partition(end)[0]
-    is_open = any(begin in reply for begin, _ in THINKING_MARKERS) or (thinking_open and not replies)
-    return None if is_open else reply
 
 
 def is_correct(expected: str, text: str) -> bool:

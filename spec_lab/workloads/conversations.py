@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
+from spec_lab.config.choices import Unusable
+from spec_lab.core.errors import UserError
 from spec_lab.core.types import Request
-from spec_lab.menu.choices import Unusable
 from spec_lab.workloads.tokenizer import Tokenizer
-from spec_lab.workloads.unusable import UnusablePrompt, keep_usable
+from spec_lab.workloads.unusable import keep_usable
 
 TOKENS_OF_A_TOKEN = 3
 """The most tokens that an output token can become when its text is encoded again. A token that is not a whole character
@@ -48,7 +49,7 @@ def with_later_turns(
     """Return the requests, each followed by those of its later turns.
 
     Raises:
-        UnusablePrompt: a turn is longer than `max_seq_len`, and is not to be left out.
+        UserError: a turn is longer than `max_seq_len`, and is not to be left out.
     """
     conversations = {r.request_id: _Conversation([r.turns[0]], [r]) for r in requests if r.turns}
     for index in range(1, max((len(request.turns) for request in requests), default=0)):
@@ -65,6 +66,14 @@ def with_later_turns(
 def before_end(output_ids: Sequence[int], eos_token_ids: frozenset[int]) -> list[int]:
     """Return the output up to its first end of sequence, which a chat template writes itself."""
     return list(takewhile(lambda token_id: token_id not in eos_token_ids, output_ids))
+
+
+def output_text(
+    tokenizer: Tokenizer, request: Request, output_ids: Sequence[int], eos_token_ids: frozenset[int]
+) -> str:
+    """Return the text of an output up to its first end of sequence or stop."""
+    text = tokenizer.decode(before_end(output_ids, eos_token_ids | request.stop_token_ids))
+    return text if request.stops is None else request.stops.cut(text)
 
 
 def _next_request(conversation: _Conversation, tokenizer: Tokenizer, max_seq_len: int) -> Request:
@@ -84,10 +93,10 @@ def _next_request(conversation: _Conversation, tokenizer: Tokenizer, max_seq_len
 
 
 def require_room(request: Request, max_seq_len: int) -> None:
-    """Raise UnusablePrompt for a request that is longer than the target or the cache allows."""
+    """Raise UserError for a request that is longer than the target or the cache allows."""
     num_tokens = len(request.prompt_ids) + request.max_new_tokens
     if num_tokens > max_seq_len:
-        raise UnusablePrompt(
+        raise UserError(
             f"request {request.request_id} of {len(request.prompt_ids)} prompt and {request.max_new_tokens} new tokens "
             f"is longer than {max_seq_len} tokens; lower max_new_tokens"
         )

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from spec_lab.checkpoints.json_input import is_integer
-from spec_lab.core.errors import UserError
-from spec_lab.menu.choices import Unusable
-from spec_lab.menu.config import WorkloadConfig
-from spec_lab.menu.offers import MAX_DRAFT_TOKENS
-from spec_lab.workloads.chat_formats import TOLD, Turns, refuse_questions, refuse_unknown, turns_of
-from spec_lab.workloads.json_lines import TextLine, json_object, text_lines
+from spec_lab.config.choices import Unusable
+from spec_lab.config.offers import MAX_DRAFT_TOKENS
+from spec_lab.workloads.chat_formats import turns_of
+from spec_lab.workloads.json_lines import TextLine, text_lines
 from spec_lab.workloads.pocket_form import Form
-from spec_lab.workloads.unusable import UnusablePrompt, keep_usable
+from spec_lab.workloads.unusable import BROKEN, keep_usable
 
+if TYPE_CHECKING:
+    from spec_lab.options.workloads import Jsonl
+
+NUM_DRAFTS = range(MAX_DRAFT_TOKENS + 1)
 PROMPTS_FOLDER = Path(__file__).parent / "prompts"
 
 
@@ -31,6 +32,8 @@ class Prompt:
         checker: the checker that reads the answer; None means the workload's.
         system: the system prompt of a chat; None if it has none of its own.
         num_draft_tokens: the largest number of drafts in its rounds, 0 for "off"; None means the run's.
+        max_new_tokens: the longest output, in tokens; None means the run's.
+        stop: texts that end its output, and `stop_token_ids` the tokens; None means the run's.
         place: `FILE:LINE`, empty if the prompt does not come from a file.
     """
 
@@ -43,6 +46,9 @@ class Prompt:
     checker: str | None = None
     system: str | None = None
     num_draft_tokens: int | None = None
+    max_new_tokens: int | None = None
+    stop: tuple[str, ...] | None = None
+    stop_token_ids: tuple[int, ...] | None = None
     place: str = field(default="", compare=False)
 
 
@@ -52,10 +58,10 @@ def shipped_prompts() -> list[Prompt]:
     return [prompt for path in files for prompt in _read(path, _prompt, Unusable.refuse)]
 
 
-def read_jsonl(config: WorkloadConfig) -> list[Prompt]:
+def read_jsonl(config: Jsonl) -> list[Prompt]:
     """Read the user's prompts, one in each line, in any of `chat_formats.FORMATS`; the first `workload.turns` turns of
     a conversation are used."""
-    prompts = _read(_path(config), _prompt, config.unusable)
+    prompts = _read(Path(str(config.path)), _prompt, config.unusable)
     return [replace(prompt, later_turns=prompt.later_turns[: _later(config.turns)]) for prompt in prompts]
 
 
@@ -63,98 +69,48 @@ def _later(most_turns: int | None) -> int | None:
     return None if most_turns is None else most_turns - 1
 
 
-def read_spec_bench(config: WorkloadConfig) -> list[Prompt]:
+def read_spec_bench(config: Jsonl) -> list[Prompt]:
     """Read question files of Spec-Bench and MT-bench, which have `question_id`, `category` and `turns`. The first
     `workload.turns` turns are used."""
-    return _read(_path(config), lambda line, name: _question(line, name, config.turns), config.unusable)
+    return _read(Path(str(config.path)), lambda line, name: _question(line, name, config.turns), config.unusable)
 
 
 def _read(path: Path, parse: Callable[[TextLine, str], Prompt], unusable: Unusable) -> list[Prompt]:
-    return keep_usable(text_lines(path), lambda line: parse(line, path.stem), unusable)
+    def prompt(line: TextLine) -> Prompt:
+        try:
+            return parse(line, path.stem)
+        except BROKEN as error:
+            error.add_note(f"in {line.place}")
+            raise
 
-
-def _path(config: WorkloadConfig) -> Path:
-    if config.path is None:
-        raise UserError(f"workload={config.name} reads a file: set workload.path=FILE.jsonl")
-    return Path(config.path)
+    return keep_usable(text_lines(path), prompt, unusable)
 
 
 def _prompt(line: TextLine, file_name: str) -> Prompt:
-    """Read a line in any of the formats.
-
-    Raises:
-        UnusablePrompt: the line is broken, or has a key that nothing reads.
-    """
-    row = json_object(line)
-    refuse_questions(row, line.place)
-    refuse_unknown(row, line.place)
-    asked = turns_of(row, line.place) or _alone(row, line.place)
+    """Read a line in any of the formats."""
+    row = json.loads(line.text)
+    asked = turns_of(row, line.place)
     answer = row.get("answer") if asked.answer is None else asked.answer
-    category = row.get("category", asked.category or file_name)
-    prompt_id = row.get("id", asked.prompt_id or f"{file_name}-{line.index:04d}")
-    if not _is_word(category) or not _is_word(prompt_id) or not _is_answer(answer):
-        raise UnusablePrompt(
-            f"{line.place}: `id`, `category` and `answer` must be a printable text that is not empty, or a "
-            "number, if given"
-        )
-    checker = row.get("checker", asked.checker)
-    if checker is not None and (not isinstance(checker, str) or not checker.isidentifier()):
-        raise UnusablePrompt(f"{line.place}: `checker` must be a value of workload.checker, such as last_number")
-    system = row.get("system", asked.system)
-    if system is not None and (not isinstance(system, str) or asked.form != "chat"):
-        raise UnusablePrompt(f"{line.place}: `system` must be a text, and belongs to a chat")
+    wanted, stop, stop_ids = row.get("num_draft_tokens"), row.get("stop"), row.get("stop_token_ids")
     return Prompt(
-        str(prompt_id),
-        str(category),
+        str(row.get("id", asked.prompt_id or f"{file_name}-{line.index:04d}")),
+        str(row.get("category", asked.category or file_name)),
         asked.form,
         asked.turns[0],
         None if answer is None else str(answer),
         tuple(asked.turns[1:]),
-        checker=checker,
-        system=system,
-        num_draft_tokens=_draft_tokens(row.get("num_draft_tokens"), line.place),
+        checker=row.get("checker", asked.checker),
+        system=row.get("system", asked.system),
+        num_draft_tokens=None if wanted is None else (0 if wanted == "off" else NUM_DRAFTS.index(wanted)),
+        max_new_tokens=row.get("max_new_tokens"),
+        stop=None if stop is None else ((stop,) if isinstance(stop, str) else tuple(stop)),
+        stop_token_ids=None if stop_ids is None else tuple(map(int, stop_ids)),
         place=line.place,
     )
 
 
-def _alone(row: Mapping[str, Any], place: str) -> Turns:
-    """Read a line with a `prompt`."""
-    form = row.get("form", "chat")
-    if not isinstance(row.get("prompt"), str) or form not in ("chat", "continue"):
-        raise UnusablePrompt(f"{place}: a line needs a text `prompt`; `form` must be chat or continue if given")
-    if form == "chat" and not row["prompt"].strip():
-        raise UnusablePrompt(f"{place}: the `prompt` of a chat must not be empty")
-    return Turns([row["prompt"]], form=form)
-
-
-def _draft_tokens(value: Any, place: str) -> int | None:
-    if value is None or (is_integer(value) and 0 <= value <= MAX_DRAFT_TOKENS):
-        return None if value is None else int(value)
-    if value == "off":
-        return 0
-    raise UnusablePrompt(f'{place}: `num_draft_tokens` must be a number from 0 to {MAX_DRAFT_TOKENS} or "off" if given')
-
-
 def _question(line: TextLine, file_name: str, most_turns: int | None) -> Prompt:
-    row = json_object(line)
-    question_id, category, turns = (row.get(key) for key in ("question_id", "category", "turns"))
-    texts = turns if isinstance(turns, list) and all(isinstance(turn, str) and turn.strip() for turn in turns) else []
-    if not _is_word(question_id) or not _is_word(category) or not texts:
-        raise UnusablePrompt(
-            f"{line.place}: a question needs question_id, category and turns, a list of texts that say something; the "
-            "first two must be printable"
-        )
-    if unread := [key for key in TOLD if key in row]:
-        raise UnusablePrompt(
-            f"{line.place}: `{unread[0]}` of a question is not read; workload=jsonl reads it in `messages`"
-        )
-    later_turns = tuple(texts[1:most_turns])
-    return Prompt(f"{file_name}-{question_id}", str(category), "chat", texts[0], None, later_turns, place=line.place)
-
-
-def _is_word(value: Any) -> bool:
-    return (isinstance(value, str) and value.isprintable() and bool(value.strip())) or is_integer(value)
-
-
-def _is_answer(value: Any) -> bool:
-    return value is None or isinstance(value, str) or is_integer(value) or (type(value) is float and isfinite(value))
+    row = json.loads(line.text)
+    first, *later = row["turns"][:most_turns]
+    prompt_id = f"{file_name}-{row['question_id']}"
+    return Prompt(prompt_id, str(row["category"]), "chat", first, None, tuple(later), place=line.place)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from spec_lab.checkpoints.checks import refuse_lfs_pointer
 from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.checkpoints.gguf_tokenizer import gguf_tokenizer
-from spec_lab.core.errors import UserError, one_line
+from spec_lab.core.errors import UserError
 from spec_lab.workloads.chat_template import ChatTemplate, Rendered, stored_template
 from spec_lab.workloads.pocket_form import CHAT_TEMPLATE, SPECIAL_TOKENS, Form, render_conversation, render_prompt
-from spec_lab.workloads.unusable import NO_SYSTEM, UnusablePrompt
 
 if TYPE_CHECKING:
     import tokenizers
@@ -26,6 +25,8 @@ class Tokenizer(Protocol):
     """Converts text to ids and back."""
 
     vocab_size: int
+    template: str | None
+    """The text of the chat template."""
 
     def special_id(self, token: str) -> int | None:
         """Return the id of a text that is a single token, such as `<think>`; None if there is no such token."""
@@ -56,12 +57,13 @@ class IdsAlone:
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
+        self.template: str | None = None
 
     def special_id(self, token: str) -> int | None:
         return None
 
     def encode(self, text: str) -> list[int]:
-        raise UserError("this target has no tokenizer, so texts cannot be read; use workload=random_ids")
+        raise NotImplementedError("this target has no tokenizer; use workload=random_ids")
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return " ".join(map(str, token_ids))
@@ -77,22 +79,20 @@ class TargetTokenizer:
     """A `tokenizer.json` or the tokenizer of a GGUF file, together with the model's chat template."""
 
     def __init__(self, folder: Path, thinking: bool | None = None) -> None:
-        """Read the tokenizer of a folder or of a GGUF file; UserError if it cannot be used.
+        """Read the tokenizer of a folder or of a GGUF file; UserError for a `thinking` that its template lacks.
 
         `thinking` is passed to the chat template; None passes nothing.
         """
-        self._path = folder if is_gguf(folder) else folder / "tokenizer.json"
-        with _defects_of(f"{self._path} cannot be read as a tokenizer"):
-            self._tokenizer = gguf_tokenizer(folder) if is_gguf(folder) else _from_json(self._path)
+        self._folder = folder
+        self._tokenizer = gguf_tokenizer(folder) if is_gguf(folder) else _from_json(folder / "tokenizer.json")
         self.vocab_size: int = self._tokenizer.get_vocab_size()
         has_markers = all(self.special_id(token) is not None for token in SPECIAL_TOKENS)
-        template = stored_template(folder)
-        if thinking is not None and "enable_thinking" not in (template or ""):
-            raise UserError(
-                f"thinking={thinking}: the chat template of {folder} does not have this choice; use thinking=null"
-            )
+        self.template = template = stored_template(folder)
         is_ours = has_markers and template in (None, CHAT_TEMPLATE)
-        self._render: Render = _render_ours if is_ours else ChatTemplate(folder, thinking=thinking)
+        own = ChatTemplate(folder, thinking)
+        if thinking is not None and (is_ours or not own.has_switch()):
+            raise UserError(f"workload.thinking={thinking}: the chat template of {folder} has no switch; leave it out")
+        self._render: Render = _render_ours if is_ours else own
 
     def special_id(self, token: str) -> int | None:
         """Return the id of a text that is a single token, such as `<think>`; None if there is no such token."""
@@ -105,8 +105,7 @@ class TargetTokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Do the same as `encode` for each text, on all cores."""
-        with _defects_of(f"{self._path} cannot encode a prompt"):
-            return [found.ids for found in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)]
+        return [found.ids for found in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)]
 
     def digest(self) -> str:
         """Return a digest that identifies this tokenizer."""
@@ -119,7 +118,7 @@ class TargetTokenizer:
         """Return the ids of a chat turn or of a text to continue, with BOS if the model was trained with it.
 
         Raises:
-            UnusablePrompt: the prompt already begins with the special token that is added here.
+            UserError: the prompt already begins with the special token that is added here.
         """
         ids = self._encode(form, [prompt], system)
         self._refuse_doubled(prompt, ids)
@@ -129,9 +128,22 @@ class TargetTokenizer:
         """Return the ids of a chat. Its turns alternate between user and assistant, and the last is the user's."""
         return self._encode("chat", texts, system)
 
-    def _encode(self, form: Form, texts: Sequence[str], system: str | None) -> list[int]:
-        rendered = self._render(form, texts, system)
+    def render_conversation(self, texts: Sequence[str], system: str | None = None) -> Rendered:
+        """Return the text of a chat, as `encode_rendered` takes it; UserError if it leaves out a message."""
+        return self._rendered("chat", texts, system)
+
+    def encode_rendered(self, rendered: Rendered) -> list[int]:
+        """Return the ids of a rendered prompt, with special tokens exactly once."""
         return self._ids(rendered.text, add_special_tokens=not rendered.has_special_tokens)
+
+    def _encode(self, form: Form, texts: Sequence[str], system: str | None) -> list[int]:
+        return self.encode_rendered(self._rendered(form, texts, system))
+
+    def _rendered(self, form: Form, texts: Sequence[str], system: str | None) -> Rendered:
+        rendered = self._render(form, texts, system)
+        if any(said.strip() not in rendered.text for said in (system or "", texts[-1])):
+            raise UserError(f"the chat template of {self._folder} leaves out the user's message or the system prompt")
+        return rendered
 
     def _refuse_doubled(self, prompt: str, ids: Sequence[int]) -> None:
         """Refuse a text to which a template was already applied, since it would have BOS and the turn markers twice."""
@@ -139,50 +151,40 @@ class TargetTokenizer:
         if first is None or not prompt.lstrip().startswith(first) or ids[0] not in self._special_ids():
             return
         if list(ids) != self.encode(prompt):
-            raise UnusablePrompt(
-                f"the prompt begins with {first}, which the target's tokenizer also "
-                "puts at the beginning; leave out the text "
-                f"that a chat template has added"
-            )
+            raise UserError(f"{prompt[:40]!r} begins with {first}, which the tokenizer adds too; leave it out")
 
     def _special_ids(self) -> set[int]:
         added = self._tokenizer.get_added_tokens_decoder()
         return {token_id for token_id, token in added.items() if token.special}
 
     def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
-        with _defects_of(f"{self._path} cannot encode a prompt"):
-            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
+
+
+def num_other_tokens(folder: Path, other: Path) -> int | None:
+    """Return how many ids mean other tokens in two tokenizers, each of a folder or a GGUF file; None if one has
+    none."""
+    paths = [path if is_gguf(path) else path / "tokenizer.json" for path in (folder, other)]
+    if not all(path.is_file() for path in paths):
+        return None
+    one, two = ((gguf_tokenizer(path) if is_gguf(path) else _from_json(path)) for path in paths)
+    tokens = {token_id: token for token, token_id in one.get_vocab().items()}
+    return sum(tokens.get(token_id, token) != token for token, token_id in two.get_vocab().items())
 
 
 def _from_json(path: Path) -> tokenizers.Tokenizer:
     """Read a `tokenizer.json`. Its settings for truncation and padding, which are for training, are ignored."""
     from tokenizers import Tokenizer
 
-    if not path.is_file():
-        raise UserError(f"{path} is missing; target.path must be a checkpoint folder with a tokenizer.json")
+    refuse_lfs_pointer(path)
     tokenizer = Tokenizer.from_file(str(path))
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
 
 
-@contextmanager
-def _defects_of(what: str) -> Iterator[None]:
-    """Raise UserError for a defect of the file. The library raises a bare Exception, or a panic that is not
-    an Exception."""
-    try:
-        yield
-    except (UserError, ImportError):
-        raise
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise UserError(f"{what} ({one_line(error)}); fetch it again") from error
-
-
 def _render_ours(form: Form, texts: Sequence[str], system: str | None = None) -> Rendered:
-    if system is not None:
-        raise UnusablePrompt(f"this target was trained without system prompts; {NO_SYSTEM}")
+    """Render without the system prompt, for which the shipped targets have no place."""
     text = render_prompt(form, texts[0]) if form == "continue" else render_conversation(texts)
     return Rendered(text, has_special_tokens=True)

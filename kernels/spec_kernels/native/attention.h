@@ -68,35 +68,41 @@ static span_t seen_by(const layer_t *layer, const place_t *place, int64_t query,
 }
 
 enum { PAIR = 2, CHUNK = 64 }; /* heads that share each read, and keys whose values stay in the L1 cache */
+enum { KEYS = LANES / 2, VALUES = 4 }; /* keys, and vectors of a value, at once: PAIR times as many registers of sums */
 
-static const ints LANE = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+/* The number of each lane. */
+STEP ints lanes(void) {
+    ints lane;
+    for (int l = 0; l < LANES; l++) lane[l] = l;
+    return lane;
+}
 
-/* Multiply 8 keys by the queries of `num_heads` heads, which lie `dim` apart. Each product is summed down to two
-   lanes, which `fold_1` still has to add. */
+/* Multiply every other key of 2 * KEYS by the queries of `num_heads` heads, which lie `dim` apart. Each product is
+   summed down to two lanes, which `fold` still has to add. */
 STEP void multiply_keys(vec *folded, const float *query, const float *keys, const int64_t *offsets,
                         int64_t dim, const int num_heads) {
-    vec products[PAIR][8];
+    vec products[PAIR][KEYS];
     for (int h = 0; h < num_heads; h++)
-        for (int k = 0; k < 8; k++) products[h][k] = (vec){};
+        for (int k = 0; k < KEYS; k++) products[h][k] = (vec){};
     for (int64_t i = 0; i < dim; i += LANES)
-        for (int k = 0; k < 8; k++) {
-            const vec key = *(const vec *)(keys + offsets[k] + i);
+        for (int k = 0; k < KEYS; k++) {
+            const vec key = *(const vec *)(keys + offsets[2 * k] + i);
             for (int h = 0; h < num_heads; h++) products[h][k] += *(const vec *)(query + h * dim + i) * key;
         }
     for (int h = 0; h < num_heads; h++) folded[h] = pairs_of(products[h]);
 }
 
-/* Write the scores [heads, width] of the 16 keys from position `first` on for one query row; -inf for keys that the row
+/* Write the scores [heads, width] of the LANES keys from position `first` on for one query row; -inf for keys that the row
    does not see. */
 STEP void score_tile(float *scores, int64_t width, const float *query, const float *keys, int64_t dim,
                      float scale, const int64_t *offsets, int64_t first, span_t span, const int num_heads) {
     vec left[PAIR], right[PAIR];
     multiply_keys(left, query, keys, offsets + first, dim, num_heads);
-    multiply_keys(right, query, keys, offsets + first + 8, dim, num_heads);
-    const ints at = LANE + (int32_t)first;
+    multiply_keys(right, query, keys, offsets + first + 1, dim, num_heads);
+    const ints at = lanes() + (int32_t)first;
     const ints is_seen = (at >= (int32_t)span.begin) & (at < (int32_t)span.end);
     for (int h = 0; h < num_heads; h++)
-        *(vec *)(scores + h * width + first) = chosen(is_seen, fold_1(left[h], right[h]) * scale, (vec){} - INFINITY);
+        *(vec *)(scores + h * width + first) = chosen(is_seen, fold(left[h], right[h]) * scale, (vec){} - INFINITY);
 }
 
 /* Turn scores into weights whose sum is 1. */
@@ -120,7 +126,7 @@ static void softmax(float *scores, int64_t first, int64_t end) {
 STEP void add_some(float *out, const float *weights, int64_t width, const float *values, int64_t dim,
                    const int64_t *offsets, int64_t begin, int64_t end, const int num_heads,
                    const int num_vectors) {
-    vec sums[PAIR][VECTORS];
+    vec sums[PAIR][VALUES];
     for (int h = 0; h < num_heads; h++)
         for (int v = 0; v < num_vectors; v++) sums[h][v] = *(const vec *)(out + h * dim + v * LANES);
     for (int64_t t = begin; t < end; t++)
@@ -135,8 +141,8 @@ STEP void add_some(float *out, const float *weights, int64_t width, const float 
 STEP void add_values(float *out, const float *weights, int64_t width, const float *values, int64_t dim,
                      const int64_t *offsets, int64_t begin, int64_t end, const int num_heads) {
     int64_t i = 0;
-    for (; i + PANEL <= dim; i += PANEL)
-        add_some(out + i, weights, width, values + i, dim, offsets, begin, end, num_heads, VECTORS);
+    for (; i + VALUES * LANES <= dim; i += VALUES * LANES)
+        add_some(out + i, weights, width, values + i, dim, offsets, begin, end, num_heads, VALUES);
     for (; i < dim; i += LANES) add_some(out + i, weights, width, values + i, dim, offsets, begin, end, num_heads, 1);
 }
 
@@ -147,7 +153,7 @@ typedef struct {
     int64_t dim, num_heads, length, num_keys;
 } group_t;
 
-/* Write scores [rows, heads, width], 16 keys at a time. These keys stay in the L1 cache while all queries of the group
+/* Write scores [rows, heads, width], LANES keys at a time. These keys stay in the L1 cache while all queries of the group
    are multiplied by them. */
 static void score_group(float *scores, int64_t width, const float *queries, int64_t query_stride, const group_t *group,
                         const layer_t *layer, const place_t *place, int64_t first) {

@@ -46,6 +46,11 @@ def problem() -> str | None:
     return None
 
 
+def register_file() -> str:
+    """Return the vector registers for which the library was compiled: avx512, avx2, neon, or other."""
+    return str(library().native_register_file().decode())
+
+
 def _said(error: OSError, found: str) -> str:
     if error.errno in _FULL:
         return f"the disk of {error.filename} is full: make room there"

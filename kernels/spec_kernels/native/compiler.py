@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import signal
 import subprocess
@@ -13,9 +14,14 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 SOURCES = ("vectors.h", "threads.h", "products.h", "tiles.h", "attention.h", "rounds.h", "native.c")
-FLAGS = ("-O3", "-std=gnu11", "-fno-math-errno", "-ffp-contract=fast", "-shared", "-fPIC", "-pthread")
+FLAGS = (
+    *("-O3", "-std=gnu11", "-fno-math-errno", "-ffp-contract=fast", "-shared", "-fPIC", "-pthread"),
+    "-fno-schedule-insns",  # GCC for Arm would read ahead into more registers than there are
+)
 _PROCESSORS = ("-march=native", "-mcpu=native")
 """The compiler flags for this machine's processor; the second is for Arm."""
+MORE_FLAGS = "SPEC_LAB_CFLAGS"
+"""The environment variable with flags after these, as in -mno-avx512f, which makes what a processor without gets."""
 TIME_LIMIT = 120.0
 """Time limit of a compiler in seconds; it needs one or two."""
 _ROOM = 4 << 20
@@ -36,9 +42,14 @@ def key(found: str) -> str:
     """Return a key of what determines the library: source, flags, compiler and processor."""
     version = _run([found, "--version"], HERE).stdout
     known = hashlib.sha256()
-    for part in (*(HERE.joinpath(name).read_text() for name in SOURCES), *FLAGS, found, version, _processor()):
+    flags = *FLAGS, *_more_flags()
+    for part in (*(HERE.joinpath(name).read_text() for name in SOURCES), *flags, found, version, _processor()):
         known.update(part.encode() + b"\0")
     return known.hexdigest()[:16]
+
+
+def _more_flags() -> list[str]:
+    return shlex.split(os.environ.get(MORE_FLAGS, ""))
 
 
 def compile_in(folder: Path, found: str) -> Path:
@@ -50,7 +61,8 @@ def compile_in(folder: Path, found: str) -> Path:
     """
     said = ""
     for processor in _PROCESSORS:
-        command = [found, *FLAGS, processor, str(HERE / "native.c"), "-o", "native.so", "-lm"]
+        flags = *FLAGS, processor, *_more_flags()
+        command = [found, *flags, str(HERE / "native.c"), "-o", "native.so", "-lm"]
         done = _run(command, folder)
         if done.returncode == 0:
             return folder / "native.so"

@@ -150,6 +150,9 @@ void native_norm(const norm_t *norm, float *out, const float *rows, int64_t size
     norm_rows(out, rows, norm, size, num_rows);
 }
 
+/* Return the register file for which the tiles were compiled. */
+const char *native_register_file(void) { return REGISTER_FILE; }
+
 /* Return whether this process may use tile registers, for which it asks the system. */
 int native_has_tiles(void) { return has_tiles(); }
 

@@ -15,9 +15,9 @@ typedef struct {
     int64_t num_outputs, num_inputs, layout;
 } product_t;
 
-/* The distance, in numbers, between a panel's columns of 16 outputs. */
+/* The distance, in units of 4 bytes, between a panel's columns of 16 outputs. */
 static int64_t column_of(const product_t *p) {
-    return LANES * (p->layout == FLOATS ? p->num_inputs : filled_up(p->num_inputs, TILE_INPUTS));
+    return COLUMN * (p->layout == FLOATS ? p->num_inputs : filled_up(p->num_inputs, TILE_INPUTS) / 2);
 }
 
 typedef struct {
@@ -25,65 +25,76 @@ typedef struct {
     float eps;
 } norm_t;
 
-/* Inlined at each call, so that each number of rows has its own code. */
-#define STEP static inline __attribute__((always_inline))
-
-/* The weights of one input for 64 outputs. */
-STEP void load_floats(vec w[][VECTORS], const float *panel, int64_t column, int64_t input) {
-    for (int v = 0; v < VECTORS; v++) w[0][v] = *(const vec *)(panel + v * column + input * LANES);
+/* The columns of outputs that a tile takes at once. Registers hold all sums, the weights of one input, if several rows
+   read them, and two vectors more. */
+STEP int columns_of(const int rows) {
+    int columns = PANEL / COLUMN;
+    while (columns > 1 && columns * VECTORS * (rows > 1 ? rows + 1 : 1) + 2 > REGISTERS) columns /= 2;
+    return columns;
 }
 
-/* The same for two inputs. The weights 32 inputs further on are prefetched, since the processor's own prefetching
-   starts anew on each page of memory. */
-STEP void load_halves(vec w[][VECTORS], const uint16_t *panel, int64_t column, int64_t input) {
-    for (int v = 0; v < VECTORS; v++) {
-        const uint16_t *at = panel + v * column + input * LANES;
-        __builtin_prefetch(at + 32 * LANES);
-        const ints pair = *(const ints *)at;
-        w[0][v] = low_half(pair);
-        w[1][v] = high_half(pair);
-    }
+/* Add what one input contributes. `far` is the fourth row of x. A narrow weight has two inputs in each lane, of which
+   this is the first or the second. */
+STEP void add_input(vec sums[][PANEL / LANES], const float *x, const float *far, const float *at, int64_t column,
+                    int64_t num_inputs, const int rows, const int is_narrow, const int is_second) {
+    vec w[PANEL / LANES];
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < columns_of(rows) * VECTORS; v++) {
+            const vec read = *(const vec *)(at + v / VECTORS * column + v % VECTORS * LANES);
+            if (r == 0) w[v] = !is_narrow ? read : is_second ? high_half((ints)read) : low_half((ints)read);
+            sums[r][v] += w[v] * (r < 3 ? x : far)[r % 3 * num_inputs];
+        }
 }
 
-/* One panel of a product, out [rows, 64], whose rows lie `stride` apart. It reads `inputs` inputs at a time. */
-#define PRODUCT_TILE(name, weight_t, load, inputs, rows)                                                               \
-    static void name(float *out, int64_t stride, const float *x, const weight_t *panel, int64_t column,                \
-                     int64_t num_inputs) {                                                                             \
-        vec sums[rows][VECTORS], w[inputs][VECTORS];                                                                   \
-        for (int r = 0; r < rows; r++)                                                                                 \
-            for (int v = 0; v < VECTORS; v++) sums[r][v] = (vec){};                                                    \
-        int64_t k = 0;                                                                                                 \
-        for (; k + inputs <= num_inputs; k += inputs) {                                                                \
-            load(w, panel, column, k);                                                                                 \
-            for (int i = 0; i < inputs; i++)                                                                           \
-                for (int r = 0; r < rows; r++)                                                                         \
-                    for (int v = 0; v < VECTORS; v++) sums[r][v] += w[i][v] * x[r * num_inputs + k + i];               \
-        }                                                                                                              \
-        if (k < num_inputs) {                                                                                          \
-            load(w, panel, column, k);                                                                                 \
-            for (int r = 0; r < rows; r++)                                                                             \
-                for (int v = 0; v < VECTORS; v++) sums[r][v] += w[0][v] * x[r * num_inputs + k];                       \
-        }                                                                                                              \
-        for (int r = 0; r < rows; r++)                                                                                 \
-            for (int v = 0; v < VECTORS; v++) *(vec *)(out + r * stride + v * LANES) = sums[r][v];                     \
+/* A tile of a product, out [rows, columns * 16], whose rows lie `stride` apart. */
+STEP void product_tile(float *out, int64_t stride, const float *x, const float *at, int64_t column, int64_t num_inputs,
+                       const int rows, const int is_narrow) {
+    const int columns = columns_of(rows), ahead = 32 / (is_narrow ? 2 : 1) * COLUMN;
+    const float *far = x + 3 * num_inputs;
+    vec sums[MOST_ROWS][PANEL / LANES];
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < columns * VECTORS; v++) sums[r][v] = (vec){};
+    int64_t steps = is_narrow ? num_inputs / 2 : num_inputs;
+    for (; steps > 0; steps--, x++, far++, at += COLUMN) {
+        /* The processor's own prefetching starts anew on each page of memory. It does better alone with one row. */
+        for (int c = 0; c < columns && (rows > 1 || is_narrow); c++)
+            __builtin_prefetch(at + c * column + (columns < 4 ? columns * column : ahead));
+        /* The compiler does not see how these move. Else it keeps a pointer for each row, and has too few registers. */
+        if (rows > 3) __asm__("" : "+r"(x), "+r"(far));
+        add_input(sums, x, far, at, column, num_inputs, rows, is_narrow, 0);
+        if (!is_narrow) continue;
+        x++, far++;
+        /* Nor that it reads the same weights again, for the second input: it would keep them. */
+        if (rows > 3 || REGISTERS == 16) __asm__("" : "+r"(x), "+r"(far), "+r"(at));
+        add_input(sums, x, far, at, column, num_inputs, rows, is_narrow, 1);
     }
-PRODUCT_TILE(floats_1, float, load_floats, 1, 1)
-PRODUCT_TILE(floats_2, float, load_floats, 1, 2)
-PRODUCT_TILE(floats_4, float, load_floats, 1, 4)
-PRODUCT_TILE(halves_1, uint16_t, load_halves, 2, 1)
-PRODUCT_TILE(halves_2, uint16_t, load_halves, 2, 2)
-PRODUCT_TILE(halves_4, uint16_t, load_halves, 2, 4)
-
-static void product_tile(float *out, int64_t stride, const float *x, const product_t *p, int64_t panel, int rows) {
-    const int64_t column = column_of(p), first = panel * VECTORS * column;
-    if (p->layout == FLOATS) {
-        const float *at = (const float *)p->panels + first;
-        (rows == 4 ? floats_4 : rows == 2 ? floats_2 : floats_1)(out, stride, x, at, column, p->num_inputs);
-    } else {
-        const uint16_t *at = (const uint16_t *)p->panels + first;
-        (rows == 4 ? halves_4 : rows == 2 ? halves_2 : halves_1)(out, stride, x, at, column, p->num_inputs);
-    }
+    if (is_narrow && num_inputs % 2) add_input(sums, x, far, at, column, num_inputs, rows, is_narrow, 0);
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < columns * VECTORS; v++) *(vec *)(out + r * stride + v * LANES) = sums[r][v];
 }
+
+typedef void tile_t(float *out, int64_t stride, const float *x, const float *at, int64_t column, int64_t num_inputs);
+
+/* Each number of rows has functions of its own, so that its sums are in registers. */
+#define TILE(name, rows, is_narrow)                                                                                    \
+    __attribute__((noinline)) static void name(float *out, int64_t stride, const float *x, const float *at,           \
+                                               int64_t column, int64_t num_inputs) {                                  \
+        product_tile(out, stride, x, at, column, num_inputs, less(rows, MOST_ROWS), is_narrow);                       \
+    }
+TILE(floats_1, 1, 0)
+TILE(floats_2, 2, 0)
+TILE(floats_3, 3, 0)
+TILE(floats_4, 4, 0)
+TILE(floats_5, 5, 0)
+TILE(floats_6, 6, 0)
+TILE(halves_1, 1, 1)
+TILE(halves_2, 2, 1)
+TILE(halves_3, 3, 1)
+TILE(halves_4, 4, 1)
+TILE(halves_5, 5, 1)
+TILE(halves_6, 6, 1)
+static tile_t *const product_tiles[2][6] = {{floats_1, floats_2, floats_3, floats_4, floats_5, floats_6},
+                                            {halves_1, halves_2, halves_3, halves_4, halves_5, halves_6}};
 
 /* A product, and where its rows come from and go to. `parts` is for tiles. */
 typedef struct {
@@ -111,16 +122,19 @@ static void multiply_by_vectors(const void *argument, int64_t first_panel, int64
     (void)thread;
     const multiplied_t *job = argument;
     const product_t *p = job->product;
-    float tile[4 * PANEL];
-    const int64_t stride = p->num_outputs;
+    float tile[MOST_ROWS * PANEL];
+    const int64_t stride = p->num_outputs, column = column_of(p);
     for (int64_t panel = first_panel; panel < last_panel; panel++) {
         const int64_t first = panel * PANEL, width = less(PANEL, p->num_outputs - first);
+        const float *at = (const float *)p->panels + panel * PANEL / COLUMN * column;
         for (int64_t row = 0; row < job->num_rows;) {
-            const int64_t left = job->num_rows - row;
-            const int rows = left >= 4 ? 4 : left >= 2 ? 2 : 1;
-            const float *from = job->x + row * p->num_inputs;
+            const int64_t left = job->num_rows - row, num_tiles = (left + MOST_ROWS - 1) / MOST_ROWS;
+            const int rows = (int)((left + num_tiles - 1) / num_tiles);
             float *to = job->out + row * stride + first;
-            product_tile(width == PANEL ? to : tile, width == PANEL ? stride : PANEL, from, p, panel, rows);
+            for (int c = 0; c < PANEL / COLUMN; c += columns_of(rows))
+                product_tiles[p->layout != FLOATS][rows - 1](
+                    (width == PANEL ? to : tile) + c * COLUMN, width == PANEL ? stride : PANEL,
+                    job->x + row * p->num_inputs, at + c * column, column, p->num_inputs);
             for (int r = 0; r < rows && width < PANEL; r++)
                 memcpy(to + r * stride, tile + r * PANEL, (size_t)width * sizeof(float));
             row += rows;
@@ -152,7 +166,7 @@ static float *scratch(int64_t count) {
     static _Thread_local int64_t capacity = 0;
     if (count > capacity || !memory) {
         free(memory);
-        memory = aligned_alloc(64, (size_t)(count + LANES) / LANES * LANES * sizeof(float));
+        memory = aligned_alloc(64, (size_t)(count + PANEL) / PANEL * PANEL * sizeof(float));
         capacity = memory ? count : 0;
     }
     return memory;

@@ -7,7 +7,7 @@ static int64_t likeliest_of(const float *x, int64_t count) {
     ints no_numbers = {};
     if (count >= LANES) {
         vec tops = *(const vec *)x;
-        ints at = LANE, places = LANE;
+        ints at = lanes(), places = at;
         no_numbers = tops != tops;
         for (; i + LANES <= count; i += LANES) {
             const vec part = *(const vec *)(x + i);

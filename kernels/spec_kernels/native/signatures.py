@@ -29,6 +29,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "native_draft_steps": (*(_POINTER,) * 13, *(_NUMBER,) * 3),
     "native_advance": (*(_POINTER,) * 4, *(_NUMBER,) * 4),
     "native_has_tiles": (),
+    "native_register_file": (),
     "native_threads": (_NUMBER,),
 }
 
@@ -45,4 +46,5 @@ def load(path: Path) -> ctypes.CDLL:
             getattr(library, name).argtypes = arguments
         except AttributeError as error:
             raise OSError(f"{path} has no {name}") from error
+    library.native_register_file.restype = ctypes.c_char_p
     return library

@@ -4,7 +4,7 @@
    it is. A float32 row is the sum of three bfloat16 rows, each with 8 bits of the significand. So every product is
    exact, and only sums are rounded. Parts and sums below 2^-126 count as 0. */
 
-#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__linux__)
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512F__) && defined(__linux__)
 
 #include <immintrin.h>
 #include <sys/syscall.h>

@@ -1,51 +1,68 @@
-/* Vectors of 16 floats, by extensions of GCC and Clang, which use the processor's vectors of any width for them. */
+/* Vectors that fill one register, by extensions of GCC and Clang, and the shapes of tiles that fit the register file.
+
+   All shapes follow from the number of registers and of floats in each. */
 
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { LANES = 16, PANEL = 64, VECTORS = PANEL / LANES };
+#if defined(__AVX512F__)
+#define REGISTER_FILE "avx512"
+enum { LANES = 16, REGISTERS = 32 };
+#elif defined(__AVX__)
+#define REGISTER_FILE "avx2"
+enum { LANES = 8, REGISTERS = 16 };
+#elif defined(__aarch64__)
+#define REGISTER_FILE "neon"
+enum { LANES = 4, REGISTERS = 32 };
+#else
+#define REGISTER_FILE "other"
+enum { LANES = 4, REGISTERS = 16 };
+#endif
+
+/* A weight's outputs lie in columns of 16, and four columns are a panel. */
+enum { COLUMN = 16, PANEL = 64, VECTORS = COLUMN / LANES };
+
+/* The most rows for which registers hold the sums of a column, or of a panel of short columns, and its weights. */
+enum { MOST_ROWS = VECTORS == 4 && REGISTERS == 16 ? 2 : 6 };
 
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t ints __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
+/* Inlined at each call, so that each shape has its own code. */
+#define STEP static inline __attribute__((always_inline))
+
+/* With few registers it is read at each use, and takes none throughout a loop. */
+static const volatile int32_t HIGH_BITS = (int32_t)0xFFFF0000;
+
 /* Two vectors of bfloat16 that lie in one: the first in the low halves of its lanes, the second in the high ones. */
-static inline vec low_half(ints pair) { return (vec)(pair << 16); }
-static inline vec high_half(ints pair) { return (vec)(pair & (int32_t)0xFFFF0000); }
+STEP vec low_half(ints pair) { return (vec)(pair << 16); }
+STEP vec high_half(ints pair) { return (vec)(pair & (REGISTERS > 16 ? (int32_t)0xFFFF0000 : HIGH_BITS)); }
 
-/* One step in summing the lanes of two vectors: the halves of each run of 16, 8, 4 or 2 lanes are added. */
-#define FOLD(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-static inline vec fold_8(vec a, vec b) {
-    return FOLD(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
-           FOLD(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
-}
-static inline vec fold_4(vec a, vec b) {
-    return FOLD(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
-           FOLD(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
-}
-static inline vec fold_2(vec a, vec b) {
-    return FOLD(a, b, 0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29) +
-           FOLD(a, b, 2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31);
-}
-static inline vec fold_1(vec a, vec b) {
-    return FOLD(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +
-           FOLD(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+/* One step in summing the lanes of two vectors: the halves of each are added, and the results alternate. */
+STEP vec fold(vec a, vec b) {
+#if defined(__AVX512F__)
+    return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23) +
+           __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+#elif defined(__AVX__)
+    return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11) +
+           __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+#else
+    return __builtin_shufflevector(a, b, 0, 4, 1, 5) + __builtin_shufflevector(a, b, 2, 6, 3, 7);
+#endif
 }
 
-/* Sum the lanes of each of 8 vectors down to two lanes, which still have to be added. The vectors keep their order. */
-static inline vec pairs_of(const vec *x) {
-    vec part[4];
-    for (int i = 0; i < 4; i++) part[i] = fold_8(x[2 * i], x[2 * i + 1]);
-    for (int i = 0; i < 2; i++) part[i] = fold_4(part[2 * i], part[2 * i + 1]);
-    return fold_2(part[0], part[1]);
+/* Sum the lanes of each of LANES / 2 vectors down to two lanes, which `fold` still has to add. */
+STEP vec pairs_of(vec *x) {
+    for (int n = LANES / 4; n; n /= 2)
+        for (int i = 0; i < n; i++) x[i] = fold(x[i], x[i + n]);
+    return x[0];
 }
 
-static inline float sum_of(vec x) {
-    x = fold_8(x, x);
-    x = fold_4(x, x);
-    x = fold_2(x, x);
-    return x[0] + x[1];
+STEP float sum_of(vec x) {
+    for (int n = LANES; n > 1; n /= 2) x = fold(x, x);
+    return x[0];
 }
 
 static inline float most_of(vec x) {

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from spec_lab.checkpoints.config import MAX_LAYERS, ModelConfig
+from spec_lab.checkpoints.checks import refuse_values
+from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families.experts import read_sigmoid_experts
-from spec_lab.checkpoints.families.plain import refuse_unsupported
-from spec_lab.checkpoints.families.yarn import read_rope_or_yarn
-from spec_lab.checkpoints.json_input import ConfigFields, shown
+from spec_lab.checkpoints.families.plain import SILU
+from spec_lab.checkpoints.families.rope import read_rope, score_factor
+from spec_lab.checkpoints.json_input import ConfigFields
 from spec_lab.checkpoints.latent_sizes import LatentSizes
 from spec_lab.checkpoints.plan import LayerPlan
-from spec_lab.core.errors import UserError
 
 DEEPSEEK_V3: Mapping[str, Any] = {
     "max_position_embeddings": 4096,
@@ -73,30 +73,23 @@ def read_glm4_moe_lite(config: dict[str, Any], source: str) -> ModelConfig:
     return _read(config, source, "glm4_moe_lite", GLM4_MOE_LITE)
 
 
-def refuse_deepseek_v2(config: dict[str, Any], source: str) -> ModelConfig:
-    """Refuse DeepSeek-V2, whose router chooses in another way (softmax scores, the best expert of each group)."""
-    raise UserError(
-        f"{source}: DeepSeek-V2's routing is not supported; use a DeepSeek-V3, Kimi-K2 or GLM-4.7-Flash one"
-    )
-
-
 def _read(config: Mapping[str, Any], source: str, family: str, defaults: Mapping[str, Any]) -> ModelConfig:
     fields = ConfigFields({**defaults, **config}, source)
-    refuse_unsupported(fields)
+    refuse_values(source, fields.values, {**SILU, "moe_layer_freq": (1,)})
     vocab_size = fields.integer("vocab_size")
     max_positions = fields.integer("max_position_embeddings")
-    is_sparse = _is_sparse(fields, fields.integer("num_hidden_layers", most=MAX_LAYERS))
+    is_sparse = _is_sparse(fields, fields.integer("num_hidden_layers"))
     plan = read_latent_plan(fields, max_positions)
     experts = read_sigmoid_experts(fields) if any(is_sparse) else None
     return ModelConfig(
         family=family,
         vocab_size=vocab_size,
         hidden_size=fields.integer("hidden_size"),
-        rms_norm_eps=fields.epsilon("rms_norm_eps"),
+        rms_norm_eps=fields.number("rms_norm_eps"),
         max_position_embeddings=max_positions,
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
         layers=tuple(replace(plan, experts=experts) if sparse else plan for sparse in is_sparse),
-        eos_token_ids=fields.token_ids("eos_token_id", vocab_size),
+        eos_token_ids=fields.token_ids("eos_token_id"),
         bos_token_id=fields.optional_integer("bos_token_id") if "bos_token_id" in fields.values else 0,
         max_dense_positions=fields.integer("index_topk") if fields.has("index_topk") else None,
     )
@@ -104,25 +97,23 @@ def _read(config: Mapping[str, Any], source: str, family: str, defaults: Mapping
 
 def read_latent_plan(fields: ConfigFields, max_positions: int) -> LayerPlan:
     """Read the plan of a layer with latent attention and a dense MLP."""
-    scored = read_rope_or_yarn(fields, max_positions)
+    rope = read_rope(fields, max_positions)
     rotated = fields.integer("qk_rope_head_dim", 64)
-    if rotated % 2:
-        raise UserError(f"{fields.source}: qk_rope_head_dim {rotated} is odd; the rotary embedding needs an even one")
     sizes = LatentSizes(
-        q_lora_rank=fields.optional_integer("q_lora_rank", least=1),
+        q_lora_rank=fields.optional_integer("q_lora_rank"),
         kv_lora_rank=fields.integer("kv_lora_rank", 512),
         qk_nope_head_dim=fields.integer("qk_nope_head_dim"),
         qk_rope_head_dim=rotated,
         v_head_dim=fields.integer("v_head_dim"),
         interleaved=fields.flag("rope_interleave", True),
         bias=fields.flag("attention_bias"),
-        mscale=scored.mscale,
+        mscale=score_factor(fields, rope),
     )
     return LayerPlan(
         num_heads=fields.integer("num_attention_heads"),
         num_kv_heads=1,
         head_dim=rotated,
-        rope=scored.rope,
+        rope=rope,
         intermediate_size=fields.integer("intermediate_size"),
         latent=sizes,
     )
@@ -130,17 +121,8 @@ def read_latent_plan(fields: ConfigFields, max_positions: int) -> LayerPlan:
 
 def _is_sparse(fields: ConfigFields, num_layers: int) -> list[bool]:
     """Return for each layer whether it has experts: by `mlp_layer_types`, else from `first_k_dense_replace` on."""
-    if fields.integer("moe_layer_freq", 1) != 1:
-        raise UserError(f"{fields.source}: moe_layer_freq other than 1 is not supported")
     types = fields.texts("mlp_layer_types")
-    if not types:
-        num_dense = fields.integer("first_k_dense_replace", least=0)
-        return [layer >= num_dense for layer in range(num_layers)]
-    if len(types) != num_layers:
-        raise UserError(
-            f"{fields.source}: mlp_layer_types names {len(types)} layers, but num_hidden_layers is {num_layers}"
-        )
-    unknown = [name for name in types if name not in ("dense", "sparse")]
-    if unknown:
-        raise UserError(f"{fields.source}: mlp_layer_types has {shown(unknown[0])}; supported are dense and sparse")
-    return [name == "sparse" for name in types]
+    for kind in types:
+        refuse_values(fields.source, {"mlp_layer_types": kind}, {"mlp_layer_types": ("dense", "sparse")})
+    num_dense = fields.integer("first_k_dense_replace")
+    return [kind == "sparse" for kind in types] or [layer >= num_dense for layer in range(num_layers)]

@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from spec_lab.checkpoints.config import MAX_LAYERS, ModelConfig
+from spec_lab.checkpoints.checks import refuse_values
+from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.expert_sizes import ExpertSizes, RouterScores
-from spec_lab.checkpoints.families.plain import read_rope, refuse_unsupported
-from spec_lab.checkpoints.json_input import ConfigFields, shown
+from spec_lab.checkpoints.families.plain import SILU
+from spec_lab.checkpoints.families.rope import num_positions, read_rope
+from spec_lab.checkpoints.json_input import ConfigFields
 from spec_lab.checkpoints.plan import LayerPlan
-from spec_lab.core.errors import UserError
 
 QWEN3_MOE: Mapping[str, Any] = {
     "num_key_value_heads": 4,
@@ -45,13 +46,12 @@ GLM4_MOE: Mapping[str, Any] = {
 def read_qwen3_moe(config: dict[str, Any], source: str) -> ModelConfig:
     """Read a Qwen3-MoE such as Qwen3-30B-A3B: every layer has experts unless the file makes it dense."""
     fields = with_defaults(config, QWEN3_MOE, source)
-    if fields.flag("use_sliding_window"):
-        raise UserError(f"{source}: use_sliding_window is not supported in a Qwen3-MoE; it must be false")
+    refuse_values(source, config, {"use_sliding_window": (False,)})
     plan = replace(_attention_plan(fields), o_bias=fields.flag("attention_bias"), qk_norm=True)
     experts = read_softmax_experts(fields)
     step = fields.integer("decoder_sparse_step", 1)
     dense = {*(fields.integers("mlp_only_layers") or ())}
-    num_layers = fields.integer("num_hidden_layers", most=MAX_LAYERS)
+    num_layers = fields.integer("num_hidden_layers")
     is_sparse = [layer not in dense and (layer + 1) % step == 0 for layer in range(num_layers)]
     layers = tuple(replace(plan, experts=experts if sparse else None) for sparse in is_sparse)
     return _model(fields, "qwen3_moe", layers)
@@ -61,8 +61,8 @@ def read_glm4_moe(config: dict[str, Any], source: str) -> ModelConfig:
     """Read GLM-4.5, 4.6 or 4.7, or Air. By default the first layer is dense, and half of a head's channels rotate."""
     fields = with_defaults(config, GLM4_MOE, source)
     plan = replace(_attention_plan(fields, rotary_part=0.5), qk_norm=fields.flag("use_qk_norm"))
-    num_layers = fields.integer("num_hidden_layers", most=MAX_LAYERS)
-    num_dense = min(fields.integer("first_k_dense_replace", least=0), num_layers)
+    num_layers = fields.integer("num_hidden_layers")
+    num_dense = min(fields.integer("first_k_dense_replace"), num_layers)
     sparse = replace(plan, experts=read_sigmoid_experts(fields))
     return _model(fields, "glm4_moe", (plan,) * num_dense + (sparse,) * (num_layers - num_dense))
 
@@ -74,25 +74,20 @@ def with_defaults(config: Mapping[str, Any], defaults: Mapping[str, Any], source
 
 def read_softmax_experts(fields: ConfigFields) -> ExpertSizes:
     """Read the experts of a Qwen. transformers 5 writes `num_local_experts` instead of `num_experts`."""
-    sizes = ExpertSizes(
+    return ExpertSizes(
         num_experts=fields.integer("num_local_experts", fields.integer("num_experts")),
         num_chosen=fields.integer("num_experts_per_tok"),
         intermediate_size=fields.integer("moe_intermediate_size"),
         scores=RouterScores.SOFTMAX,
         renormalized=fields.flag("norm_topk_prob"),
     )
-    _refuse_impossible_choice(sizes, fields.source)
-    return sizes
 
 
 def read_sigmoid_experts(fields: ConfigFields) -> ExpertSizes:
     """Read the experts of a DeepSeek-V3 or a GLM-4.5."""
-    for key, supported in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):
-        value = fields.text(key, supported)
-        if value != supported:
-            raise UserError(f"{fields.source}: {key} {shown(value)} is not supported; supported is {supported!r}")
+    refuse_values(fields.source, fields.values, {"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",)})
     inner = fields.integer("moe_intermediate_size")
-    sizes = ExpertSizes(
+    return ExpertSizes(
         num_experts=fields.integer("num_local_experts", fields.integer("n_routed_experts")),
         num_chosen=fields.integer("num_experts_per_tok"),
         intermediate_size=inner,
@@ -102,42 +97,17 @@ def read_sigmoid_experts(fields: ConfigFields) -> ExpertSizes:
         num_chosen_groups=fields.integer("topk_group"),
         renormalized=fields.flag("norm_topk_prob"),
         scaling=fields.number("routed_scaling_factor"),
-        shared_intermediate_size=inner * fields.integer("n_shared_experts", least=0),
+        shared_intermediate_size=inner * fields.integer("n_shared_experts"),
     )
-    _refuse_impossible_choice(sizes, fields.source)
-    return sizes
-
-
-def _refuse_impossible_choice(sizes: ExpertSizes, source: str) -> None:
-    num_experts, num_groups = sizes.num_experts, sizes.num_groups
-    if num_groups > 1 and (num_experts % num_groups or num_experts < 2 * num_groups):
-        raise UserError(
-            f"{source}: n_group {num_groups} does not divide {num_experts} experts into equal groups of two or more; "
-            "take config.json from the checkpoint's own page"
-        )
-    if sizes.num_chosen_groups > num_groups:
-        raise UserError(f"{source}: topk_group {sizes.num_chosen_groups} is more than n_group {num_groups}")
-    eligible = num_experts // num_groups * sizes.num_chosen_groups
-    if sizes.num_chosen > eligible:
-        raise UserError(
-            f"{source}: num_experts_per_tok {sizes.num_chosen} is more than the {eligible} experts that can be chosen"
-        )
 
 
 def _attention_plan(fields: ConfigFields, rotary_part: float = 1.0) -> LayerPlan:
     """Read the part of the plan that all layers share. `rotary_part` is the default fraction of a head's channels that
     are rotated."""
-    refuse_unsupported(fields)
-    source = fields.source
+    refuse_values(fields.source, fields.values, SILU)
     num_heads, num_kv_heads = fields.integer("num_attention_heads"), fields.integer("num_key_value_heads")
-    if num_heads % num_kv_heads:
-        raise UserError(
-            f"{source}: num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}"
-        )
     head_dim = fields.integer("head_dim", fields.integer("hidden_size") // num_heads)
     rope = read_rope(fields, fields.integer("max_position_embeddings"), rotary_part)
-    if int(head_dim * rope.partial_rotary_factor) % 2:
-        raise UserError(f"{source}: an odd number of a head's {head_dim} channels is rotated; it must be even")
     return LayerPlan(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
@@ -154,10 +124,10 @@ def _model(fields: ConfigFields, family: str, layers: tuple[LayerPlan, ...]) -> 
         family=family,
         vocab_size=vocab_size,
         hidden_size=fields.integer("hidden_size"),
-        rms_norm_eps=fields.epsilon("rms_norm_eps"),
-        max_position_embeddings=fields.integer("max_position_embeddings"),
+        rms_norm_eps=fields.number("rms_norm_eps"),
+        max_position_embeddings=num_positions(layers[0].rope, fields.integer("max_position_embeddings")),
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
         layers=layers,
-        eos_token_ids=fields.token_ids("eos_token_id", vocab_size),
+        eos_token_ids=fields.token_ids("eos_token_id"),
         bos_token_id=fields.optional_integer("bos_token_id"),
     )

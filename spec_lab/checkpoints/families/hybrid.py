@@ -11,16 +11,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from spec_lab.checkpoints.config import MAX_LAYERS, ModelConfig, text_part
+from spec_lab.checkpoints.checks import refuse_values
+from spec_lab.checkpoints.config import ModelConfig, text_part
 from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
 from spec_lab.checkpoints.expert_sizes import ExpertSizes
 from spec_lab.checkpoints.families.experts import read_softmax_experts, with_defaults
-from spec_lab.checkpoints.families.plain import read_rope, refuse_unsupported
-from spec_lab.checkpoints.json_input import ConfigFields, shown
+from spec_lab.checkpoints.families.plain import FULL, SILU, layer_types
+from spec_lab.checkpoints.families.rope import num_positions, read_rope
+from spec_lab.checkpoints.json_input import ConfigFields
 from spec_lab.checkpoints.plan import LayerPlan
-from spec_lab.core.errors import UserError
 
-FULL, LINEAR = "full_attention", "linear_attention"
+LINEAR = "linear_attention"
 SILU_GATES = ("swish", "silu")
 QWEN3_5_MOE: Mapping[str, Any] = {
     "num_experts": 256,
@@ -66,7 +67,7 @@ def _every_layer(fields: ConfigFields, num_layers: int) -> tuple[bool, ...]:
 
 def _layers_not_dense(fields: ConfigFields, num_layers: int) -> tuple[bool, ...]:
     step, dense = fields.integer("decoder_sparse_step", 1), set(fields.integers("mlp_only_layers") or ())
-    if fields.integer("num_experts", least=0) == 0:
+    if fields.integer("num_experts") == 0:
         return _no_layer(fields, num_layers)
     return tuple(index not in dense and (index + 1) % step == 0 for index in range(num_layers))
 
@@ -78,44 +79,33 @@ HasExperts = Callable[[ConfigFields, int], tuple[bool, ...]]
 def _read(config: dict[str, Any], source: str, defaults: Mapping[str, Any], has_experts: HasExperts) -> ModelConfig:
     whole = ConfigFields(config, source)
     fields = with_defaults(text_part(config, source), defaults, source)
-    for part in (whole, fields):
-        refuse_unsupported(part)
-    _refuse_other_gates(fields)
+    gates = {"attn_output_gate": (True,), "output_gate_type": SILU_GATES}
+    refuse_values(source, fields.values, {**SILU, **gates})
     vocab_size = fields.integer("vocab_size")
     max_positions = fields.integer("max_position_embeddings", 32768)
+    layers = _layers(fields, max_positions, has_experts)
     return ModelConfig(
         family="hybrid",
         vocab_size=vocab_size,
         hidden_size=fields.integer("hidden_size"),
-        rms_norm_eps=fields.epsilon("rms_norm_eps", 1e-6),
-        max_position_embeddings=max_positions,
+        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+        max_position_embeddings=num_positions(layers[0].rope, max_positions),
         tie_word_embeddings=whole.flag("tie_word_embeddings", fields.flag("tie_word_embeddings")),
-        layers=_layers(fields, max_positions, has_experts),
-        eos_token_ids=fields.token_ids("eos_token_id", vocab_size) or whole.token_ids("eos_token_id", vocab_size),
+        layers=layers,
+        eos_token_ids=fields.token_ids("eos_token_id") or whole.token_ids("eos_token_id"),
         bos_token_id=fields.optional_integer("bos_token_id"),
     )
 
 
-def _refuse_other_gates(fields: ConfigFields) -> None:
-    """Refuse gates that the forward code lacks. No published model has them."""
-    if not fields.flag("attn_output_gate", True):
-        raise UserError(f"{fields.source}: attn_output_gate false is not supported; supported is true")
-    gate = fields.text("output_gate_type", SILU_GATES[0])
-    if gate not in SILU_GATES:
-        raise UserError(
-            f"{fields.source}: output_gate_type {shown(gate)} is not supported; supported are {', '.join(SILU_GATES)}"
-        )
-
-
 def _layers(fields: ConfigFields, max_positions: int, has_experts: HasExperts) -> tuple[LayerPlan, ...]:
-    layer_types = _layer_types(fields)
-    sparse = has_experts(fields, len(layer_types))
+    types = _layer_types(fields)
+    sparse = has_experts(fields, len(types))
     experts = _experts(fields) if any(sparse) else None
     full = _full_layer(fields, max_positions)
     by_type = {FULL: full, LINEAR: replace(full, delta_net=_delta_net(fields))}
     return tuple(
         replace(by_type[layer_type], experts=experts if is_sparse else None)
-        for layer_type, is_sparse in zip(layer_types, sparse, strict=True)
+        for layer_type, is_sparse in zip(types, sparse, strict=True)
     )
 
 
@@ -129,38 +119,18 @@ def _experts(fields: ConfigFields) -> ExpertSizes:
 def _layer_types(fields: ConfigFields) -> tuple[str, ...]:
     """Read the type of each layer. If the file names no types, the last of each `full_attention_interval` layers has
     full attention. The default is 4."""
-    num_layers = fields.integer("num_hidden_layers", most=MAX_LAYERS)
+    num_layers = fields.integer("num_hidden_layers")
     interval = fields.integer("full_attention_interval", 4)
     by_interval = tuple(LINEAR if (index + 1) % interval else FULL for index in range(num_layers))
     if not fields.has("layer_types"):
         return by_interval
-    layer_types = fields.texts("layer_types")
-    if len(layer_types) != num_layers:
-        raise UserError(
-            f"{fields.source}: layer_types names {len(layer_types)} layers, but num_hidden_layers is {num_layers}"
-        )
-    for layer_type in layer_types:
-        if layer_type not in (FULL, LINEAR):
-            raise UserError(
-                f"{fields.source}: layer type {shown(layer_type)} is not supported; supported are {FULL}, {LINEAR}"
-            )
-    if fields.has("full_attention_interval") and layer_types != by_interval:
-        raise UserError(
-            f"{fields.source}: layer_types differ from those of full_attention_interval {interval}; correct one of them"
-        )
-    return layer_types
+    return layer_types(fields, (FULL, LINEAR))
 
 
 def _full_layer(fields: ConfigFields, max_positions: int) -> LayerPlan:
     num_heads, num_kv_heads = fields.integer("num_attention_heads"), fields.integer("num_key_value_heads")
-    _require_multiple(fields, "num_attention_heads", num_heads, "num_key_value_heads", num_kv_heads)
     head_dim = fields.integer("head_dim", 256)
     rope = read_rope(fields, max_positions, default_part=0.25)
-    if int(head_dim * rope.partial_rotary_factor) % 2 or not 0 < rope.partial_rotary_factor <= 1:
-        raise UserError(
-            f"{fields.source}: partial_rotary_factor {rope.partial_rotary_factor} of head_dim {head_dim} is not an "
-            "even number of channels; take config.json from the checkpoint again"
-        )
     bias = fields.flag("attention_bias")
     return LayerPlan(
         num_heads=num_heads,
@@ -178,16 +148,10 @@ def _full_layer(fields: ConfigFields, max_positions: int) -> LayerPlan:
 
 def _delta_net(fields: ConfigFields) -> DeltaNetSizes:
     num_keys, num_values = fields.integer("linear_num_key_heads", 16), fields.integer("linear_num_value_heads", 32)
-    _require_multiple(fields, "linear_num_value_heads", num_values, "linear_num_key_heads", num_keys)
     return DeltaNetSizes(
         num_key_heads=num_keys,
         num_value_heads=num_values,
         key_head_dim=fields.integer("linear_key_head_dim", 128),
         value_head_dim=fields.integer("linear_value_head_dim", 128),
-        kernel_size=fields.integer("linear_conv_kernel_dim", 4, least=2),
+        kernel_size=fields.integer("linear_conv_kernel_dim", 4),
     )
-
-
-def _require_multiple(fields: ConfigFields, name: str, number: int, of_name: str, of: int) -> None:
-    if number % of:
-        raise UserError(f"{fields.source}: {name} {number} is not a multiple of {of_name} {of}")

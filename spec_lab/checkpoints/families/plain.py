@@ -8,16 +8,19 @@ refused if the forward code here lacks it.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from spec_lab.checkpoints.config import MAX_LAYERS, ModelConfig
-from spec_lab.checkpoints.json_input import ConfigFields, shown
-from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
-from spec_lab.checkpoints.quantization import read_block
-from spec_lab.core.errors import UserError
+from spec_lab.checkpoints.checks import refuse_values
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.families.rope import num_positions, read_rope
+from spec_lab.checkpoints.json_input import ConfigFields
+from spec_lab.checkpoints.plan import LayerPlan
 
 Family = Literal["llama", "qwen2", "qwen3"]
+FULL, SLIDING = "full_attention", "sliding_attention"
+SILU: Mapping[str, Collection[Any]] = {"hidden_act": ("silu",)}
 
 
 def read_llama(config: dict[str, Any], source: str) -> ModelConfig:
@@ -36,21 +39,21 @@ def read_qwen3(config: dict[str, Any], source: str) -> ModelConfig:
 
 
 def _read(fields: ConfigFields, family: Family) -> ModelConfig:
-    refuse_unsupported(fields)
+    refuse_values(fields.source, fields.values, SILU)
     qwen = family != "llama"
     vocab_size = fields.integer("vocab_size")
     max_positions = fields.integer("max_position_embeddings", 32768 if qwen else 2048)
-    num_layers = fields.integer("num_hidden_layers", most=MAX_LAYERS)
+    num_layers = fields.integer("num_hidden_layers")
     plan = _plan(fields, family, max_positions)
     return ModelConfig(
         family=family,
         vocab_size=vocab_size,
         hidden_size=fields.integer("hidden_size"),
-        rms_norm_eps=fields.epsilon("rms_norm_eps", 1e-6),
-        max_position_embeddings=max_positions,
+        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+        max_position_embeddings=num_positions(plan.rope, max_positions),
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
         layers=tuple(replace(plan, window=window) for window in _layer_windows(fields, num_layers, family)),
-        eos_token_ids=fields.token_ids("eos_token_id", vocab_size),
+        eos_token_ids=fields.token_ids("eos_token_id"),
         bos_token_id=fields.optional_integer("bos_token_id") if qwen or "bos_token_id" in fields.values else 1,
     )
 
@@ -64,18 +67,15 @@ def _plan(fields: ConfigFields, family: Family, max_positions: int) -> LayerPlan
         "num_key_value_heads", 32 if qwen and "num_key_value_heads" not in fields.values else num_heads
     )
     head_dim = fields.integer("head_dim", 128 if family == "qwen3" else fields.integer("hidden_size") // num_heads)
-    if num_heads % num_kv_heads:
-        raise UserError(
-            f"{source}: num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}"
-        )
-    if head_dim % 2:
-        raise UserError(f"{source}: head_dim {head_dim} is odd; the rotary embedding needs an even one")
+    rope = read_rope(fields, max_positions)
+    part = "partial_rotary_factor"
+    refuse_values(source, {part: rope.partial_rotary_factor}, {part: (1.0,)})
     attention_bias = family != "qwen2" and fields.flag("attention_bias")
     return LayerPlan(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        rope=_whole_rope(fields, max_positions),
+        rope=rope,
         intermediate_size=fields.integer("intermediate_size"),
         qkv_bias=attention_bias or family == "qwen2",
         o_bias=attention_bias,
@@ -84,114 +84,24 @@ def _plan(fields: ConfigFields, family: Family, max_positions: int) -> LayerPlan
     )
 
 
-def refuse_unsupported(fields: ConfigFields) -> None:
-    """Refuse an activation other than SiLU, and weights quantized in a way that is not read."""
-    activation = fields.text("hidden_act", "silu")
-    if activation != "silu":
-        raise UserError(f"{fields.source}: hidden_act {shown(activation)} is not supported; supported is 'silu'")
-    read_block(fields.values, fields.source)
-
-
-def rope_fields(config: ConfigFields) -> ConfigFields:
-    """Collect the keys of the only rotary embedding from all places where a config may have them.
-
-    Raises:
-        UserError: the keys are separate for each type of layer, or two places contradict each other; transformers
-            silently uses one of them.
-    """
-    said: dict[str, Any] = {}
-    top_level = {"rope_theta": config.values.get("rope_theta")}
-    for place in (config.object("rope_parameters"), config.object("rope_scaling"), top_level):
-        if any(isinstance(value, dict) for value in place.values()):
-            # transformers reads such parameters for no family here: Llama skips them, the Qwen families fail.
-            raise UserError(
-                f"{config.source}: rope parameters keyed by layer type are not supported; use one set for all layers"
-            )
-        for key, value in place.items():
-            name = "rope_type" if key == "type" else key
-            if value is not None and said.setdefault(name, value) != value:
-                raise UserError(
-                    f"{config.source}: {name} is {shown(said[name])} in one place and {shown(value)} in another; "
-                    "remove the one that the model was not trained with"
-                )
-    # transformers also writes a family's default outside the parameters, even if they differ. It reads the parameters.
-    if (part := config.values.get("partial_rotary_factor")) is not None:
-        said.setdefault("partial_rotary_factor", part)
-    return ConfigFields(said, f"{config.source} (rope)")
-
-
-def read_rope(config: ConfigFields, max_positions: int, default_part: float = 1.0) -> RopeConfig:
-    """Read the rotary embedding, which all layers share.
-
-    Args:
-        default_part: the fraction of a head's channels that are rotated if the file does not say.
-    """
-    source, fields = config.source, rope_fields(config)
-    theta = fields.number("rope_theta", 10000.0)
-    part = fields.number("partial_rotary_factor", default_part)
-    kind = fields.text("rope_type", "default")
-    if kind == "default":
-        if fields.has("factor") and fields.number("factor") != 1:
-            raise UserError(
-                f"{fields.source}: factor {fields.number('factor'):g} has no effect with rope_type default; set "
-                "another rope_type, such as linear, or remove factor"
-            )
-        return RopeConfig(theta=theta, scaling="none", partial_rotary_factor=part)
-    if kind == "linear":
-        return RopeConfig(theta=theta, scaling="linear", factor=fields.number("factor"), partial_rotary_factor=part)
-    if kind == "llama3":
-        original = config.optional_integer("original_max_position_embeddings", least=1)
-        return RopeConfig(
-            theta=theta,
-            scaling="llama3",
-            factor=fields.number("factor"),
-            low_freq_factor=fields.number("low_freq_factor"),
-            high_freq_factor=fields.number("high_freq_factor"),
-            original_max_position_embeddings=original
-            or fields.integer("original_max_position_embeddings", max_positions),
-            partial_rotary_factor=part,
-        )
-    raise UserError(f"{source}: rope type {shown(kind)} is not supported; supported are default, linear, llama3")
-
-
-def _whole_rope(fields: ConfigFields, max_positions: int) -> RopeConfig:
-    """Read a rotary embedding that rotates all channels of a head."""
-    rope = read_rope(fields, max_positions)
-    if rope.partial_rotary_factor != 1.0:
-        raise UserError(
-            f"{fields.source}: partial_rotary_factor {rope.partial_rotary_factor} is not supported; supported is 1.0"
-        )
-    return rope
-
-
 def _layer_windows(fields: ConfigFields, num_layers: int, family: Family) -> tuple[int | None, ...]:
     """Return each layer's sliding window. With `use_sliding_window`, Qwen's are in the layers that `layer_types` names,
     else from layer `max_window_layers` on. Llama has none."""
-    config, source = fields.values, fields.source
-    sliding = family != "llama" and fields.flag("use_sliding_window") and config.get("sliding_window", 4096) is not None
+    sliding = family != "llama" and fields.flag("use_sliding_window")
+    sliding = sliding and fields.values.get("sliding_window", 4096) is not None
     window = fields.integer("sliding_window", 4096) if sliding else None
-    layer_types = fields.texts("layer_types")
-    first = fields.integer("max_window_layers", 28, least=0)
-    by_depth = tuple(window if layer >= first else None for layer in range(num_layers))
     if not fields.has("layer_types"):
-        if window is not None and "max_window_layers" in config and not fields.has("max_window_layers"):
-            raise UserError(f"{source}: max_window_layers is null, but use_sliding_window is on; name the first layer")
-        return by_depth
-    if len(layer_types) != num_layers:
-        raise UserError(f"{source}: layer_types names {len(layer_types)} layers, but num_hidden_layers is {num_layers}")
-    for layer_type in layer_types:
-        if layer_type not in ("full_attention", "sliding_attention"):
-            raise UserError(
-                f"{source}: layer type {shown(layer_type)} is not supported; supported are full_attention, "
-                "sliding_attention"
-            )
-    if window is None and "sliding_attention" in layer_types:
-        raise UserError(
-            f"{source}: layer_types has sliding_attention, but use_sliding_window or sliding_window is unset"
-        )
-    if "sliding_attention" not in layer_types and any(by_depth):
-        raise UserError(
-            f"{source}: use_sliding_window and max_window_layers {first} give layers a window, but layer_types gives "
-            "none; remove the one that the model was not trained with"
-        )
-    return tuple(window if layer_type == "sliding_attention" else None for layer_type in layer_types)
+        first = fields.integer("max_window_layers", 28)
+        return tuple(window if layer >= first else None for layer in range(num_layers))
+    types = layer_types(fields, (FULL, SLIDING))
+    if window is None and SLIDING in types:
+        refuse_values(fields.source, {"use_sliding_window": False}, {"use_sliding_window": (True,)})
+    return tuple(window if kind == SLIDING else None for kind in types)
+
+
+def layer_types(fields: ConfigFields, supported: Collection[str]) -> tuple[str, ...]:
+    """Read the type of each layer, empty if the file names none."""
+    types = fields.texts("layer_types")
+    for kind in types:
+        refuse_values(fields.source, {"layer_types": kind}, {"layer_types": supported})
+    return types

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
+from spec_lab.core.trees import copy_tensors
 from spec_lab.core.types import AttentionMetadata, DraftStep, Verification, VerifiedRound
 from spec_lab.engine.capture import GraphRecorder
 from spec_lab.engine.experts_read import ReadingStage
@@ -112,8 +113,9 @@ def carry_every_tensor(drafts: torch.Tensor, column: torch.Tensor, before: Any, 
 class StepReplay(SeparateVerify):
     """graph=step_replay: the first step is one graph, and one recurrent step is another, replayed K - 1 times.
 
-    Between replays the host rebuilds positions, slots and lengths, if they advance (vLLM #41162). The graph derives all
-    other metadata from these. Steps with weights of their own have a graph each.
+    Between replays the host builds the step's metadata again, if it advances, and copies all its tensors to where the
+    graph reads them (vLLM #41162). It does so once for each kind of cache and window, as vLLM does for each KV cache
+    group. Steps with weights of their own have a graph each.
 
     The number of the step is a device tensor, which selects the column of drafts and draft logits.
     """
@@ -154,6 +156,11 @@ class StepReplay(SeparateVerify):
 def first_step(decode_round: DecodeRound, verified: VerifiedRound) -> StepInputs:
     """Run the catch-up (or first) step, and make the buffers of the other steps."""
     state = decode_round.catch_up(verified)
+    if state.attention is not None:  # `rebuild` fills what is derived here
+        attention = dataclasses.replace(state.attention, read_slots=None, masks={})
+        for kind in decode_round.parts.drafter.requirements.step_kinds:
+            decode_round.parts.backend.derive(attention, kind, decode_round.parts.cache.dtype)
+        state = dataclasses.replace(state, attention=attention)
     drafts = state.tokens.new_zeros((state.tokens.shape[0], decode_round.offers.max_drafted))
     if decode_round.offers.max_drafted:
         drafts[:, 0] = state.tokens
@@ -163,10 +170,7 @@ def first_step(decode_round: DecodeRound, verified: VerifiedRound) -> StepInputs
 def next_step(decode_round: DecodeRound, inputs: StepInputs, number: int, carry: DraftCarry) -> None:
     """Run one recurrent step, and write its result to the buffers that the next replay reads."""
     before = inputs.state
-    attention = before.attention
-    if attention is not None:  # the graph derives the rest from the rebuilt metadata
-        attention = dataclasses.replace(attention, read_slots=None, masks={})
-    state = dataclasses.replace(before) if attention is None else dataclasses.replace(before, attention=attention)
+    state = dataclasses.replace(before)
     parts = decode_round.parts
     with parts.timer.span("recur"), parts.experts_read.stage(ReadingStage.RECUR):
         decode_round.parts.drafter.step(state, DraftStep(number, inputs.column))
@@ -174,13 +178,17 @@ def next_step(decode_round: DecodeRound, inputs: StepInputs, number: int, carry:
 
 
 def rebuild(decode_round: DecodeRound, attention: AttentionMetadata) -> None:
-    """Rebuild the metadata that `AttentionBackend.advance` would update in place, and copy it to the step's buffers."""
-    fresh = decode_round.parts.backend.build(
-        positions=attention.seq_lens.unsqueeze(1),
-        seq_lens=attention.seq_lens + 1,
-        page_table=attention.page_table,
-        max_seq_len=attention.max_seq_len,
-    )
-    attention.positions.copy_(fresh.positions)
-    attention.slot_mapping.copy_(fresh.slot_mapping)
-    attention.seq_lens.copy_(fresh.seq_lens)
+    """Build the metadata that `AttentionBackend.advance` would update in place, for each kind of attention, and copy
+    all its tensors to the step's buffers."""
+    parts, seq_lens = decode_round.parts, attention.seq_lens.clone()
+    for kind in parts.drafter.requirements.step_kinds or (None,):
+        fresh = parts.backend.build(
+            positions=seq_lens.unsqueeze(1),
+            seq_lens=seq_lens + 1,
+            page_table=attention.page_table,
+            max_seq_len=attention.max_seq_len,
+        )
+        if kind is not None:
+            parts.backend.derive(fresh, kind, parts.cache.dtype)
+        masks = {key: attention.masks[key] for key in fresh.masks}
+        copy_tensors(dataclasses.replace(attention, masks=masks), fresh)

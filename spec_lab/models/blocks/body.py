@@ -21,9 +21,10 @@ from spec_lab.core.rows import rows_at
 from spec_lab.core.selection import AllRows
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.blocks.conv import with_convolutions
-from spec_lab.models.blocks.rows import WholeBlock
+from spec_lab.models.blocks.heads import scaled
+from spec_lab.models.blocks.rows import MovingWindow, WholeBlock
 from spec_lab.models.layer_builder import build_layer
-from spec_lab.models.layers import DecoderLayer
+from spec_lab.models.layers import DecoderLayer, LayerParts
 from spec_lab.models.linear import make_linear
 from spec_lab.models.norms import RMSNorm, RowsPart, per_head_norm
 from spec_lab.models.products import PLAIN, Products
@@ -65,7 +66,8 @@ class BlockBody:
         self.block_size = config.block_size
         self._backend = backend
         self._embedding = tensors.get("embed_tokens.weight", embedding)
-        self._masks = self._embedding[config.mask_token_id].expand(config.block_size - 1, -1)
+        self._scale = config.embedding_scale
+        self._masks = scaled(self._embedding[config.mask_token_id], self._scale).expand(config.block_size - 1, -1)
         self._fc = products.linear(make_linear(tensors["fc.weight"]))
         self._context_norm = products.norm(RMSNorm(tensors["hidden_norm.weight"], eps))
         self._norm = products.norm(RMSNorm(tensors["norm.weight"], eps))
@@ -75,7 +77,7 @@ class BlockBody:
         self._layers = [
             DecoderLayer.of(
                 with_convolutions(
-                    build_layer(_seen(plan, config), eps, tensors, f"layers.{index}.", backend),
+                    _layer(plan, config, tensors, f"layers.{index}.", backend),
                     config.conv,
                     config.block_size,
                     tensors,
@@ -124,7 +126,8 @@ class BlockBody:
         as_one = self._backend.build(positions[:, -1:], ends, place.page_table, max_length)
         whole, causal = WholeBlock(as_one, size, self._num_kv_heads), AllRows()
         masks = self._masks.expand(num_requests, -1, -1)
-        stream = torch.cat((rows_at(self._embedding, pending).unsqueeze(1), masks), dim=1).flatten(0, 1)
+        first = scaled(rows_at(self._embedding, pending), self._scale).unsqueeze(1)
+        stream = torch.cat((first, masks), dim=1).flatten(0, 1)
         rotary = self._rotary.rows(rows.positions)
         for layer, layer_cache, is_causal in zip(self._layers, cache.layers, self._is_causal, strict=True):
             selection: RowSelection = causal if is_causal else whole
@@ -175,3 +178,18 @@ def _seen(plan: LayerPlan, config: BlockConfig) -> LayerPlan:
     """
     window = config.window_of(plan)
     return replace(plan, window=window if window is None or config.is_causal(plan) else window + config.block_size)
+
+
+def _layer(
+    plan: LayerPlan, config: BlockConfig, tensors: Mapping[str, torch.Tensor], prefix: str, backend: AttentionBackend
+) -> LayerParts:
+    """Make a layer; each row of a block has a window of its own if the layer has a window that moves."""
+    layer = build_layer(_seen(plan, config), config.body.rms_norm_eps, tensors, prefix, backend)
+    if not config.window_moves or plan.window is None:
+        return layer
+    assert layer.attention is not None
+    last = config.block_size - 1
+    limit = plan.window if config.most_context is None else config.most_context
+    windows = tuple(min(plan.window + last - row, limit + last + 1) for row in range(last + 1))
+    attention = MovingWindow(layer.attention, windows)
+    return replace(layer, mixer=attention, attention=attention)

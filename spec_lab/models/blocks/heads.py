@@ -102,6 +102,10 @@ class HeadParts:
         """Make a product of the tensors below `name`."""
         return make_linear(self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"))
 
+    def embedded(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Embed tokens [rows] as the body embeds its own."""
+        return scaled(rows_at(self.embedding, tokens), self.config.embedding_scale)
+
     def scored(self, scores: torch.Tensor) -> SlotScores:
         """Return scores [rows, draft vocabulary] together with their token ids."""
         return SlotScores(scores, self.token_map, self.vocab_size)
@@ -111,6 +115,11 @@ class HeadParts:
         topk]."""
         values, ids = logits.topk(topk, dim=-1)
         return values, ids if self.token_map is None else self.token_map[ids]
+
+
+def scaled(rows: torch.Tensor, scale: float) -> torch.Tensor:
+    """Return embeddings times a factor, which is rounded to their dtype as in Gemma's embedding."""
+    return rows if scale == 1.0 else rows * float(torch.tensor(scale, dtype=rows.dtype))
 
 
 def at_column(values: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
@@ -209,7 +218,7 @@ class GruHead(JoinedSlots):
         return SlotWalk(rows.hidden, rows.logits, rows.hidden.new_zeros(rows.hidden.shape[0], self._state_size))
 
     def scores(self, walk: SlotWalk, previous: torch.Tensor, column: torch.Tensor) -> SlotScores:
-        walk.state = self._moved(rows_at(self._parts.embedding, previous), walk.state)
+        walk.state = self._moved(self._parts.embedded(previous), walk.state)
         read = torch.cat((behind(previous, walk.hidden, column), walk.state), dim=-1)
         correction = self._wide(F.silu(self._narrow(read)))
         return self._parts.scored(behind(previous, walk.scores, column) + torch.where(column > 0, correction, 0.0))

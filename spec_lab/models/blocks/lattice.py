@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 
 from spec_lab.checkpoints.block_heads import LatticeSizes
-from spec_lab.core.rows import rows_at
 from spec_lab.models.blocks.heads import BlockRows, HeadParts, JoinedSlots, SlotWalk, behind, nothing_carried
 from spec_lab.models.blocks.scores import SlotScores
 from spec_lab.models.linear import Linear, make_linear
@@ -104,7 +103,7 @@ class LatticeHead(JoinedSlots):
     def _lattice(self, hidden: torch.Tensor, log_probs: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """Run the transformer, and return its output [batch, slots, topk, size]."""
         tensors, shape = self._tensors, ids.shape
-        tokens = rows_at(self._parts.embedding, ids.flatten())
+        tokens = self._parts.embedded(ids.flatten())
         stream = (tokens if self._token is None else self._token(tokens)).view(*shape, -1)
         stream = stream + self._of_rows(self._hidden, hidden).unsqueeze(2)
         ranks = self._rank_features.expand(*shape, -1)

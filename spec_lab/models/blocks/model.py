@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,8 +25,9 @@ from spec_lab.models.blocks.heads import (
 )
 from spec_lab.models.blocks.lattice import LatticeHead
 from spec_lab.models.eagle3 import draft_to_target_ids
-from spec_lab.models.linear import make_linear
+from spec_lab.models.linear import Linear, make_linear
 from spec_lab.models.products import PLAIN, Products
+from spec_lab.models.sandwich import LogitCap
 
 Builder = Callable[[Any, HeadParts], BlockHead]
 BUILDERS: dict[HeadKind, Builder] = {
@@ -59,6 +61,20 @@ def drafted_rows(target_head: torch.Tensor, token_map: torch.Tensor | None) -> t
     return target_head if token_map is None else target_head[token_map]
 
 
+@dataclass(frozen=True, slots=True)
+class SlotLogits:
+    """Turns hidden rows into logits: the product with the output head, then the file's factor and cap."""
+
+    product: Linear
+    config: BlockConfig
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits, cap = self.product(hidden), self.config.logit_softcap
+        if self.config.logit_scale != 1.0:
+            logits = logits * self.config.logit_scale
+        return logits if cap is None else LogitCap(cap)(logits)
+
+
 class BlockModel:
     """Drafts the slots of a block; no state between calls.
 
@@ -88,7 +104,8 @@ class BlockModel:
         self.head: BlockHead = build_head(parts)
         self.confidence = build_confidence(parts)
         head = tensors.get("lm_head.weight")
-        self._logits = products.linear(make_linear(drafted_rows(target_head, token_map) if head is None else head))
+        product = products.linear(make_linear(drafted_rows(target_head, token_map) if head is None else head))
+        self._logits = SlotLogits(product, config)
 
     def run(
         self, pending: torch.Tensor, context: torch.Tensor, place: BlockPlace, cache: PagedKVCache, num_drafts: int

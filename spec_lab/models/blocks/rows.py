@@ -1,4 +1,4 @@
-"""The row selection of a block in which every row sees the whole block and the same context rows."""
+"""The rows of a block that see the whole block: with the same rows of context, or each with a window of its own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from typing import ClassVar
 
 import torch
 
+from spec_lab.core.kv_cache import LayerCache
+from spec_lab.core.layer_protocols import RowSelection
+from spec_lab.core.ragged import attend
 from spec_lab.core.types import AttentionMetadata
+from spec_lab.models.layers import Attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +55,28 @@ class WholeBlock:
     def _group(self, queries: torch.Tensor) -> tuple[int, int]:
         """Return how many query heads share a KV head, and the width of each."""
         return queries.shape[1] // self.num_kv_heads, queries.shape[2]
+
+
+class MovingWindow(Attention):
+    """Attention in which row i of a block sees the whole block, and keys from position L' + i - window + 1 on (z-lab's
+    `query - key < window`).
+
+    The rows see different keys, so each of them attends by itself, as a request's only query at the block's last row.
+    """
+
+    def __init__(self, like: Attention, windows: tuple[int, ...]) -> None:
+        """`windows`: for each row of a block, how many keys it sees, counted back from the block's last row."""
+        parts = like.qkv, like.o, like.num_heads, like.head_dim, like.rope_and_write, like.backend
+        super().__init__(*parts, scale=like.scale)
+        self._windows = windows
+
+    def mixed(
+        self, queries: torch.Tensor, cache: LayerCache, metadata: AttentionMetadata, selection: RowSelection
+    ) -> torch.Tensor:
+        assert isinstance(selection, WholeBlock)
+        rows = queries.unflatten(0, (-1, selection.block_size)).unbind(1)
+        attended = [
+            attend(self.backend, row.contiguous(), cache, selection.attention, window, self.scale)
+            for row, window in zip(rows, self._windows, strict=True)
+        ]
+        return torch.stack(attended, dim=1).flatten(0, 1)

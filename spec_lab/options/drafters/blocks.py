@@ -1,136 +1,232 @@
-"""drafter=dflash and the presets of its parts (`block_keys`): their refusals and registry entries (rows)."""
+"""drafter=dflash, and the presets of its parts: dspark, domino, dflash2, lilicorr.
+
+A block drafter consists of a body, a reading of its slots, and a head. A preset is only a choice of these parts.
+"""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from spec_lab.checkpoints.block_config import SlotReading, Slots
-from spec_lab.checkpoints.block_heads import HeadKind
-from spec_lab.menu.choices import Weights
-from spec_lab.menu.chosen import Chosen
-from spec_lab.menu.config import RunConfig
-from spec_lab.menu.option import DrafterOption
-from spec_lab.menu.readings import Aspect
-from spec_lab.options.drafters.block_keys import (
-    BLOCK_SIZE,
-    PRESETS,
-    BlockDrafterConfig,
-    fewer_drafts,
-    head_has_part,
-)
-from spec_lab.options.shipped import DrafterWeights, path_beside_random_weights, zoo_folders
+from spec_lab.checkpoints.block_heads import HeadKind, MarkovForm
+from spec_lab.config.choices import Choice, Weights
+from spec_lab.config.option import knob, option
+from spec_lab.config.run import Run
+from spec_lab.core.errors import UserError
+from spec_lab.options.drafters.weights import WeightsConfig
 
 if TYPE_CHECKING:
-    from spec_lab.wiring.drafting import DrafterFactory
-    from spec_lab.wiring.models import DrafterBuild
+    import torch
 
-LARGEST_BLOCK = 256
-OF_RANDOM_WEIGHTS = ("block_size", "num_layers", "head_rank", "head_topk")
+    from spec_lab.build.lab import Lab
+    from spec_lab.checkpoints.block_config import BlockConfig
+    from spec_lab.checkpoints.random_blocks import BlockParts
+    from spec_lab.core.protocols import Drafter
+    from spec_lab.models.blocks.model import BlockModel
+
+BLOCK_SIZE = 8
+log = logging.getLogger(__name__)
 
 
-def weights_or_random(config: RunConfig) -> str | None:
-    """Sizes are only set for random weights, and a path only for a checkpoint, which has its own sizes."""
-    options: Any = config.drafter
-    if options.weights == Weights.random:
-        return path_beside_random_weights(options)
-    given = [name for name in OF_RANDOM_WEIGHTS if getattr(options, name) is not None]
-    if not given:
-        return DrafterWeights(zoo_folders(options.name)).missing(config)
-    return (
-        f"drafter.{given[0]}={getattr(options, given[0])} is read only with drafter.weights=random, since a checkpoint "
-        "has its own; leave it out"
+class Head(Choice):
+    """The heads that relate the slots of a block."""
+
+    none = "none", "slots are independent"
+    markov = "markov", "a bias from the token before, as in DSpark"
+    gru = "gru", "a GRU over the block so far, as in Domino"
+    selector = "selector", "scores the likeliest tokens after the token before, as in DFlash2"
+    lattice = "lattice", "a transformer over the likeliest tokens of all slots, as in LiLiCorr"
+
+
+class RowReading(Choice):
+    """The readings of a block's rows."""
+
+    mask_first = (
+        "mask_first",
+        "a row predicts the token at its own position, so there are block_size - 1 drafts, as in DFlash",
+    )
+    anchor_first = (
+        "anchor_first",
+        "a row predicts the next token, so there are block_size drafts, one fewer with drafter.head=gru, as in DSpark",
     )
 
 
-def steps_are_replayed(config: RunConfig) -> str | None:
-    """graph=step_replay is refused: one pass makes all drafts, so there is no draft step to replay."""
-    if config.graph.name != "step_replay":
-        return None
-    return (
-        f"drafter={config.drafter.name} drafts a block in one pass, so graph=step_replay has no draft step to replay; "
-        "use graph=full_loop, or graph=split_seed for a graph of only the head"
+class Form(Choice):
+    """The ways in which a Markov head reads the token before."""
+
+    vanilla = "vanilla"
+    gated = "gated", "by a gate of the hidden row"
+    rnn = "rnn", "into a state that it carries"
+
+
+@option("drafter", "dflash")
+class Dflash(WeightsConfig):
+    """A block of mask tokens in one pass over the target's hidden states."""
+
+    drafts_trees = True
+    ingests_in_graphs = True
+    one_pass = True
+
+    head: Head = knob(Head.none, "the head that relates the slots of a block")
+    slots: RowReading = knob(RowReading.mask_first, "which row of a block predicts which token")
+    conv: bool = knob(False, "convolutions within a block, around both halves of every layer")
+    window: int | None = knob(
+        None, "newest context rows that a block sees; null is the checkpoint's window, or all", least=1
     )
-
-
-def accepted_rows_are_counted(config: RunConfig) -> str | None:
-    """Pruning the catch-up step needs graph=eager: in other modes the host does not read the number of accepted
-    rows."""
-    if config.prune.catchup == "none" or config.graph.name == "eager":
-        return None
-    return (
-        f"prune.catchup={config.prune.catchup} gathers the accepted rows of drafter={config.drafter.name}, but with "
-        f"graph={config.graph.name} the host does not read their number; use prune.catchup=none or graph=eager"
+    confidence: bool = knob(False, "a separate head estimates confidence, for drafter.stop and verify.budget")
+    block_size: int | None = knob(None, "rows of a block of random weights; null is 8", least=2, most=64)
+    num_layers: int | None = knob(None, "layers of a body of random weights; null is 2", least=1, most=64)
+    head_rank: int | None = knob(None, "width of the factors of a head of random weights; null is 256", least=1)
+    head_topk: int | None = knob(
+        None, "tokens that a head of random weights scores in a slot; null is 16", least=1, most=256
     )
+    markov_form: Form = knob(Form.vanilla, "how a Markov head reads the token before")
+
+    def check(self, run: Run) -> Iterator[str]:
+        yield from super().check(run)
+        if self.weights == Weights.random:
+            size = self.block_size or BLOCK_SIZE
+            slots = SlotReading.of(Slots(self.slots.value), size, HeadKind(self.head.value))
+            if self.num_draft_tokens > slots.most_drafts:
+                yield (
+                    f"drafter.num_draft_tokens={self.num_draft_tokens} is more than a block of {size} rows drafts; use "
+                    f"{slots.most_drafts}"
+                )
+
+    def rows_written(self, run: Run) -> int:
+        """Verify's rows, and a block after them."""
+        size = self.block_size or BLOCK_SIZE
+        if self.weights != Weights.random:
+            from spec_lab.checkpoints.block_layouts import read_block_file
+
+            size = read_block_file(self.folder(run)).fields.integer("block_size")
+        return max(2 * self.num_draft_tokens, self.num_draft_tokens + 1 + size)
+
+    def build(self, lab: Lab) -> Drafter[Any]:
+        return self.drafter(lab, lab.once(self.key(lab.run), lambda: self.model(lab, *self.read(lab))))
+
+    def read(self, lab: Lab) -> tuple[BlockConfig, dict[str, torch.Tensor]]:
+        """Read the config and the tensors, or make random ones; UserError if a checkpoint does not fit the target or
+        the knobs."""
+        from spec_lab.checkpoints.block_checkpoint import load_block, without_head
+        from spec_lab.checkpoints.random_blocks import random_block
+
+        target = lab.target.config
+        if self.weights == Weights.random:
+            config, tensors = random_block(target, self._parts(), lab.dtype, lab.device, lab.run.seed + 1)
+        else:
+            folder = self.folder(lab.run)
+            config, tensors = load_block(folder, target, lab.dtype, lab.device)
+            self._refuse_other_parts(config, str(folder))
+            if self.head == Head.none and config.head.kind != HeadKind.none:
+                log.info("%s: its head is left out; drafter.head=%s drafts with it", folder, config.head.kind)
+                config, tensors = without_head(config, tensors)
+        return replace(config, most_context=self.window), tensors
+
+    def model(self, lab: Lab, config: BlockConfig, tensors: Mapping[str, torch.Tensor]) -> BlockModel:
+        """Make the model, which several drafters may share."""
+        from spec_lab.models.blocks.model import BlockModel
+
+        return lab.models.beside_target(BlockModel, config, tensors)
+
+    def drafter(self, lab: Lab, model: BlockModel) -> Drafter[Any]:
+        """Make the drafter of one engine. With drafter.confidence its confidences are those of the confidence head."""
+        from spec_lab.core.types import FeatureSpec
+        from spec_lab.drafters.block import BlockDrafter, BlockTreeDrafter
+        from spec_lab.drafters.block_context import ContextPass
+
+        config = model.config
+        features = FeatureSpec(layer_inputs=tuple(tap.layer_input for tap in config.taps))
+        cache = lab.cache(config.body.layers)
+        block_pass = ContextPass(
+            self.num_draft_tokens,
+            model,
+            features,
+            cache,
+            lab.backend,
+            lab.kept,
+            lab.span,
+            lab.kernels,
+            host_waits=not lab.run.graph.captures,
+        )
+        if lab.run.sizes is not None:
+            shape = lab.tree(config.head.num_candidates or config.draft_vocab_size)
+            return BlockTreeDrafter(block_pass, shape, lab.siblings(shape), lab.span)
+        if not self.confidence:
+            return BlockDrafter(block_pass, lab.picker(self), lab.span)
+        picker = lab.without_confidences().picker(self)
+        return BlockDrafter(block_pass, picker, lab.span, model.confidence, lab.confidences)
+
+    def _refuse_other_parts(self, config: BlockConfig, source: str) -> None:
+        """Refuse parts that are not the checkpoint's, which would lower acceptance in silence, and too many drafts.
+
+        Only the head and the confidence head may be left out.
+        """
+        from spec_lab.checkpoints.block_checkpoint import without_head
+
+        has: dict[str, str | bool] = {"slots": config.slots.name, "conv": config.conv is not None}
+        if self.head != Head.none:
+            has["head"] = config.head.kind.value
+        if self.confidence:
+            served = without_head(config, {})[0] if self.head == Head.none else config
+            has["confidence"] = served.confidence_reads > 0
+        if self.markov_form != Form.vanilla:  # vanilla is also the default, so it fits a checkpoint of any form
+            has["markov_form"] = getattr(config.head, "form", MarkovForm.vanilla).value
+        wrong = {name: str(value).lower() for name, value in has.items() if getattr(self, name) != value}
+        if wrong:
+            words = " ".join(f"drafter.{name}={value}" for name, value in wrong.items())
+            raise UserError(f"{source}: the checkpoint does not fit drafter={self.name}; use {words}, or another path")
+        if self.num_draft_tokens > config.slots.most_drafts:
+            raise UserError(
+                f"{source}: drafter.num_draft_tokens={self.num_draft_tokens} is more than the "
+                f"{config.slots.most_drafts} drafts of its block of {config.block_size} rows; lower it"
+            )
+
+    def _parts(self) -> BlockParts:
+        """Return the parts for which random weights are made."""
+        from spec_lab.checkpoints.random_blocks import BlockParts
+
+        parts = BlockParts(
+            head=HeadKind(self.head.value),
+            slots=Slots(self.slots.value),
+            conv=self.conv,
+            confidence=self.confidence,
+            block_size=self.block_size or BLOCK_SIZE,
+            form=MarkovForm(self.markov_form.value),
+        )
+        given: dict[str, Any] = {"num_layers": self.num_layers, "rank": self.head_rank, "topk": self.head_topk}
+        return replace(parts, **{name: value for name, value in given.items() if value is not None})
 
 
-def block_has_room(config: RunConfig) -> str | None:
-    """A block of random weights has room for the drafts. That of a checkpoint is checked when it is loaded."""
-    options: Any = config.drafter
-    if options.weights != Weights.random:
-        return None
-    size = options.block_size or BLOCK_SIZE
-    most = SlotReading.of(Slots(options.slots.value), size, HeadKind(options.head.value)).most_drafts
-    if options.num_draft_tokens <= most:
-        return None
-    return (
-        f"drafter.num_draft_tokens={options.num_draft_tokens} is more than the {most} drafts of a block of {size} rows "
-        f"with drafter.slots={options.slots}; use {fewer_drafts(config, most)} or a larger drafter.block_size"
-    )
+@option("drafter", "dspark")
+class Dspark(Dflash):
+    """A Markov head, a draft in every row, and a head for confidence."""
+
+    head: Head = Head.markov
+    slots: RowReading = RowReading.anchor_first
+    confidence: bool = True
 
 
-def parts_are_read(config: RunConfig) -> str | None:
-    """Keys of parts that the head does not have are not set."""
-    return head_has_part(config.drafter)
+@option("drafter", "domino")
+class Domino(Dflash):
+    """A GRU over the drafts so far."""
+
+    head: Head = Head.gru
 
 
-def rows_written(config: RunConfig) -> int:
-    """Return how many positions past the last token a round may write: verify's, and a block after them."""
-    options: Any = config.drafter
-    size = options.block_size or BLOCK_SIZE
-    if options.weights != Weights.random:
-        from spec_lab.checkpoints.block_layouts import read_block_file
+@option("drafter", "dflash2")
+class Dflash2(Dflash):
+    """A selector, and convolutions in the body."""
 
-        folder = DrafterWeights(zoo_folders(options.name)).folder(config, options)
-        size = read_block_file(folder).fields.integer("block_size", least=2, most=LARGEST_BLOCK)
-    return int(options.num_draft_tokens) + 1 + size
+    head: Head = Head.selector
+    conv: bool = True
 
 
-def load(chosen: Chosen, options: BlockDrafterConfig, build: DrafterBuild) -> DrafterFactory:
-    """Read the weights or make random ones; the factory then makes a drafter with them for each engine."""
-    from spec_lab.options.drafters.block_loading import load_chain
+@option("drafter", "lilicorr")
+class Lilicorr(Dflash):
+    """A transformer over the candidates of all slots."""
 
-    return load_chain(chosen, options, build)
-
-
-def load_tree(chosen: Chosen, options: BlockDrafterConfig, build: DrafterBuild) -> DrafterFactory:
-    """Load the same drafter, which drafts a tree of the slots of its block."""
-    from spec_lab.options.drafters.block_loading import load_tree
-
-    return load_tree(chosen, options, build)
-
-
-def aspects(chosen: Chosen, options: BlockDrafterConfig, build: DrafterBuild) -> list[Aspect]:
-    """List the choices in reading the drafter, with the alternatives."""
-    from spec_lab.options.drafters.block_loading import aspects
-
-    return aspects(chosen, options, build)
-
-
-ROWS = tuple(
-    DrafterOption(
-        name=name,
-        schema=schema,
-        load=load,
-        refusals=(weights_or_random, block_has_room, parts_are_read, steps_are_replayed, accepted_rows_are_counted),
-        folder=DrafterWeights(zoo_folders(name)).folder,
-        aspects=aspects,
-        load_tree=load_tree,
-        no_branch_keys=True,
-        no_moves="drafts a block in one pass",
-        notes_confidence=True,
-        ingests_in_graphs=True,
-        preset_of=None if name == "dflash" else "dflash",
-        rows_written=rows_written,
-    )
-    for name, schema in PRESETS.items()
-)
+    head: Head = Head.lattice

@@ -1,4 +1,4 @@
-"""The keys and weights of drafters with MTP modules, and the functions that read them."""
+"""drafter=mtp_eagle and mtp_vanilla: multi-token prediction modules, as DeepSeek, GLM, MiMo and Qwen ship them."""
 
 from __future__ import annotations
 
@@ -7,26 +7,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spec_lab.checkpoints.config import MTP_COUNT_KEYS, read_num_mtp_modules
+from spec_lab.checkpoints.config import read_num_mtp_modules
+from spec_lab.config.choices import Choice, Weights
+from spec_lab.config.option import knob, option
+from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
-from spec_lab.menu.choices import Choice, Weights
-from spec_lab.menu.chosen import Chosen
-from spec_lab.menu.config import DrafterConfig, RunConfig, TrainedDrafterConfig, knob
-from spec_lab.options.shipped import (
-    DrafterWeights,
-    missing_folder,
-    missing_shipped,
-    no_weights_shipped,
-    path_beside_random_weights,
-)
+from spec_lab.options.drafters.weights import WeightsConfig
 
 if TYPE_CHECKING:
     import torch
 
+    from spec_lab.build.lab import Lab
     from spec_lab.checkpoints.mtp_checkpoint import MtpConfig
+    from spec_lab.core.protocols import Drafter
     from spec_lab.core.types import NormSide
     from spec_lab.models.mtp import MtpModule
-    from spec_lab.wiring.models import DrafterBuild
+
+    Tensors = Mapping[str, torch.Tensor]
 
 
 class NormChoice(Choice):
@@ -37,129 +34,134 @@ class NormChoice(Choice):
     post_norm = "post_norm"
 
 
+class ModuleRows(Choice):
+    """The rows over which a module of vanilla MTP runs after a round."""
+
+    text = "text", "K + 1 and the drafts before it: its cache holds every pair of the text"
+    window = "window", "K, as TensorRT-LLM: its cache has holes and pairs of drafts"
+
+
 @dataclass
-class MtpDrafterConfig(TrainedDrafterConfig):
-    """Multi-token prediction modules, as DeepSeek, GLM, MiMo and Qwen ship them."""
+class MtpConfigBase(WeightsConfig):
+    """The keys of both drafters. Their modules may also lie in the target's checkpoint."""
+
+    hands_hidden_on = True
 
     target_hidden: NormChoice = knob(NormChoice.auto, "which hidden state of the target the module reads")
     recycled_hidden: NormChoice = knob(NormChoice.auto, "which hidden state of the module the next draft reads")
-    weights: Weights = knob(Weights.checkpoint, "where the modules' weights come from")
 
+    @property
+    def num_modules(self) -> int:
+        """The number of modules that are read."""
+        raise NotImplementedError
 
-@dataclass(frozen=True, slots=True)
-class MtpWeights(DrafterWeights):
-    """The weights, which may also be in the target's checkpoint."""
+    def is_shipped(self, run: Run) -> bool:
+        return run.target.path is not None or super().is_shipped(run)
 
-    def folder_of_modules(self, config: RunConfig, options: MtpDrafterConfig) -> Path:
+    def folder(self, run: Run) -> Path:
         """Return `drafter.path`, else `target.path`, else the folder of the weights shipped for the target.
 
         Raises:
-            UserError: `target.path` has no modules, or neither path is set and nothing is shipped.
+            UserError: there are fewer modules than are read.
         """
-        if options.path is None and config.target.path is not None:
-            folder = Path(config.target.path)
-            if read_num_mtp_modules(folder, "target.path"):
-                return folder
-            raise UserError(_none_found(config, options))
-        return self.folder(config, options)
+        folder = Path(run.target.path) if self.path is None and run.target.path else super().folder(run)
+        if (found := read_num_mtp_modules(folder)) < self.num_modules:
+            raise UserError(
+                f"{folder}: config.json names {found} MTP modules, and drafter={self.name} reads {self.num_modules}; "
+                "use drafter=mtp_eagle, fewer drafts, or another drafter.path"
+            )
+        return folder
 
-    def one_is_missing(self, config: RunConfig) -> str | None:
-        """A checkpoint must have a module, according to its config.json."""
-        return self._too_few_modules(config, 1)
+    def build(self, lab: Lab) -> Drafter[Any]:
+        key = (*self.key(lab.run), self.num_modules)
+        return self.drafter(lab, *lab.once(key, lambda: self.head(lab, *self.read(lab))))
 
-    def one_a_draft_is_missing(self, config: RunConfig) -> str | None:
-        """A checkpoint must have as many modules as drafts, according to its config.json."""
-        return self._too_few_modules(config, config.drafter.num_draft_tokens)
+    def read(self, lab: Lab) -> tuple[MtpConfig, list[dict[str, torch.Tensor]]]:
+        """Read the modules, or make random ones. In their config, the knobs `target_hidden` and `recycled_hidden`
+        apply unless they are `auto`."""
+        from spec_lab.checkpoints.mtp_checkpoint import load_mtp
+        from spec_lab.checkpoints.random_weights import random_mtp
 
-    def _too_few_modules(self, config: RunConfig, num_needed: int) -> str | None:
-        options: Any = config.drafter
-        if options.weights == Weights.random:
-            return path_beside_random_weights(options)
-        name, folder = self._where_modules_lie(config)
-        if folder is None or (name == "target.path" and folder.is_file()):
-            return no_weights_shipped(options, config.target)
-        if name == "shipped" and (missing := missing_shipped(options, folder)) is not None:
-            return missing
-        if not folder.is_dir():
-            return missing_folder(name, str(folder)) if name == "drafter.path" else None  # others are checked elsewhere
-        try:
-            num_modules = read_num_mtp_modules(folder, name)
-        except UserError as error:
-            return str(error)
-        if num_modules >= num_needed:
-            return None
-        if num_modules:
-            there_are = f"{num_modules} are shipped" if name == "shipped" else f"{name}={folder} has {num_modules}"
-            return _use_fewer(options, num_modules, there_are)
-        if name == "target.path":
-            return _none_found(config, options)
-        return (
-            f"{name}={folder} names no MTP modules in its config.json ({' or '.join(MTP_COUNT_KEYS)}); give the folder "
-            "of a checkpoint that has MTP modules"
-        )
+        target = lab.target.config
+        if self.weights == Weights.random:
+            mtp, tensors = random_mtp(target, self.num_modules, lab.dtype, lab.device, lab.run.seed + 1)
+        else:
+            mtp, tensors = load_mtp(self.folder(lab.run), target, self.num_modules, lab.dtype, lab.device)
+        target_hidden = _norm_side(self.target_hidden, mtp.target_hidden)
+        return replace(
+            mtp, target_hidden=target_hidden, recycled_hidden=_norm_side(self.recycled_hidden, mtp.recycled_hidden)
+        ), tensors
 
-    def _where_modules_lie(self, config: RunConfig) -> tuple[str, Path | None]:
-        """Return the knob that names the folder of the modules, or `shipped`, and then the folder."""
-        options: Any = config.drafter
-        if options.path is not None:
-            return "drafter.path", Path(options.path)
-        if config.target.path is not None:
-            return "target.path", Path(config.target.path)
-        return "shipped", self.shipped_for(config.target)
+    def head(self, lab: Lab, mtp: MtpConfig, tensors: Sequence[Tensors]) -> tuple[MtpConfig, list[MtpModule]]:
+        """Make a module from each of `tensors`; all share the target's embedding and head."""
+        from spec_lab.models.linear import make_linear
+        from spec_lab.models.mtp import MtpModule
+        from spec_lab.models.rope import rotary_table
+
+        target, plan = lab.target, mtp.layer.only_layer
+        head = make_linear(target.head_weight)
+        rotary = rotary_table(plan.rope, plan.head_dim, target.num_positions, lab.dtype, lab.device)
+        modules = [
+            MtpModule(mtp, of_module, target.embedding, head, rotary, lab.backend, lab.kernels.products)
+            for of_module in tensors
+        ]
+        for module in modules:
+            lab.models.adopt(module.expert_parts)
+        return mtp, modules
+
+    def drafter(self, lab: Lab, mtp: MtpConfig, modules: list[MtpModule]) -> Drafter[Any]:
+        """Make the drafter of one engine."""
+        raise NotImplementedError
 
 
-def _none_found(config: RunConfig, options: DrafterConfig) -> str:
-    searched = f", and the config.json of target.path={config.target.path} names no MTP modules"
-    return no_weights_shipped(options, config.target, searched)
+@option("drafter", "mtp_eagle")
+class MtpEagle(MtpConfigBase):
+    """One MTP module, reused for every draft (TensorRT-LLM's MTP-Eagle, SGLang's NextN)."""
+
+    drafts_trees = True
+    ingests_in_graphs = True
+
+    @property
+    def num_modules(self) -> int:
+        return 1
+
+    def drafter(self, lab: Lab, mtp: MtpConfig, modules: list[MtpModule]) -> Drafter[Any]:
+        from spec_lab.build.caches import attention_kinds
+        from spec_lab.core.types import FeatureSpec
+        from spec_lab.drafters.recurrent import RecurrentDrafter, RecurrentTreeDrafter
+
+        (module,), features = modules, FeatureSpec(final_hidden=mtp.target_hidden)
+        cache = lab.cache(mtp.layer.layers).layers[0]
+        if lab.run.sizes is None:
+            kinds, picker = attention_kinds(mtp.layer.layers), lab.picker(self)
+            return RecurrentDrafter(
+                self.num_draft_tokens, module, features, cache, lab.backend, lab.kept, picker, lab.kernels, kinds
+            )
+        shape = lab.tree()
+        return RecurrentTreeDrafter(shape, lab.siblings(shape), module, features, cache, lab.tree_backend, lab.kept)
 
 
-def _use_fewer(options: DrafterConfig, num_modules: int, there_are: str) -> str:
-    return (
-        f"drafter.num_draft_tokens={options.num_draft_tokens}: drafter={options.name} has a module for each draft, but "
-        f"{there_are}; use drafter.num_draft_tokens={num_modules} or drafter=mtp_eagle"
-    )
+@option("drafter", "mtp_vanilla")
+class MtpVanilla(MtpConfigBase):
+    """An MTP module for each draft, over a window of the last tokens (TensorRT-LLM's MTP vanilla)."""
 
+    rows: ModuleRows = knob(ModuleRows.text, "the rows of each module after a round")
 
-def read_mtp_modules(
-    chosen: Chosen, options: MtpDrafterConfig, build: DrafterBuild, num_modules: int
-) -> tuple[MtpConfig, list[dict[str, torch.Tensor]]]:
-    """Read the first `num_modules` modules in the drafter's folder, or make them with random weights. In their
-    config, the knobs `target_hidden` and `recycled_hidden` apply unless they are `auto`."""
-    from spec_lab.checkpoints.mtp_checkpoint import load_mtp
-    from spec_lab.checkpoints.random_weights import random_mtp
+    @property
+    def num_modules(self) -> int:
+        return self.num_draft_tokens
 
-    target = build.target.config
-    if options.weights == Weights.random:
-        mtp, tensors = random_mtp(target, num_modules, build.dtype, build.device, chosen.config.seed + 1)
-    else:
-        mtp, tensors = load_mtp(chosen.drafter_folder, target, num_modules, build.dtype, build.device)
-    mtp = replace(
-        mtp,
-        target_hidden=_norm_side(options.target_hidden, mtp.target_hidden),
-        recycled_hidden=_norm_side(options.recycled_hidden, mtp.recycled_hidden),
-    )
-    return mtp, tensors
+    def drafter(self, lab: Lab, mtp: MtpConfig, modules: list[MtpModule]) -> Drafter[Any]:
+        from spec_lab.core.types import FeatureSpec
+        from spec_lab.drafters.mtp_vanilla import MtpVanillaDrafter
+        from spec_lab.drafters.mtp_window import MtpWindow
 
-
-def build_mtp_modules(
-    mtp: MtpConfig, tensors: Sequence[Mapping[str, torch.Tensor]], build: DrafterBuild
-) -> list[MtpModule]:
-    """Make a module from each of `tensors`; all share the target's embedding and head."""
-    from spec_lab.models.linear import make_linear
-    from spec_lab.models.mtp import MtpModule
-    from spec_lab.models.rope import rotary_table
-
-    target = build.target
-    head = make_linear(target.head_weight)
-    plan = mtp.layer.only_layer
-    rotary = rotary_table(plan.rope, plan.head_dim, target.num_positions, build.dtype, build.device)
-    modules = [
-        MtpModule(mtp, of_module, target.embedding, head, rotary, build.backend, build.kernels.products)
-        for of_module in tensors
-    ]
-    for module in modules:
-        build.adopt(module.expert_parts)
-    return modules
+        num_modules, num_slots = len(modules), lab.limits.num_slots
+        caches = lab.cache(mtp.layer.layers * num_modules).layers
+        window = MtpWindow(num_slots, num_modules, mtp.layer.hidden_size, lab.dtype, lab.device, lab.kernels)
+        features = FeatureSpec(final_hidden=mtp.target_hidden)
+        only_window, picker = self.rows == ModuleRows.window, lab.picker(self)
+        return MtpVanillaDrafter(modules, caches, window, features, lab.backend, lab.kept, picker, only_window)
 
 
 def _norm_side(value: NormChoice, default: NormSide) -> NormSide:

@@ -1,27 +1,34 @@
-"""drafter=suffix: its keys, refusals and loader."""
+"""drafter=suffix and drafter=hybrid, which look drafts up on the host."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spec_lab.menu.chosen import Chosen
-from spec_lab.menu.config import DrafterConfig, RunConfig, knob
-from spec_lab.menu.option import DrafterOption
+from spec_lab.config.option import get, knob, option
+from spec_lab.config.run import DrafterConfig, Run
 
 if TYPE_CHECKING:
+    from spec_lab.build.lab import Lab
+    from spec_lab.core.protocols import Drafter
     from spec_lab.drafters.suffix import SuffixSizes
-    from spec_lab.wiring.drafting import DrafterFactory
-    from spec_lab.wiring.models import DrafterBuild
+
+HEADS = ("eagle3", "mtp_eagle", "frozen_kv", "draft_model")
+"""The drafters that may be the model part. mtp_vanilla may not, since it always runs all of its modules."""
 
 
-@dataclass
-class SuffixDrafterConfig(DrafterConfig):
-    """drafter=suffix: suffix decoding. It drafts the most frequent continuation of the text's end, in this text or in
-    outputs of ended requests."""
+@option("drafter", "suffix")
+class Suffix(DrafterConfig):
+    """Suffix decoding. It drafts the most frequent continuation of the text's end, in this text or in outputs of ended
+    requests."""
 
-    name: str = "suffix"
-    num_draft_tokens: int = knob(8, "most draft tokens a round, K; a round offers as many as are found")
+    drafts_on_host = True
+
+    num_draft_tokens: int = knob(
+        8, "most draft tokens a round, K; a round offers as many as are found", least=1, most=16
+    )
     depth: int = knob(24, "most tokens of match and draft together", least=2, most=256)
     factor: float = knob(1.0, "most draft tokens for each token of the match", least=0.125, most=16)
     min_probability: float = knob(
@@ -29,39 +36,65 @@ class SuffixDrafterConfig(DrafterConfig):
     )
     outputs: int = knob(1000, "outputs of ended requests that are searched too; 0 is the request alone", least=0)
 
+    def check(self, run: Run) -> Iterator[str]:
+        if self.depth <= self.num_draft_tokens:
+            yield (
+                f"drafter.depth={self.depth} leaves no token to match with drafter.num_draft_tokens="
+                f"{self.num_draft_tokens}; use drafter.depth={3 * self.num_draft_tokens}"
+            )
 
-def depth_has_room(config: RunConfig) -> str | None:
-    """The depth must have room for the matched tokens and the draft after them."""
-    options: Any = config.drafter
-    if options.depth > options.num_draft_tokens:
-        return None
-    return (
-        f"drafter.depth={options.depth} leaves no token to match with "
-        f"drafter.num_draft_tokens={options.num_draft_tokens}; use drafter.depth={3 * options.num_draft_tokens}"
+    def build(self, lab: Lab) -> Drafter[Any]:
+        from spec_lab.drafters.suffix import SuffixDrafter
+
+        return SuffixDrafter(self.suffix_sizes())
+
+    def suffix_sizes(self) -> SuffixSizes:
+        """Return the sizes of the trees that are searched."""
+        from spec_lab.drafters.suffix import SuffixSizes
+        from spec_lab.drafters.suffix_tree import DraftLimits
+
+        limits = DraftLimits(self.num_draft_tokens, self.factor, self.min_probability)
+        return SuffixSizes(self.depth, limits, self.outputs)
+
+
+@option("drafter", "hybrid")
+class Hybrid(Suffix):
+    """Suffix decoding and a model's head. In a round, a request takes the drafts of the part whose expected acceptance
+    is longer."""
+
+    parts: list[str] = knob(
+        ["suffix", "eagle3"], "the two parts: suffix, and a drafter with weights that drafts a chain"
     )
+    head_drafts: int = knob(3, "drafts of the head in a round; suffix makes up to num_draft_tokens", least=1)
+    path: str | None = knob(None, "folder of the head's weights; null is what is shipped for the target")
 
+    def check(self, run: Run) -> Iterator[str]:
+        yield from super().check(run)
+        if self.parts[:1] != ["suffix"] or len(self.parts) != 2 or self.parts[1] not in HEADS:
+            yield f"drafter.parts must be suffix and one of {', '.join(HEADS)}; use drafter.parts=[suffix,eagle3]"
+        elif self.head_drafts > self.num_draft_tokens:
+            yield (
+                f"drafter.head_drafts={self.head_drafts} is more than a round holds; use drafter.num_draft_tokens="
+                f"{self.head_drafts}"
+            )
+        else:
+            yield from self.head.check(run)
 
-def load(chosen: Chosen, options: SuffixDrafterConfig, build: DrafterBuild) -> DrafterFactory:
-    """Make drafter=suffix."""
-    from spec_lab.drafters.suffix import SuffixDrafter
+    @property
+    def head(self) -> Any:
+        """The option of the head, which has room for the drafts of suffix."""
+        head = get("drafter", self.parts[1])()
+        return replace(head, num_draft_tokens=self.num_draft_tokens, path=self.path)
 
-    return lambda resources: SuffixDrafter(suffix_sizes(options))
+    def folder(self, run: Run) -> Path:
+        """Return the folder of the head's weights."""
+        folder: Path = self.head.folder(run)
+        return folder
 
+    def build(self, lab: Lab) -> Drafter[Any]:
+        from spec_lab.drafters.hybrid import HybridDrafter
 
-def suffix_sizes(options: SuffixDrafterConfig) -> SuffixSizes:
-    """Read the sizes of the trees."""
-    from spec_lab.drafters.suffix import SuffixSizes
-    from spec_lab.drafters.suffix_tree import DraftLimits
-
-    limits = DraftLimits(options.num_draft_tokens, options.factor, options.min_probability)
-    return SuffixSizes(options.depth, limits, options.outputs)
-
-
-ROW = DrafterOption(
-    name="suffix",
-    schema=SuffixDrafterConfig,
-    load=load,
-    refusals=(depth_has_room,),
-    no_moves="looks its drafts up",
-    drafts_on_host=True,
-)
+        alone = replace(lab, run=lab.run.with_parts(drafter=self.head))
+        return HybridDrafter(
+            self.head.build(alone), (self.parts[0], self.parts[1]), self.head_drafts, self.suffix_sizes()
+        )

@@ -1,0 +1,25 @@
+"""What an attention backend is made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from spec_lab.build.kernels import Kernels
+from spec_lab.config.run import Run
+
+
+@dataclass(frozen=True, slots=True)
+class BackendContext:
+    """What `build` of an attention option gets: the run, and the sizes and types that its device settles.
+
+    Attributes:
+        max_positions: the most positions that a sequence may have, with those that a round writes past its end.
+    """
+
+    run: Run
+    max_positions: int
+    device: torch.device
+    dtype: torch.dtype
+    kernels: Kernels

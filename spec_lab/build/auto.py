@@ -1,0 +1,100 @@
+"""Decides what a run leaves open: `attention`, `kernels` and `graph` if they are auto, and sizes of prompt forwards.
+
+It comes after the target's config is read and before its weights are. On a CUDA device the fast option of each knob is
+taken unless something speaks against it. On a CPU only `kernels` has one: C, where it supports every layer and can be
+compiled. The folder of a run is named by what was typed; the record says what was taken.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from importlib.util import find_spec
+from typing import Any
+
+from spec_lab.build.models import resolve_device
+from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.config.checks import problems
+from spec_lab.config.choices import KernelsChoice, RelaxedPhase
+from spec_lab.config.option import get
+from spec_lab.config.run import CacheConfig, Run
+from spec_lab.operators.promises import NATIVE_ROWS, native_takes
+
+CPU_PREFILL_TOKENS, CUDA_PREFILL_TOKENS = 2048, 8192
+"""More rows per forward gain little on either device: docs/log/prompt_passes.md. vLLM's server uses 8192 on an H100."""
+NATIVE_PREFILL_TOKENS = 1
+"""A single prompt runs its layers in C, but packed prompts do not: docs/log/cpu.md."""
+SHORT_CHUNK, LONG_CHUNK = 512, 8192
+"""The long one is for attention without masks. A mask takes the size of the chunk times the number of all keys before
+it."""
+
+
+def with_auto_chosen(run: Run) -> Run:
+    """Return the run with an option in place of each auto, and a number in place of each null in `cache.prefill_*`."""
+    on_cuda = resolve_device(run.device).type == "cuda"
+    asked = {knob: run for knob in ("attention", "kernels", "graph") if _is_auto(run, knob)}
+    for knob in asked:
+        run = _take(run, knob, {"attention": "torch", "kernels": "torch", "graph": "eager"}[knob])
+    has_triton = find_spec("triton") is not None and not os.environ.get("TRITON_INTERPRET")
+    for knob in asked:
+        if on_cuda and (knob == "graph" or has_triton):
+            run = _if_it_works(run, _take(run, knob, "round" if knob == "graph" else "triton"))
+        elif knob == "kernels" and not on_cuda and why_not_native(run) is None:
+            run = _take(run, knob, "native")
+    return run.with_parts(cache=_with_prompt_sizes(run, on_cuda))
+
+
+def why_not_native(run: Run) -> str | None:
+    """Return why a run on a CPU cannot take kernels=native; None if it can."""
+    before = set(problems(run))
+    if refused := [problem for problem in problems(_take(run, "kernels", "native")) if problem not in before]:
+        return refused[0].partition(";")[0]
+    target = read_model_config(run.target.folder)
+    if target.gemma4 is not None or not all(map(native_takes, target.layers)):
+        return "not all of the target's layers are plain attention and MLPs of whole vectors"
+    from spec_kernels.native import build
+
+    return build.problem() or slower_in_c(run)
+
+
+def slower_in_c(run: Run) -> str | None:
+    """Return why torch is faster than C, which can be compiled here, for the rounds of a run; None if C is faster."""
+    from spec_kernels.native import build
+
+    registers = build.register_file()
+    num_rows = run.batch_size * (run.drafter.num_draft_tokens + 1)
+    if num_rows <= NATIVE_ROWS[registers]:
+        return None
+    return f"with this processor's registers ({registers}) torch is faster for {num_rows} rows a round"
+
+
+def _is_auto(run: Run, knob: str) -> bool:
+    value: Any = getattr(run, knob)
+    return str(getattr(value, "name", value)) == "auto" if knob != "kernels" else value == KernelsChoice.auto
+
+
+def _take(run: Run, knob: str, name: str) -> Run:
+    return run.with_parts(**{knob: KernelsChoice(name) if knob == "kernels" else get(knob, name)()})
+
+
+def _if_it_works(run: Run, faster: Run) -> Run:
+    """Return the faster run, unless something speaks against it that does not speak against the other."""
+    return faster if set(problems(faster)) <= set(problems(run)) else run
+
+
+def _with_prompt_sizes(run: Run, on_cuda: bool) -> CacheConfig:
+    """Return the cache config with numbers for those sizes of prompt forwards that were not set."""
+    cache = run.cache
+    if cache.prefill_chunk is None:
+        # With this phase the result depends on a prompt's last chunk, whose size must not depend on the device.
+        reads_chunks = getattr(run.acceptance, "phase", None) == RelaxedPhase.round
+        is_long = on_cuda and run.attention.name == "triton" and not reads_chunks
+        chunk = LONG_CHUNK if is_long else SHORT_CHUNK
+        if cache.prefill_tokens is not None and cache.prefill_tokens > 1:
+            chunk = min(chunk, cache.prefill_tokens)
+        cache = dataclasses.replace(cache, prefill_chunk=chunk)
+    if cache.prefill_tokens is None:
+        of_cpu = NATIVE_PREFILL_TOKENS if run.kernels == KernelsChoice.native else CPU_PREFILL_TOKENS
+        tokens = CUDA_PREFILL_TOKENS if on_cuda else of_cpu
+        cache = dataclasses.replace(cache, prefill_tokens=max(tokens, cache.chunk_size) if tokens > 1 else tokens)
+    return cache

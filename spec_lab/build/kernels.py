@@ -1,0 +1,121 @@
+"""Makes the set of kernels for `kernels=`, with a field for each part that may have a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+
+from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.build.triton import require_triton
+from spec_lab.core.errors import UserError
+from spec_lab.core.layer_protocols import RopeWrite
+from spec_lab.models.delta_caches import TORCH_DELTA, DeltaParts
+from spec_lab.models.experts import ExpertsMaker, grouped_experts
+from spec_lab.models.products import PLAIN, Products
+from spec_lab.models.routers import RouterMaker, torch_router
+from spec_lab.operators.kernel_set import KernelSet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels(KernelSet):
+    """The functions and classes that `kernels=` chooses.
+
+    Attributes:
+        torch_attention: the backend of attention=torch.
+        rope_write: the fused rotation and KV write for heads that it supports; None means rotation, then the backend's
+            write.
+        router: makes the router of a layer's experts.
+        experts: makes the experts from their weights.
+        products: makes the parts of a target or draft head.
+        draft_model_products: the same for the model of drafter=draft_model.
+        delta: for layers with a gated delta net: the computations between their products, and how states are stored.
+    """
+
+    rope_write: RopeWrite | None
+    torch_attention: type[TorchAttention]
+    router: RouterMaker
+    experts: ExpertsMaker
+    products: Products
+    draft_model_products: Products
+    delta: DeltaParts
+
+
+TORCH = Kernels(
+    rope_write=None,
+    torch_attention=TorchAttention,
+    router=torch_router,
+    experts=grouped_experts,
+    products=PLAIN,
+    draft_model_products=PLAIN,
+    delta=TORCH_DELTA,
+)
+
+
+def _torch(device: torch.device, dtype: torch.dtype, row_invariant: bool = True) -> Kernels:
+    return TORCH
+
+
+def _triton(device: torch.device, dtype: torch.dtype, row_invariant: bool = True) -> Kernels:
+    require_triton("kernels", device, dtype)
+    from spec_kernels.rope_write import rope_write
+    from spec_lab.operators.triton_delta import TRITON_DELTA
+    from spec_lab.operators.triton_experts import TritonExperts, triton_router
+    from spec_lab.operators.triton_set import TRITON_FUNCTIONS
+
+    return Kernels(
+        functions=TRITON_FUNCTIONS,
+        rope_write=rope_write,
+        torch_attention=TorchAttention,
+        router=triton_router,
+        experts=TritonExperts,
+        products=_triton_products(dtype, row_invariant),
+        draft_model_products=PLAIN,
+        delta=TRITON_DELTA,
+    )
+
+
+def require_native() -> None:
+    """Raise UserError if the kernels in C cannot be compiled; call this before using them."""
+    from spec_kernels.native.build import library
+    from spec_kernels.native.compiler import BuildError
+
+    try:
+        library()
+    except BuildError as error:
+        raise UserError(f"kernels=native: {error}; use kernels=torch") from error
+
+
+def _native(device: torch.device, dtype: torch.dtype, row_invariant: bool = True) -> Kernels:
+    require_native()
+    from spec_lab.attention.native_backend import NativeAttention
+    from spec_lab.operators.native_set import NATIVE_FUNCTIONS, NativeProducts
+
+    products = NativeProducts()
+    return replace(
+        TORCH,
+        functions=NATIVE_FUNCTIONS,
+        torch_attention=NativeAttention,
+        products=products,
+        draft_model_products=products,
+    )
+
+
+def _triton_products(dtype: torch.dtype, row_invariant: bool) -> Products:
+    """Return the makers of Triton products; float32 is left to the library, since tensor cores would only have TF32."""
+    if dtype is torch.float32:
+        return PLAIN
+    from spec_lab.operators.triton_products import TritonProducts
+
+    return TritonProducts(row_invariant)
+
+
+class KernelsMaker(Protocol):
+    """Makes the kernels of a run; `row_invariant` is the run's knob."""
+
+    def __call__(self, device: torch.device, dtype: torch.dtype, row_invariant: bool = True) -> Kernels: ...
+
+
+KERNELS: Mapping[str, KernelsMaker] = {"torch": _torch, "triton": _triton, "native": _native}

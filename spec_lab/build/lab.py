@@ -1,0 +1,201 @@
+"""`Lab`: what `build` of an option gets. It has the loaded target and the parts of one engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+
+from spec_lab.acceptance.confidences import DraftConfidences, RowConfidences
+from spec_lab.acceptance.distribution import SamplingParams
+from spec_lab.acceptance.draft_sampling import DraftLogits
+from spec_lab.acceptance.noise import SlotSeeds
+from spec_lab.acceptance.phase import ThinkingMarkers
+from spec_lab.build.caches import build_cache
+from spec_lab.build.kernels import Kernels
+from spec_lab.build.limits import Limits
+from spec_lab.build.models import Models
+from spec_lab.checkpoints.plan import LayerPlan
+from spec_lab.config.choices import DraftSampling
+from spec_lab.config.run import Run, TrainedDrafterConfig
+from spec_lab.core.draft_paths import DraftPaths
+from spec_lab.core.errors import UserError
+from spec_lab.core.kv_cache import PagedKVCache
+from spec_lab.core.layer_protocols import AttentionBackend
+from spec_lab.core.pruning_protocols import PrunePolicy
+from spec_lab.core.tree_protocols import TreeAttentionBackend
+from spec_lab.drafters.confidence import ConfidentGreedyPicker, ConfidentPicker
+from spec_lab.drafters.growth import TreeShape
+from spec_lab.drafters.history import TokenHistory
+from spec_lab.drafters.picking import BiasedGreedyPicker, DraftPicker, GreedyPicker, SamplingPicker
+from spec_lab.drafters.siblings import DrawnSiblings, LikeliestSiblings, SiblingPicker
+from spec_lab.engine.capture import CudaGraphRecorder, GraphRecorder
+from spec_lab.engine.graphs.draft_loops import DraftCarry, carry_every_tensor
+from spec_lab.engine.tape import TapeRecorder
+from spec_lab.models.decoder import Decoder
+from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
+
+Part = TypeVar("Part")
+
+
+def unmeasured(_: str) -> AbstractContextManager[None]:
+    """Do nothing in place of a timer."""
+    return nullcontext()
+
+
+@dataclass(frozen=True, slots=True)
+class RuleFacts:
+    """The facts of a run that a rule needs to judge drafts without drawing. A record has all of them.
+
+    Attributes:
+        markers: markers of the thinking phase; None if the tokenizer has none.
+        prefill_chunk: the most rows of one prompt in a forward.
+        kernels: the kernels that judge drafts; not used for a recorded run, which has the results already.
+    """
+
+    num_slots: int
+    markers: ThinkingMarkers | None
+    eos_token_ids: frozenset[int]
+    prefill_chunk: int
+    device: torch.device
+    kernels: KernelSet = TORCH_FORMS
+
+
+@dataclass(frozen=True, slots=True)
+class Lab:
+    """What the parts of one engine are made from.
+
+    Attributes:
+        models: the target with its related parts, which all engines of a run share.
+        kept: which rows go on after their KV is written (`prune`).
+        seeds: the noise of each slot's request.
+        target_cache: for drafters that read the target's KV.
+        confidences: where the drafter of a chain stores its confidences; None if they are not used.
+        row_confidences: the same for the drafter of a tree.
+        span: times a named part of the drafter's work, within the stage that it belongs to: `with
+            lab.span("look_up"): ...`.
+    """
+
+    run: Run
+    models: Models
+    limits: Limits
+    kept: PrunePolicy
+    seeds: SlotSeeds
+    target_cache: PagedKVCache
+    confidences: DraftConfidences | None = None
+    row_confidences: RowConfidences | None = None
+    span: Callable[[str], AbstractContextManager[None]] = unmeasured
+
+    @property
+    def target(self) -> Decoder:
+        return self.models.target
+
+    @property
+    def backend(self) -> AttentionBackend:
+        return self.models.backend
+
+    @property
+    def tree_backend(self) -> TreeAttentionBackend:
+        """The attention backend of a run with a tree, typed as one that masks the rows of trees."""
+        backend: Any = self.models.backend
+        of_trees: TreeAttentionBackend = backend
+        return of_trees
+
+    @property
+    def kernels(self) -> Kernels:
+        return self.models.kernels
+
+    @property
+    def device(self) -> torch.device:
+        return self.models.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.models.dtype
+
+    @property
+    def rule_facts(self) -> RuleFacts:
+        """What a rule that draws nothing is made from."""
+        return RuleFacts(
+            self.limits.num_slots,
+            self.models.markers,
+            self.target.eos_token_ids,
+            self.run.cache.chunk_size,
+            self.device,
+            self.kernels,
+        )
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """How the target samples."""
+        sampling = self.run.sampling
+        return SamplingParams(sampling.temperature, sampling.top_k, sampling.top_p)
+
+    @property
+    def carry(self) -> DraftCarry:
+        """What passes a draft step's results to the next step of a graph."""
+        general: DraftCarry = carry_every_tensor
+        # The kernel only carries tokens and a hidden state, so drafters that pass on anything else use the torch form.
+        return self.kernels.get(Op.CARRY_HIDDEN, general) if self.run.drafter.hands_hidden_on else general
+
+    def once(self, key: Hashable, make: Callable[[], Part]) -> Part:
+        """Return what `make` made when this was called first with `key`, such as a head that several engines use."""
+        return self.models.once(key, make)
+
+    def recorder(self) -> GraphRecorder:
+        """Make the recorder that captures and replays graphs on the device."""
+        return graph_recorder(self.device)
+
+    def cache(self, plans: Sequence[LayerPlan]) -> PagedKVCache:
+        """Make a cache for layers with these plans, of the engine's pages and slots."""
+        return build_cache(plans, self.limits, self.models)
+
+    def history(self) -> TokenHistory:
+        """Make the token history of the engine's slots, for drafters that look drafts up."""
+        return TokenHistory(self.limits.num_slots, self.limits.max_seq_len + self.limits.margin + 1, self.device)
+
+    def picker(self, drafter: TrainedDrafterConfig) -> DraftPicker:
+        """Make the picker of the drafter's tokens, which also stores confidences if they are used."""
+        biased = getattr(self.run.acceptance, "allow_lossy", False)
+        is_greedy, confidences = drafter.draft_sampling == DraftSampling.greedy, self.confidences
+        if is_greedy and not biased:
+            return GreedyPicker() if confidences is None else ConfidentGreedyPicker(confidences)
+        # A biased picker takes the likeliest token but reports it as sampled.
+        make = BiasedGreedyPicker if is_greedy else SamplingPicker
+        picker = make(self.run.sampling.temperature, self.seeds, self._logits(drafter.num_draft_tokens), self.kernels)
+        return picker if confidences is None else ConfidentPicker(picker, confidences)
+
+    def tree(self, num_scored: int | None = None) -> TreeShape[Any]:
+        """Make the tree of a run that has one, for a drafter that scores `num_scored` tokens."""
+        shape = self.run.tree.build(self)
+        if num_scored is not None and shape.topk > num_scored:
+            raise UserError(
+                f"tree={self.run.tree.name}: {shape.topk} branches below a draft, but the drafter scores only "
+                f"{num_scored} tokens; use tree.topk={num_scored}, or lower ranks in tree.paths"
+            )
+        return shape
+
+    def siblings(self, shape: TreeShape[Any]) -> SiblingPicker:
+        """Make the picker of a branch's child tokens."""
+        drafter: Any = self.run.drafter
+        if drafter.draft_sampling == DraftSampling.greedy:
+            return LikeliestSiblings(shape.topk, self.kernels)
+        tree: Any = self.run.tree
+        paths, temperature = DraftPaths(tree.paths), self.run.sampling.temperature
+        kept = self._logits(len(paths.branches))
+        return DrawnSiblings(paths, shape.topk, tree.replacement, temperature, self.seeds, kept)
+
+    def without_confidences(self) -> Lab:
+        """Return the same parts for a drafter whose pickers store no confidences, since a head of its own does."""
+        return replace(self, confidences=None)
+
+    def _logits(self, num_rows: int) -> DraftLogits:
+        return DraftLogits(self.limits.num_slots, num_rows, self.target.vocab_size, self.device)
+
+
+def graph_recorder(device: torch.device) -> GraphRecorder:
+    """Make the recorder that captures and replays graphs on a device."""
+    return CudaGraphRecorder(device) if device.type == "cuda" else TapeRecorder()

@@ -1,0 +1,111 @@
+"""The sizes of an engine's caches: the longest sequence, how far a round writes past its end, and the number of
+pages."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.config.choices import Rollback
+from spec_lab.config.run import Run
+from spec_lab.core.errors import UserError
+from spec_lab.core.kv_cache import NUM_RESERVED_PAGES
+from spec_lab.core.types import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Sizes of an engine's caches.
+
+    Attributes:
+        max_seq_len: the most tokens of a prompt and its output together.
+        margin: number of positions past `max_seq_len` that a round may write: those of `rows_behind`, and K + 1 more if
+            the host is a round behind the device and must end requests itself.
+        max_kv_len: the longest committed length at the start of a round.
+        num_rows: number of rows that verify runs for a request with a chain.
+        rollback: how layers that keep a state undo rejected rows.
+    """
+
+    num_slots: int
+    max_seq_len: int
+    margin: int
+    page_size: int
+    num_pages: int
+    max_kv_len: int
+    num_rows: int = 1
+    rollback: Rollback = Rollback.checkpoints
+
+    def one_sequence(self) -> Limits:
+        """Return the sizes for one sequence at a time, of the same maximum length."""
+        num_pages = _num_pages(self.max_seq_len + self.margin, self.page_size) + NUM_RESERVED_PAGES
+        return dataclasses.replace(self, num_slots=1, num_pages=num_pages)
+
+
+def engine_limits(run: Run, requests: list[Request], num_draft_tokens: int) -> Limits:
+    """Return sizes that hold `batch_size` of the longest requests (or all, if there are fewer), unless the cache group
+    says otherwise.
+
+    Raises:
+        UserError: the longest request exceeds the target's positions, or the length up to which the target attends
+            every key.
+    """
+    longest = max(requests, key=_num_tokens)
+    target = read_model_config(run.target.folder)
+    num_positions = target.max_position_embeddings
+    if _num_tokens(longest) > num_positions:
+        raise UserError(
+            f"request {longest.request_id} of {len(longest.prompt_ids)} prompt and {longest.max_new_tokens} new "
+            f"tokens: {_num_tokens(longest)} tokens are longer than the target's {num_positions} positions; "
+            "lower max_new_tokens, use shorter prompts, or leave such prompts out with workload.unusable=skip"
+        )
+    _refuse_sparse_attention(target, longest, rows_behind(run, num_draft_tokens))
+    max_seq_len = run.cache.max_seq_len or _num_tokens(longest)
+    num_late_rows = num_draft_tokens + 1 if overlaps(run) and not sees_ends(run) else 0
+    margin = rows_behind(run, num_draft_tokens) + num_late_rows
+    page_size = run.cache.page_size
+    num_slots = min(run.batch_size, len(requests))
+    pages_each = _num_pages(max_seq_len + margin, page_size)
+    num_pages = run.cache.num_pages or pages_each * num_slots + NUM_RESERVED_PAGES
+    return Limits(num_slots, max_seq_len, margin, page_size, num_pages, max_seq_len + num_late_rows)
+
+
+def _refuse_sparse_attention(target: ModelConfig, longest: Request, reach: int) -> None:
+    limit, needed = target.max_dense_positions, _num_tokens(longest) + reach
+    if limit is not None and needed > limit:
+        raise UserError(
+            f"request {longest.request_id}: prompt, output and drafts are {needed} tokens, and past {limit} "
+            "(index_topk) the target attends only to chosen keys, which is not supported; lower max_new_tokens or use "
+            "shorter prompts"
+        )
+
+
+def rows_behind(run: Run, num_draft_tokens: int) -> int:
+    """Return how many positions past the last token a round may write: 2K for a chain, of which verify writes K + 1.
+
+    A block drafter always writes a whole block. The branches of a tree have separate slots: verify writes one for each
+    row, and a drafter one for each branch and level.
+    """
+    sizes, reach = run.sizes, max(2 * num_draft_tokens, run.drafter.rows_written(run))
+    if sizes is None:
+        return reach
+    return max(reach, sizes.num_rows, sizes.depth + (sizes.depth - 1) * sizes.width)
+
+
+def overlaps(run: Run) -> bool:
+    """Return whether the host is a round behind the device, which only some graph modes support."""
+    return bool(getattr(run.graph, "overlap", False))
+
+
+def sees_ends(run: Run) -> bool:
+    """Return whether the device ends requests, so that no round runs past an end that the host has not read yet."""
+    return bool(getattr(run.graph, "rounds_per_replay", 1) > 1)
+
+
+def _num_tokens(request: Request) -> int:
+    return len(request.prompt_ids) + request.max_new_tokens
+
+
+def _num_pages(num_positions: int, page_size: int) -> int:
+    return -(-num_positions // page_size)

@@ -1,0 +1,245 @@
+"""The models and the attention backend of a run, which are loaded once."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import torch
+
+from spec_lab.acceptance.phase import ThinkingMarkers
+from spec_lab.build.attention import BackendContext
+from spec_lab.build.kernels import KERNELS, Kernels
+from spec_lab.build.limits import rows_behind
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.config.choices import WeightDtype, Weights
+from spec_lab.config.devices import has_cuda
+from spec_lab.config.run import Run
+from spec_lab.core.errors import UserError
+from spec_lab.core.layer_protocols import AttentionBackend
+from spec_lab.core.prompts import NO_ROUNDING, PromptRounding
+from spec_lab.engine.experts_read import ExpertsRead
+from spec_lab.models.decoder import Decoder
+from spec_lab.models.experts import ExpertMLP
+from spec_lab.models.partition import WHOLE, Partition
+from spec_lab.models.products import PLAIN
+from spec_lab.models.target_loader import WeightSource, load_target
+
+Part = TypeVar("Part")
+KEPT_IN: Mapping[WeightDtype, torch.dtype | None] = {
+    WeightDtype.auto: None,
+    WeightDtype.fp8: torch.float8_e4m3fn,
+    WeightDtype.bfloat16: torch.bfloat16,
+}
+"""The dtype that weights are rounded to, by `target.weight_dtype`, as `WeightSource` takes it."""
+
+
+POSITIONS_BEHIND = 32
+"""Minimum number of positions past the longest sequence in rotary tables, if the target has so many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """A loaded target with related parts, which all engines of a run share.
+
+    Attributes:
+        kernels: the run's kernels.
+        experts_read: counters for the layers with experts, of the target and the drafter.
+        markers: markers of the thinking phase; None if none are given.
+        warnings: what the record must say of this run, in sentences; `build` of an option may add to it.
+        warnings: what the record must say of this run, in sentences.
+    """
+
+    target: Decoder
+    backend: AttentionBackend
+    kernels: Kernels
+    device: torch.device
+    dtype: torch.dtype
+    experts_read: ExpertsRead
+    markers: ThinkingMarkers | None = None
+    warnings: list[str] = field(default_factory=list)
+    _made: dict[Hashable, Any] = field(default_factory=dict)
+
+    @property
+    def row_invariant(self) -> bool:
+        """Return whether a target forward of several rows, up to `invariant_rows`, gives each row the bits that it
+        would have alone."""
+        return self.invariant_rows > 1
+
+    @property
+    def invariant_rows(self) -> int:
+        """Return the largest number of rows in a target forward for which each row is bit for bit as if it were alone.
+
+        It is 1 if there is no such guarantee.
+        """
+        products, plans = self.target.products, self.target.layer_plans
+        by_products = getattr(self.backend, "row_invariant", False) and all(map(products.is_row_invariant, plans))
+        by_layers = all(getattr(layer, "row_invariant", False) for layer in self.target.layers)
+        return products.invariant_rows if by_products or by_layers else 1
+
+    @property
+    def prompt_rounding(self) -> PromptRounding:
+        """Return how prompt rows are computed. If verify rows are invariant, prompt rows round the same in every
+        pack."""
+        return self.target.products.prompt_rounding if self.row_invariant else NO_ROUNDING
+
+    def with_backend(self, backend: AttentionBackend) -> Models:
+        """Return the same target for drafters that attend with another backend; nothing made for them is shared."""
+        return replace(self, backend=backend, _made={})
+
+    def once(self, key: Hashable, make: Callable[[], Part]) -> Part:
+        """Return what `make` made when this was last called with `key`, or make it: a head that engines share.
+
+        The head that was made before is freed first.
+        """
+        if key not in self._made:
+            self._made.clear()
+            self._made[key] = make()
+        made: Part = self._made[key]
+        return made
+
+    def beside_target(self, model: Callable[..., Part], config: object, tensors: Mapping[str, torch.Tensor]) -> Part:
+        """Make a model from its checkpoint's tensors, with the target's embedding, head and number of positions."""
+        target = self.target
+        return model(
+            config,
+            tensors,
+            embedding=target.embedding,
+            target_head=target.head_weight,
+            backend=self.backend,
+            max_positions=target.num_positions,
+            products=self.kernels.products,
+        )
+
+    def adopt(self, parts: Iterable[ExpertMLP]) -> None:
+        """Replace the routers and experts of `parts` by those of the run's kernels, and count the experts read."""
+        adopted = tuple(parts)
+        for part in adopted:
+            part.router = part.router.made_by(self.kernels.router)
+            part.experts = part.experts.made_by(self.kernels.experts)
+        self.experts_read.watch(adopted)
+
+
+def resolve_device(name: str) -> torch.device:
+    """Return the device for `device=`; `auto` is CUDA if torch has it, else the CPU.
+
+    Raises:
+        UserError: torch sees no GPU, or cannot use it.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+        if name == "cpu" and has_cuda():
+            raise UserError("device=auto: there is a GPU, but this torch cannot use it; use device=cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise UserError(f"device={name}: this torch sees no CUDA device; use device=cpu")
+    return torch.device(name)
+
+
+def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
+    """Return the type that `dtype=` names; `auto` is float32 on a CPU, else bfloat16.
+
+    Raises:
+        UserError: float16 on a CPU.
+    """
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    if name == "float16" and device.type == "cpu":
+        raise UserError("dtype=float16 is for a GPU, but this run is on the CPU; use dtype=float32 or device=cuda")
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def load_models(
+    run: Run,
+    max_seq_len: int,
+    markers: ThinkingMarkers | None = None,
+    partition: Partition = WHOLE,
+    behind: int = POSITIONS_BEHIND,
+) -> Models:
+    """Load the part of the target that `partition` keeps.
+
+    The rotary tables extend `behind` positions past the longest sequence, or more if the run drafter needs it, but
+    not past the target's last position.
+
+    Raises:
+        UserError: the checkpoint is wrong, has too few positions for `max_seq_len`, cannot be split, or needs what the
+            run's tree, attention or device lacks.
+    """
+    device = resolve_device(run.device)
+    dtype = resolve_dtype(run.dtype, device)
+    if device.type == "cuda":
+        # cuDNN plans its attention for every new shape, and a growing cache has one in every round.
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    model_config = read_model_config(run.target.folder)
+    _refuse_target(run, model_config, max_seq_len)
+    # Positions past the table's last row are clamped to it. A table reaches past the length before a scaling only if
+    # sequences do, since its frequencies depend on that (`models.rope`).
+    behind = max(behind, rows_behind(run, run.drafter.num_draft_tokens))
+    ropes = (plan.rope for plan in model_config.layers if plan.rope.scaling in ("dynamic", "longrope"))
+    ends = {rope.original_max_position_embeddings for rope in ropes} | {model_config.max_position_embeddings}
+    max_positions = min(end for end in (*ends, max_seq_len + behind) if end >= max_seq_len)
+    kernels = KERNELS[run.kernels](device, dtype, run.row_invariant)
+    backend = _make_backend(run, model_config, BackendContext(run, max_positions, device, dtype, kernels))
+    checkpoint = None if run.target.weights == Weights.random else run.target.folder
+    kept_in = KEPT_IN[run.target.weight_dtype]
+    source = WeightSource(checkpoint, dtype, device, partition, run.seed, kept_in)
+    products = kernels.products if partition is WHOLE else PLAIN
+    target = load_target(model_config, source, backend, max_positions, products)
+    models = Models(target, backend, kernels, device, dtype, ExpertsRead(device, run.batch_size), markers)
+    models.adopt(target.expert_parts)
+    for net in target.delta_nets:
+        net.use(kernels.delta.steps)
+    return models
+
+
+class LastModels:
+    """The models of the last run in this process, so that jobs in a row that use the same files read them once."""
+
+    def __init__(self) -> None:
+        self._key: Hashable = None
+        self._models: Models | None = None
+
+    def load(self, run: Run, max_seq_len: int, markers: ThinkingMarkers | None, partition: Partition) -> Models:
+        """Return the models of the last run if `load_models` would make the same; else free them, and load others."""
+        behind = max(POSITIONS_BEHIND, rows_behind(run, run.drafter.num_draft_tokens))
+        key = (
+            *(repr(run.target), repr(run.attention), run.kernels, run.device, run.dtype, run.row_invariant),
+            *(run.cache.page_size, run.batch_size, run.sizes is None, run.seed, max_seq_len, behind, partition),
+        )
+        if self._models is None or key != self._key:
+            self._models = self._key = None
+            gc.collect()
+            self._models, self._key = load_models(run, max_seq_len, markers, partition), key
+        target = self._models.target
+        target.num_tokens = target.vocab_size  # a draft model lowers it to the ids that it has
+        return replace(self._models, markers=markers, warnings=[])
+
+
+def _refuse_target(run: Run, target: ModelConfig, max_seq_len: int) -> None:
+    """Refuse a target with too few positions for the cache, or one with states if the run has a tree."""
+    if max_seq_len > target.max_position_embeddings:
+        raise UserError(
+            f"cache.max_seq_len={max_seq_len} is longer than the target's {target.max_position_embeddings} "
+            "positions; use cache.max_seq_len=null"
+        )
+    if target.keeps_states and run.sizes is not None:
+        raise UserError(
+            f"tree={run.tree.name}: layers of the target keep a state, which branches cannot share "
+            f"({run.target.folder}); use tree=none"
+        )
+
+
+def _make_backend(run: Run, target: ModelConfig, context: BackendContext) -> AttentionBackend:
+    """Make the attention backend, before any weight is read; UserError if it lacks latent attention that the target
+    has."""
+    backend = run.attention.build(context)
+    if any(plan.latent is not None for plan in target.layers) and backend.latent is None:
+        raise UserError(
+            f"attention={run.attention.name} has no latent attention (MLA), which the target needs; use attention=torch"
+        )
+    if backend.latent is not None:
+        backend.latent.expect(run.batch_size)
+    return backend

@@ -1,0 +1,38 @@
+"""The configs of a run's references: plain decoding, the same run without pruning, and the same run without graphs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spec_lab.config.option import get
+from spec_lab.config.run import PruneConfig, RecurrentConfig, Run, TreeConfig, VerifyConfig
+
+UNPRUNED = PruneConfig(prefill="all_rows", catchup="none")
+
+
+def plain_config(run: Run) -> Run:
+    """Return the same run, but with plain decoding and a lossless rule, for references=[plain] and other plain passes.
+
+    After the last KV write, its prompt pass computes only the last row, and logits for it alone, as in serving engines.
+    """
+    rule: Any = get("acceptance", "strict")() if run.sampling.temperature == 0 else get("acceptance", "rejection")()
+    if run.sampling.temperature > 0:
+        rule.method = type(rule.method)("one_hot")
+    return run.with_parts(
+        drafter=get("drafter", "none")(),
+        acceptance=rule,
+        prune=PruneConfig(prefill="last_row", catchup="none"),
+        tree=TreeConfig(),
+        verify=VerifyConfig(),
+        recurrent=RecurrentConfig(),
+    )
+
+
+def unpruned_config(run: Run) -> Run:
+    """Return the same run without pruning."""
+    return run.with_parts(prune=UNPRUNED)
+
+
+def eager_config(run: Run) -> Run:
+    """Return the same run without graphs."""
+    return run.with_parts(graph=get("graph", "eager")())

@@ -1,0 +1,98 @@
+"""Opens the workload of a run: its target's tokenizer, and its requests, which are checked against the target."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.gguf_file import is_gguf
+from spec_lab.checkpoints.gguf_tokenizer import has_tokenizer
+from spec_lab.config.choices import ByRequest, Unusable, Weights
+from spec_lab.config.option import get
+from spec_lab.config.run import Run
+from spec_lab.core.errors import UserError
+from spec_lab.core.types import Request
+from spec_lab.workloads.conversations import require_room
+from spec_lab.workloads.tokenizer import IdsAlone, TargetTokenizer, Tokenizer
+from spec_lab.workloads.unusable import keep_usable
+
+
+def open_workload(run: Run) -> tuple[Tokenizer, list[Request]]:
+    """Return the target's tokenizer and the workload's requests. All prompt tokens are in the target's vocabulary.
+
+    The target's config is read first. If the checkpoint is not supported, nothing else is read.
+
+    Raises:
+        UserError: the checkpoint, its tokenizer or the workload is invalid.
+    """
+    folder = run.target.folder
+    target = read_model_config(folder)
+    tokenizer = _tokenizer(run, folder, target.vocab_size)
+    requests = load_requests(run, tokenizer)
+    if run.workload.unusable == Unusable.skip:
+        longest = longest_sequence(run)
+
+        def fitting(request: Request) -> Request:
+            require_room(request, longest)
+            return request
+
+        requests = keep_usable(requests, fitting, Unusable.skip)
+    check_requests(run, requests, target)
+    return tokenizer, requests
+
+
+def longest_sequence(run: Run) -> int:
+    """Return the largest number of tokens, prompt and output, that the target and the cache support."""
+    num_positions = read_model_config(run.target.folder).max_position_embeddings
+    return min(run.cache.max_seq_len or num_positions, num_positions)
+
+
+def _tokenizer(run: Run, folder: Path, vocab_size: int) -> Tokenizer:
+    """Return the target's tokenizer. Without one, prompts can only be ids, which is accepted if the workload has no
+    text, or if weights are random."""
+    needs_none = run.target.weights == Weights.random or not run.workload.reads_text
+    has_one = has_tokenizer(folder) if is_gguf(folder) else (folder / "tokenizer.json").is_file()
+    return IdsAlone(vocab_size) if needs_none and not has_one else TargetTokenizer(folder, run.workload.thinking)
+
+
+def load_requests(run: Run, tokenizer: Tokenizer) -> list[Request]:
+    """Return the requests of the workload; UserError if an answer is one that its checker never reads."""
+    requests = list(run.workload.load(run, tokenizer))
+    for request in requests:
+        checker = get("workload.checker", request.checker or run.workload.checker)
+        if request.answer is not None and not checker.expects(request.answer):
+            raise UserError(
+                f"workload: the answer {request.answer!r} of prompt {request.request_id} is not one that "
+                f"workload.checker={request.checker or run.workload.checker} reads; choose another checker"
+            )
+    return requests
+
+
+def check_requests(run: Run, requests: Sequence[Request], target: ModelConfig) -> None:
+    """Raise UserError for a token that is not in the target's vocabulary, an id that two requests have, a K that is
+    above the run's, or no request at all."""
+    if not requests:
+        raise UserError(f"workload={run.workload.name} is empty; check workload.limit and workload.categories")
+    name, count = Counter(request.request_id for request in requests).most_common(1)[0]
+    if count > 1:
+        raise UserError(f"workload: {count} prompts have the id {name}; ids must differ")
+    for request in requests:
+        if request.prompt_ids and max(request.prompt_ids) >= target.vocab_size:
+            raise UserError(
+                f"workload: token {max(request.prompt_ids)} of prompt {request.request_id} is outside the target's "
+                f"vocabulary of {target.vocab_size}; take tokenizer and weights from one checkpoint"
+            )
+        if foreign := [token_id for token_id in request.stop_token_ids if not 0 <= token_id < target.vocab_size]:
+            raise UserError(
+                f"workload: prompt {request.request_id} stops at the token {foreign[0]}, but the target's vocabulary "
+                f"has {target.vocab_size}; correct stop_token_ids"
+            )
+        k, most = request.num_draft_tokens, run.drafter.num_draft_tokens
+        if k is not None and run.drafter.drafts and (k > most or run.drafter.by_request == ByRequest.same):
+            raise UserError(
+                f"workload: prompt {request.request_id} asks for {k} drafts; use drafter.by_request=given and "
+                f"drafter.num_draft_tokens={max(k, most)}"
+            )

@@ -1,0 +1,42 @@
+"""The guards that readers of checkpoints share: what would otherwise give wrong numbers in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from spec_lab.core.errors import UserError
+
+LFS = b"version https://git-lfs"
+
+
+def refuse_values(source: str, values: Mapping[str, Any], supported: Mapping[str, Collection[Any]]) -> None:
+    """Raise UserError for values that would change the arithmetic in a way that the forward code lacks.
+
+    A key that is missing or null has its default. `supported` names the values of each key; a key without any is
+    never read.
+    """
+    wrong = {key: known for key, known in supported.items() if values.get(key) is not None and values[key] not in known}
+    if wrong:
+        said = "; ".join(
+            f"{key} {values[key]!r} is not supported" + (f", only {', '.join(map(repr, known))}" if known else "")
+            for key, known in wrong.items()
+        )
+        raise UserError(f"{source}: {said}")
+
+
+def refuse_other_target(source: str, knob: str, pairs: Mapping[str, tuple[Any, Any]]) -> None:
+    """Raise UserError if a drafter belongs to another target; `pairs` are a value of it and one of the target."""
+    differing = [f"{name} is {ours}, the target has {its}" for name, (ours, its) in pairs.items() if ours != its]
+    if differing:
+        raise UserError(
+            f"{source}: trained for another target ({'; '.join(differing)}); set {knob} to one trained for this target"
+        )
+
+
+def refuse_lfs_pointer(path: Path) -> None:
+    """Raise UserError for what a clone has in place of a large file that was not fetched."""
+    with path.open("rb") as file:
+        if file.read(len(LFS)) == LFS:
+            raise UserError(f"{path}: is a Git LFS pointer, not the file itself; run git lfs pull in its folder")

@@ -1,0 +1,222 @@
+"""The checks of a command line: what would give a wrong number in silence, or fail after minutes of work.
+
+A check yields a line that names the knob and the remedy. The checks of one option are in its class (`Part.check`).
+Checks that read a checkpoint are in `spec_lab.build`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from spec_lab.config.choices import ByRequest, Dtype, KernelsChoice, WeightDtype
+from spec_lab.config.devices import runs_on_cuda
+from spec_lab.config.offers import MAX_DRAFT_TOKENS
+from spec_lab.config.option import VALUES, Part, options
+from spec_lab.config.run import Run
+from spec_lab.core.errors import UserError
+from spec_lab.core.ranks import ranks
+from spec_lab.engine.k_schedule import problem_of
+
+
+def admit(run: Run) -> Run:
+    """Return the run; UserError with all that speaks against it, a line each."""
+    if found := list(problems(run)):
+        raise UserError("\n".join(found))
+    return run
+
+
+def problems(run: Run) -> Iterator[str]:
+    """Yield everything that speaks against a run: bounds, the options' own checks, and what cannot be combined."""
+    yield from out_of_bounds(run)
+    for field in dataclasses.fields(run):
+        part = getattr(run, field.name)
+        if isinstance(part, Part):
+            yield from part.check(run)
+    for check in (_values, _rules, _trees, _offers, _graphs, _kernels, _ranks):
+        yield from check(run)
+
+
+def out_of_bounds(config: Any, prefix: str = "") -> Iterator[str]:
+    """Yield a line for each number of `config`, a dataclass instance, that its knob does not take."""
+    for field in dataclasses.fields(config):
+        name, value = prefix + field.name, getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from out_of_bounds(value, f"{name}.")
+            continue
+        bounds = {side: bound for side in ("least", "most", "above") if (bound := field.metadata.get(side)) is not None}
+        numbers = [number for number in (value if isinstance(value, list) else [value]) if type(number) in (int, float)]
+        if not all(_within(number, **bounds) for number in numbers):
+            yield f"{name}={value} must be {' and '.join(f'{side} {bound}' for side, bound in bounds.items())}"
+
+
+def _within(number: float, least: float | None = None, most: float | None = None, above: float | None = None) -> bool:
+    # Not the negations of the opposite comparisons, which would let NaN pass.
+    return (least is None or number >= least) and (most is None or number <= most) and (above is None or number > above)
+
+
+def _values(run: Run) -> Iterator[str]:
+    """The knobs whose values are options have one that is registered."""
+    for group in VALUES:
+        part, _, key = group.partition(".")
+        value = getattr(getattr(run, part, None), key, None) if key else None
+        if value is not None and value not in options(group):
+            yield f"{group}={value} is not registered; use one of {', '.join(options(group))}"
+
+
+def lossless_rule(run: Run) -> str:
+    """Return the overrides that choose a lossless rule for the run's temperature. Checks suggest them."""
+    is_greedy = run.sampling.temperature <= 0
+    return "acceptance=strict" if is_greedy else "acceptance=rejection acceptance.method=one_hot"
+
+
+def _rules(run: Run) -> Iterator[str]:
+    """Drafts, rule and sampling fit each other, so that the output has the distribution that the rule promises."""
+    drafter, rule, temperature = run.drafter, run.acceptance, run.sampling.temperature
+    if drafter.drafts and drafter.num_draft_tokens == 0:
+        yield f"drafter={drafter.name} with drafter.num_draft_tokens=0 drafts nothing; use drafter=none"
+    if rule.greedy_only is not None and temperature > 0:
+        yield (
+            f"acceptance={rule.name} {rule.greedy_only}, but sampling.temperature={temperature} samples; use "
+            f"sampling.temperature=0 or {lossless_rule(run)}"
+        )
+    if drafter.follows_greedy_text is not None and (temperature > 0 or not rule.keeps_greedy_text):
+        yield (
+            f"drafter={drafter.name} {drafter.follows_greedy_text}, but sampling.temperature={temperature} "
+            f"acceptance={rule.name} may emit another text; use sampling.temperature=0 acceptance=strict"
+        )
+    if run.draws_drafts and temperature <= 0:
+        yield (
+            "drafter.draft_sampling=distribution draws at sampling.temperature, which is 0; use "
+            "drafter.draft_sampling=greedy, or sampling.temperature=1 acceptance=rejection"
+        )
+    if rule.lossless_only and not rule.keeps_the_law:
+        yield (
+            f"acceptance={rule.name} may change the output, which acceptance.lossless_only=true refuses; use "
+            f"{lossless_rule(run)}"
+        )
+
+
+def _trees(run: Run) -> Iterator[str]:
+    """All parts of a run with a tree can handle trees, and K is the depth."""
+    sizes, tree = run.sizes, run.tree.name
+    if sizes is None:
+        return
+    lacking = {
+        f"drafter={run.drafter.name}": run.drafter.drafts_trees,
+        f"acceptance={run.acceptance.name}": run.acceptance.judges_trees,
+        f"attention={run.attention.name}": run.attention.masks_trees,
+        f"graph={run.graph.name}": run.graph.runs_trees,
+        f"record.topk={run.record.topk}": run.record.topk == 0,
+    }
+    for knob in (knob for knob, is_able in lacking.items() if not is_able):
+        yield f"{knob} is for chains, not tree={tree}; use tree=none"
+    if run.drafter.num_draft_tokens != sizes.depth:
+        yield (
+            f"drafter.num_draft_tokens={run.drafter.num_draft_tokens} is not the depth of tree={tree}, {sizes.depth}, "
+            "which sets it; leave out drafter.num_draft_tokens"
+        )
+
+
+def _offers(run: Run) -> Iterator[str]:
+    """Where a request may offer fewer than K drafts, every part of the run knows how many."""
+    offers, drafter, sizes = run.offers, run.drafter, run.sizes
+    if offers.ranges is not None and (problem := problem_of(offers.ranges, MAX_DRAFT_TOKENS)) is not None:
+        yield f"drafter.k_schedule: {problem}; use drafter.k_schedule=[[1,4,5],[5,16,3],[17,64,0]]"
+        return
+    if not offers.may_be_fewer or not drafter.drafts:
+        return
+    if offers.schedule is not None and offers.schedule.choices[0] != drafter.num_draft_tokens:
+        yield (
+            f"drafter.num_draft_tokens={drafter.num_draft_tokens} is not the largest K of drafter.k_schedule, "
+            f"{offers.schedule.choices[0]}, which sets it; leave out drafter.num_draft_tokens"
+        )
+    if not run.acceptance.takes_fewer_drafts:
+        rule = run.acceptance.name
+        yield f"{offers.named} leaves out drafts, which acceptance={rule} would not see; use {lossless_rule(run)}"
+    if offers.read_confidences and not drafter.notes_confidence:
+        yield f"{offers.named} needs confidences, but drafter={drafter.name} records none; use drafter=eagle3"
+    if offers.budget is not None and offers.budget <= run.batch_size:
+        yield f"verify.budget={offers.budget} leaves no row for drafts of batch_size={run.batch_size}; use null"
+    if run.record.topk > 0:
+        yield f"record.topk={run.record.topk} needs all drafts to be offered, not {offers.named}; use record.topk=0"
+    if sizes is not None and (offers.ranges is not None or offers.by_request != ByRequest.same):
+        yield f"{offers.named} is the K of a chain, but tree={run.tree.name} has one depth; use tree=none"
+    if sizes is not None and offers.read_confidences and (run.draws_drafts or not run.tree.notes_rows):
+        # Leaving out drawn rows by how likely they are would change the distribution of the drafts.
+        yield (
+            f"{offers.named} leaves out rows of tree={run.tree.name} by their confidence; use "
+            "drafter.draft_sampling=greedy, and tree=static or tree=dynamic"
+        )
+    temperatures = offers.temperatures
+    if temperatures is not None and (sizes is not None or len(temperatures) != drafter.num_draft_tokens):
+        yield (
+            f"drafter.confidence_temperatures has {len(temperatures)} numbers, one for each of "
+            f"drafter.num_draft_tokens={drafter.num_draft_tokens} drafts of a chain; use null"
+        )
+
+
+def _graphs(run: Run) -> Iterator[str]:
+    """Nothing needs the host where a graph leaves it out."""
+    graph: Any = run.graph
+    drafter, offers = run.drafter, run.offers
+    num_launched = graph.num_launched
+    if num_launched is not None and not getattr(graph, "verify", True) and offers.smallest_k <= num_launched:
+        yield f"graph.verify=false captures nothing with K={offers.smallest_k}; use graph.verify=true"
+    if run.record.topk > 0 and graph.captures:
+        yield f"record.topk={run.record.topk} reads rows between the stages of graph={graph.name}; use graph=eager"
+    needs_host = {
+        f"drafter={drafter.name}": drafter.drafts_on_host,
+        "drafter.k_schedule": drafter.k_schedule is not None,
+        f"drafter.by_request={drafter.by_request}": drafter.by_request != ByRequest.same,
+    }
+    for knob in (knob for knob, is_set in needs_host.items() if is_set):
+        if getattr(graph, "rounds_per_replay", 1) > 1:
+            yield (
+                f"{knob} needs the host before every round, but graph.rounds_per_replay={graph.rounds_per_replay} runs "
+                "rounds without it; use graph.rounds_per_replay=1"
+            )
+    if drafter.drafts_on_host and getattr(graph, "overlap", False):
+        yield f"drafter={drafter.name} needs tokens that graph.overlap=true reads late; use graph.overlap=false"
+    if getattr(graph, "prompts", False) and (
+        not drafter.ingests_in_graphs or run.sizes is not None or offers.may_be_fewer
+    ):
+        yield "graph.prompts=true captures prompts of chains of K drafts alone, not this run's; use graph.prompts=false"
+
+
+def _kernels(run: Run) -> Iterator[str]:
+    """Kernels compute what the run asks for, in the types that they are right for."""
+    on_cuda = runs_on_cuda(run.device)
+    if "triton" in (run.attention.name, run.kernels) and run.device == "cpu" and run.dtype == Dtype.bfloat16:
+        yield "Triton's interpreter computes dtype=bfloat16 wrongly; use dtype=float32"
+    wrong = {
+        f"device={run.device}": on_cuda,
+        f"dtype={run.dtype}": run.dtype not in (Dtype.auto, Dtype.float32),
+        f"attention={run.attention.name}": run.attention.name not in ("auto", "torch"),
+        f"tree={run.tree.name}": run.sizes is not None,
+        f"target.tensor_parallel={run.target.tensor_parallel}": run.target.tensor_parallel > 1,
+    }
+    for knob in (knob for knob, is_wrong in wrong.items() if is_wrong and run.kernels == KernelsChoice.native):
+        yield f"kernels=native is for float32 chains on a CPU, not {knob}; use kernels=torch"
+    narrow = run.target.weight_dtype
+    if narrow == WeightDtype.bfloat16 and run.kernels not in (KernelsChoice.native, KernelsChoice.auto):
+        yield f"target.weight_dtype=bfloat16 is for kernels=native, not kernels={run.kernels}; use dtype=bfloat16"
+    if narrow == WeightDtype.fp8 and run.target.tensor_parallel > 1:
+        yield "target.weight_dtype=fp8 cannot be split; use target.tensor_parallel=1"
+    by_triton = run.kernels in (KernelsChoice.triton, KernelsChoice.auto)
+    has_products = by_triton and run.dtype != Dtype.float32 and run.row_invariant
+    if narrow == WeightDtype.fp8 and on_cuda and not has_products:
+        yield "target.weight_dtype=fp8 on a GPU needs kernels=triton dtype=bfloat16 row_invariant=true; use them"
+
+
+def _ranks(run: Run) -> Iterator[str]:
+    """There is one process for each part of the target, each with a GPU of its own."""
+    wanted, started = run.target.tensor_parallel, ranks().size
+    if wanted != started:
+        yield (
+            f"target.tensor_parallel={wanted}, but {started} processes were started; start torchrun --nproc-per-node "
+            f"{wanted} -m spec_lab, or use target.tensor_parallel={started}"
+        )
+    if wanted > 1 and ":" in run.device:
+        yield f"device={run.device} is one GPU for target.tensor_parallel={wanted} processes; use device=cuda"

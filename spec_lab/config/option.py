@@ -1,0 +1,115 @@
+"""An option is one class: its knobs are fields, `check` says what cannot work, `build` makes the part.
+
+    @option("drafter", "copycat")
+    class Copycat(DrafterConfig):
+        "Repeats the last token."
+
+        offset: int = knob(0, "added to the id of the token that is repeated", least=0)
+
+        def build(self, lab):  # torch is imported here
+            from my_lab.parts import CopycatDrafter
+
+            return CopycatDrafter(self.num_draft_tokens, self.offset)
+
+Importing the module registers the class: for `get`, for `--help`, and for Hydra as `/schema/GROUP/NAME` (`schemas`).
+A YAML file `conf/GROUP/NAME.yaml` that names this schema in its defaults puts the option on the menu.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
+
+from spec_lab.core.errors import UserError
+
+if TYPE_CHECKING:
+    from spec_lab.config.run import Run
+
+Class = TypeVar("Class", bound=type)
+VALUES = ("prune.prefill", "prune.catchup", "workload.checker", "metric")
+"""Groups whose options are the values of one knob, or are not chosen at all. They have no knobs and no YAML file."""
+
+_options: dict[str, dict[str, type[Any]]] = {}
+_schemas: dict[str, type[Any]] = {}
+
+
+def knob(
+    default: Any,
+    explanation: str,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    above: float | None = None,
+) -> Any:
+    """Make a field with its line in `--help` and its bounds; in a list the bounds are those of each number."""
+    metadata = {"help": explanation, "least": least, "most": most, "above": above}
+    if isinstance(default, (list, dict)):
+        return field(default_factory=lambda: default.copy(), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+class Part:
+    """The base of the options of every group."""
+
+    def check(self, run: Run) -> Iterator[str]:
+        """Yield a line with knob and remedy for each reason why `run`, which chose this option, cannot work."""
+        yield from ()
+
+
+@dataclass_transform()
+def option(group: str, name: str) -> Callable[[Class], Class]:
+    """Make a class the option `GROUP=NAME`. It becomes a dataclass whose field `name` has this name.
+
+    Raises:
+        UserError: another class has that name.
+    """
+
+    def register(cls: Class) -> Class:
+        there = _options.setdefault(group, {})
+        if name in there and _place(there[name]) != _place(cls):
+            raise UserError(
+                f"{group}={name} is {there[name].__qualname__} already; give {cls.__qualname__} another name"
+            )
+        cls.name = name  # type: ignore[attr-defined]
+        if group not in VALUES:
+            cls.__annotations__ = {"name": "str", **inspect.get_annotations(cls)}
+            cls = dataclass(cls)  # type: ignore[assignment]
+            _schemas[f"{group}/{name}"] = cls
+        there[name] = cls
+        return cls
+
+    return register
+
+
+def schema(name: str) -> Callable[[Class], Class]:
+    """Make a dataclass known to Hydra as `/schema/NAME`, for a group whose options share it."""
+
+    def register(cls: Class) -> Class:
+        _schemas[name] = cls
+        return cls
+
+    return register
+
+
+def schemas() -> Mapping[str, type[Any]]:
+    """Return the classes that Hydra is to know as `/schema/NAME`."""
+    return _schemas
+
+
+def options(group: str) -> Mapping[str, type[Any]]:
+    """Return the classes of a group by name."""
+    return _options.get(group, {})
+
+
+def get(group: str, name: str) -> type[Any]:
+    """Return the class of an option; UserError if there is none."""
+    if name not in options(group):
+        raise UserError(f"{group}={name}: nothing builds it; use one of {', '.join(options(group))}")
+    return options(group)[name]
+
+
+def _place(cls: type) -> tuple[str, str]:
+    """Where a class is defined: a module that is imported again, as in a notebook, defines the same one."""
+    return cls.__module__, cls.__qualname__

@@ -1,0 +1,502 @@
+"""A whole run, and the base of each group of options: every key that all options of a group have.
+
+The keys of one option are in its class in `spec_lab.options`. A base also says, as class variables, what the lab must
+know of an option without asking for its name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from omegaconf import MISSING
+
+from spec_lab.config.choices import (
+    ByRequest,
+    DraftSampling,
+    DraftStop,
+    Dtype,
+    KernelsChoice,
+    ReferenceChoice,
+    Rollback,
+    Unusable,
+    WeightDtype,
+    Weights,
+)
+from spec_lab.config.offers import MAX_DRAFT_TOKENS, RunOffers, run_offers
+from spec_lab.config.option import Part, knob, option, schema
+from spec_lab.core.errors import UserError
+
+if TYPE_CHECKING:
+    from spec_lab.acceptance.deterministic import DraftJudge
+    from spec_lab.build.attention import BackendContext
+    from spec_lab.build.lab import Lab, RuleFacts
+    from spec_lab.core.layer_protocols import AttentionBackend
+    from spec_lab.core.protocols import AcceptanceRule, Drafter
+    from spec_lab.core.types import Request
+    from spec_lab.drafters.growth import TreeShape
+    from spec_lab.engine.graphs.mode import GraphMode
+    from spec_lab.record.recorder import Sink
+    from spec_lab.workloads.tokenizer import Tokenizer
+
+
+@dataclass
+class TargetConfig(Part):
+    """The model whose decoding is to become faster."""
+
+    num_threads: ClassVar[int | None] = None
+    """CPU threads if `num_threads=null`, except with kernels=native; None is all cores, shared by the processes."""
+
+    name: str = MISSING
+    path: str | None = knob(
+        None, "folder of a Hugging Face checkpoint (families: docs/families.md), or with target=hf a GGUF file"
+    )
+    weights: Weights = knob(Weights.checkpoint, "where the weights come from")
+    weight_dtype: WeightDtype = knob(
+        WeightDtype.auto,
+        "type in which the linear layers' weights are stored; fp8 leaves embedding, head and drafter in dtype",
+    )
+    thinking_begin: str | None = knob(
+        None, "token that begins thinking, as text or id; null is the chat template's, or a known one (docs/use.md)"
+    )
+    thinking_end: str | None = knob(None, "token that ends thinking; like thinking_begin")
+    tensor_parallel: int = knob(1, "number of torchrun processes that the layers are split over", least=1)
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the checkpoint, or its GGUF file; UserError if there is none."""
+        raise NotImplementedError
+
+
+@dataclass
+class DrafterConfig(Part):
+    """The keys that every drafter has.
+
+    Class variables:
+        drafts: whether it proposes tokens; False is plain decoding.
+        drafts_trees: whether `build` makes a drafter of branches in a run with a tree.
+        drafts_on_host: whether it drafts on the host between two rounds, as many tokens as it finds.
+        notes_confidence: whether it stores its confidences where `Lab.confidences` says, as the lab's pickers do.
+        hands_hidden_on: whether a draft step reads `state.hidden`, and replaces only this and `state.tokens`.
+        ingests_in_graphs: whether `ingest` may be captured for a prompt that comes alone, since it reads no spans.
+        one_pass: whether one pass makes all drafts, so that there is no draft step to replay.
+        follows_greedy_text: why its drafts fit only plain greedy decoding's output; None if they fit any.
+    """
+
+    drafts: ClassVar[bool] = True
+    drafts_trees: ClassVar[bool] = False
+    drafts_on_host: ClassVar[bool] = False
+    notes_confidence: ClassVar[bool] = False
+    hands_hidden_on: ClassVar[bool] = False
+    ingests_in_graphs: ClassVar[bool] = False
+    one_pass: ClassVar[bool] = False
+    follows_greedy_text: ClassVar[str | None] = None
+
+    name: str = MISSING
+    num_draft_tokens: int = knob(
+        3,
+        "draft tokens a round, K; a round of a chain verifies at most K + 1 rows a request",
+        least=0,
+        most=MAX_DRAFT_TOKENS,
+    )
+    k_schedule: list[list[int]] | None = knob(
+        None,
+        "K by the number of running requests, a list of [first, last, K]; null is num_draft_tokens for every number",
+    )
+    by_request: ByRequest = knob(
+        ByRequest.same, "what determines the K of a request, which is at most num_draft_tokens"
+    )
+    off_below: float = knob(
+        0.0,
+        "a request stops drafting if its mean of accepted drafts is below this; by_request=acceptance only; 0 is never",
+        least=0,
+    )
+
+    def build(self, lab: Lab) -> Drafter[Any]:
+        """Make the drafter of one engine."""
+        raise NotImplementedError
+
+    def rows_written(self, run: Run) -> int:
+        """Return how many positions past the last token a round may write."""
+        return 2 * self.num_draft_tokens
+
+
+@dataclass
+class TrainedDrafterConfig(DrafterConfig):
+    """The keys that every drafter with weights has."""
+
+    notes_confidence: ClassVar[bool] = True
+
+    path: str | None = knob(None, "folder of the drafter's weights; null is the one shipped for the target")
+    draft_sampling: DraftSampling = knob(DraftSampling.greedy, "how drafts are picked")
+    stop: DraftStop = knob(DraftStop.none, "what ends a request's drafting")
+    stop_threshold: float = knob(
+        0.4,
+        "a request drafts on while the product of top-1 probabilities, or a head's estimate, is at least this; "
+        "drafter.stop=confidence only",
+        above=0,
+        most=1,
+    )
+    confidence_temperatures: list[float] | None = knob(
+        None, "a temperature for the confidence in each draft; null leaves confidences unchanged", above=0
+    )
+
+
+@dataclass
+class AcceptanceConfig(Part):
+    """The keys that every acceptance rule has.
+
+    Class variables:
+        greedy_only: why it needs sampling.temperature=0; None if it does not.
+        keeps_greedy_text: whether its output is plain greedy decoding's, token for token, whatever is drafted.
+        takes_fewer_drafts: whether it accepts only drafts that are offered (`AcceptanceInputs.num_drafts`).
+        judges_trees: whether `build` makes a rule for trees in a run with a tree.
+    """
+
+    greedy_only: ClassVar[str | None] = None
+    keeps_greedy_text: ClassVar[bool] = False
+    takes_fewer_drafts: ClassVar[bool] = False
+    judges_trees: ClassVar[bool] = False
+
+    name: str = MISSING
+    lossless_only: bool = knob(
+        False, "refuse every rule that may change the output; for outputs that a model will be trained on"
+    )
+
+    @property
+    def keeps_the_law(self) -> bool:
+        """Whether the output follows the target's distribution exactly."""
+        return False
+
+    def build(self, lab: Lab) -> AcceptanceRule:
+        """Make the rule of one engine."""
+        raise NotImplementedError
+
+    def judge(self, facts: RuleFacts) -> DraftJudge:
+        """Make a rule that judges recorded rows without drawing, as the built one does at temperature 0.
+
+        Raises:
+            UserError: the rule draws.
+        """
+        raise UserError(f"acceptance={self.name} draws, so it cannot judge recorded rows; use acceptance=strict")
+
+
+@dataclass(frozen=True, slots=True)
+class TreeSizes:
+    """The fixed sizes of a tree, whatever tokens are in it.
+
+    Attributes:
+        depth: number of drafts on its longest path, which is used as K: a round emits 1..depth + 1 tokens.
+        num_rows: number of rows in verify for each request: the pending token, which is the root, and the drafts.
+        topk: number of likeliest continuations that are considered for each drafted token.
+        width: number of rows for each request in the widest draft step.
+        spine: number of drafts on the path of likeliest tokens, which the doctor drafts as a chain. A static tree
+            contains them all; a dynamic tree may leave out the last ones.
+    """
+
+    depth: int
+    num_rows: int
+    topk: int
+    width: int
+    spine: int
+
+
+@option("tree", "none")
+class TreeConfig(Part):
+    """tree=none: a round's drafts are a chain. Options with trees have additional keys."""
+
+    name: str = "none"
+
+    notes_rows: ClassVar[bool] = False
+    """Whether `build` stores how likely its rows are, where `Lab.row_confidences` says."""
+
+    @property
+    def sizes(self) -> TreeSizes | None:
+        """The sizes of the tree; None for a chain."""
+        return None
+
+    def build(self, lab: Lab) -> TreeShape[Any]:
+        """Make what decides which drafts are in the tree."""
+        raise NotImplementedError
+
+
+@schema("prune")
+@dataclass
+class PruneConfig(Part):
+    """prune=none|prefill|post_attention|catchup. The options only set the two knobs, which can also be set directly."""
+
+    prefill: str = knob("all_rows", "prompt rows that go on past the KV write")
+    catchup: str = knob("none", "where the catch-up step drops the verified rows whose outputs nobody needs")
+
+
+@dataclass
+class GraphConfig(Part):
+    """The keys that every graph mode has.
+
+    Class variables:
+        num_launched: number of draft steps in a round that run in Python, uncaptured; None if nothing is captured.
+        runs_trees: whether draft steps may differ in their number of rows, as those of a tree do.
+    """
+
+    num_launched: ClassVar[int | None] = 0
+    runs_trees: ClassVar[bool] = True
+
+    name: str = MISSING
+
+    @property
+    def captures(self) -> bool:
+        """Whether anything is captured."""
+        return self.num_launched is not None
+
+    def build(self, lab: Lab) -> GraphMode:
+        """Make the mode of one engine."""
+        raise NotImplementedError
+
+
+@dataclass
+class AttentionConfig(Part):
+    """The keys that every attention backend has; `masks_trees` says whether `build` can mask the rows of trees."""
+
+    masks_trees: ClassVar[bool] = True
+
+    name: str = MISSING
+
+    def build(self, context: BackendContext) -> AttentionBackend:
+        """Make the backend, which all engines of a run share."""
+        raise NotImplementedError
+
+
+@schema("verify")
+@dataclass
+class VerifyConfig:
+    """The limit on the rows that are verified."""
+
+    budget: int | None = knob(
+        None,
+        "verify rows a round for the whole batch, given to the drafts likeliest to be accepted; null is all rows",
+        least=2,
+    )
+
+
+@dataclass
+class RecurrentConfig:
+    """Keys for layers that keep a state, such as gated delta nets; a no-op for other targets."""
+
+    rollback: Rollback = knob(Rollback.checkpoints, "how rejected drafts are removed from a state")
+
+
+@dataclass
+class CacheConfig:
+    """The paged KV cache."""
+
+    page_size: int = knob(16, "tokens a page", least=1)
+    max_seq_len: int | None = knob(None, "longest sequence, in tokens; null is the longest of the workload")
+    num_pages: int | None = knob(
+        None, "total number of pages; null is enough for batch_size requests of the longest length"
+    )
+    prefill_chunk: int | None = knob(
+        None,
+        "most prompt rows of one request in a forward; null is 512, or 8192 on CUDA with attention=triton and not "
+        "acceptance.phase=round; a prefill_tokens above 1 lowers it",
+        least=1,
+    )
+    prefill_tokens: int | None = knob(
+        None,
+        "most prompt rows of all requests in a forward; 1 is one request a forward; null is 1 with kernels=native, "
+        "else 8192 on CUDA and 2048 on a CPU, at least prefill_chunk",
+        least=1,
+    )
+
+    @property
+    def chunk_size(self) -> int:
+        """The value of `prefill_chunk`, which is a number once `build.auto` has seen the run."""
+        assert self.prefill_chunk is not None, "chosen by spec_lab.build.auto"
+        return self.prefill_chunk
+
+
+@dataclass
+class RecordConfig:
+    """The records that are made in addition to the measurements."""
+
+    topk: int = knob(
+        0,
+        "likeliest tokens of each verify row to keep for re-scoring, such as 16; decodes once more for it; 0 is none",
+        least=0,
+        most=128,
+    )
+    audit: bool = knob(True, "check the outputs by the target's own forward; false for a run that only writes texts")
+
+
+@dataclass
+class WorkloadConfig(Part):
+    """The keys that every workload has.
+
+    Class variables:
+        reads_text: whether prompts are text, which the target's tokenizer turns into ids.
+    """
+
+    reads_text: ClassVar[bool] = True
+
+    name: str = MISSING
+    limit: int | None = knob(None, "number of prompts, taken from the categories in turn; null is all of them", least=1)
+    categories: list[str] | None = knob(None, "categories to take prompts from; null is all of them")
+    system: str | None = knob(None, "system prompt of chats whose line has none; null means none")
+    thinking: bool | None = knob(
+        None, "whether the model is to think: the switch of its chat template; null leaves it to the template"
+    )
+    unusable: Unusable = knob(
+        Unusable.refuse, "what happens if a line of the file is broken, or a prompt is too long for the target"
+    )
+    checker: str = knob("answer", "how the answer is read from an output; a prompt of a file may name its own")
+    ignore_eos: bool = knob(False, "continue after the end-of-sequence token, up to max_new_tokens")
+    request_rate: float | None = knob(
+        None, "requests that arrive per second; null lets the next one arrive as soon as a slot is free", above=0
+    )
+    burstiness: float = knob(
+        1.0, "shape of the gaps between arrivals: 1 is a Poisson process, less is burstier", above=0
+    )
+    duration: float | None = knob(None, "seconds after which no request arrives; needs request_rate", above=0)
+    max_in_flight: int | None = knob(
+        None, "most requests that have arrived and not ended, beyond which none arrives; null is no bound", least=1
+    )
+    stop: list[str] | None = knob(None, "texts that end an output; a line of a file may have its own `stop`")
+    stop_token_ids: list[int] | None = knob(None, "tokens that end an output; a line may have its own `stop_token_ids`")
+
+    def load(self, run: Run, tokenizer: Tokenizer) -> list[Request]:
+        """Return the requests."""
+        raise NotImplementedError
+
+
+@schema("sampling")
+@dataclass
+class SamplingConfig:
+    """The sampling of tokens; temperature 0 is greedy."""
+
+    temperature: float = knob(0.0, "0 is greedy decoding", least=0)
+    top_k: int | None = knob(None, "sample from the top_k likeliest tokens; null is all of them", least=1)
+    top_p: float | None = knob(
+        None, "sample from the smallest set of tokens with this probability; null is all of them", above=0, most=1
+    )
+
+
+@dataclass
+class LoggerConfig(Part):
+    """The keys that every logger has."""
+
+    name: str = MISSING
+
+    def join_sweep(self, sweep: str) -> None:
+        """Note that the run is a job of a sweep, whose folder has this name."""
+
+    def sinks(self) -> list[Sink]:
+        """Return further places for records, in addition to the files."""
+        return []
+
+
+@dataclass
+class StudyConfig:
+    """What a study's runs show: `spec_lab.study.studies` explains the keys."""
+
+    question: str | None = knob(None, "what the study asks")
+    lines: dict[str, Any] = knob({}, "overrides of each line, by name: what `line=NAME` stands for")
+    keys: dict[str, str] = knob({}, "what names a row of the table: column of the frame by header")
+    columns: dict[str, str] = knob({}, "numbers of a row: column of the frame by header")
+    across: str | None = knob(None, "a key whose values become columns")
+    plot: dict[str, Any] = knob({}, "x, y, hue and even of the figure")
+    tables: list[str] = knob([], "tables that are printed; [] is the one of keys and columns")
+    figures: list[str] = knob([], "figures that are drawn; [] is the plot")
+
+
+@schema("run")
+@dataclass
+class Run:
+    """A whole run. `experiment`, `line` and `debug` only set other keys, so they are not part of it."""
+
+    target: TargetConfig = knob(MISSING, "the model whose decoding is to become faster")
+    drafter: DrafterConfig = knob(MISSING, "what proposes the draft tokens")
+    acceptance: AcceptanceConfig = knob(MISSING, "which draft tokens the target accepts")
+    prune: PruneConfig = knob(MISSING, "which rows go on after their KV is written, in the drafter and in the target")
+    graph: GraphConfig = knob(MISSING, "which parts of a round are captured and replayed")
+    attention: AttentionConfig = knob(MISSING, "the attention backend")
+    workload: WorkloadConfig = knob(MISSING, "the prompts")
+    sampling: SamplingConfig = knob(MISSING, "how the target samples")
+    logger: LoggerConfig = knob(MISSING, "where the records go")
+    tree: TreeConfig = field(
+        default_factory=TreeConfig, metadata={"help": "whether a round's drafts are a chain or a tree"}
+    )
+    verify: VerifyConfig = field(default_factory=VerifyConfig, metadata={"help": "which drafts are verified"})
+    recurrent: RecurrentConfig = field(default_factory=RecurrentConfig, metadata={"help": "layers that keep a state"})
+    cache: CacheConfig = field(default_factory=CacheConfig, metadata={"help": "the paged KV cache"})
+    record: RecordConfig = field(default_factory=RecordConfig, metadata={"help": "what is recorded besides"})
+    study: StudyConfig = field(default_factory=StudyConfig, metadata={"help": "what a study's runs show"})
+    size: str = knob("small", "small or full, which studies read")
+    name: str = knob("run", "first part of the name of the run's folder")
+    seed: int = knob(0, "seed of everything random")
+    device: str = knob("auto", "auto (CUDA where there is one), cpu, cuda, cuda:1")
+    dtype: Dtype = knob(Dtype.auto, "type of weights and activations")
+    kernels: KernelsChoice = knob(
+        KernelsChoice.auto,
+        "kernels for acceptance, sampling, draft bookkeeping, and RoPE with the KV write; triton (16 bits) and native "
+        "also compute layers of few rows",
+    )
+    row_invariant: bool = knob(
+        True,
+        "with kernels=triton in 16 bits, products of up to 16 rows by kernels whose rows do not depend on the batch; "
+        "false uses the library's",
+    )
+    batch_size: int = knob(1, "requests decoded together", least=1)
+    max_new_tokens: int = knob(160, "longest output of a request, in tokens", least=1)
+    references: list[ReferenceChoice] = knob(
+        [ReferenceChoice.plain, ReferenceChoice.unpruned], "configurations that take turns with the run; [] is none"
+    )
+    repeats: int = knob(5, "times that run and references are timed in turn; three or more give an interval", least=1)
+    warmup_requests: int = knob(
+        2, "requests decoded before anything is timed, at least a full batch; 0 is none", least=0
+    )
+    profile_rounds: int = knob(
+        16, "number of rounds profiled after the timed part, for the table of kernels; 0 is none", least=0
+    )
+    num_threads: int | None = knob(
+        None, "number of CPU threads; null is the target's default, and 1 for kernels=native", least=1
+    )
+    extensions: list[str] = knob([], "modules outside this package that add options: docs/extend.md")
+    output_dir: str = knob("outputs", "folder in which runs and sweeps make their folders")
+    fresh: bool = knob(False, "run all jobs of a multirun again, in a new folder")
+    objective: str = knob("summary.speedup", "the number that a job returns to a sweeper that searches")
+
+    @property
+    def sizes(self) -> TreeSizes | None:
+        """The sizes of the run's tree; None if its drafts are a chain."""
+        return self.tree.sizes
+
+    @property
+    def offers(self) -> RunOffers:
+        """How many drafts its requests may offer."""
+        return run_offers(self)
+
+    @property
+    def draws_drafts(self) -> bool:
+        """Whether its drafts are sampled."""
+        return getattr(self.drafter, "draft_sampling", DraftSampling.greedy) != DraftSampling.greedy
+
+    def with_parts(self, **parts: Any) -> Run:
+        """Return the same run with other parts."""
+        return dataclasses.replace(self, **parts)
+
+
+GROUPS: Mapping[str, type] = {
+    "target": TargetConfig,
+    "drafter": DrafterConfig,
+    "acceptance": AcceptanceConfig,
+    "prune": PruneConfig,
+    "graph": GraphConfig,
+    "attention": AttentionConfig,
+    "workload": WorkloadConfig,
+    "sampling": SamplingConfig,
+    "logger": LoggerConfig,
+    "tree": TreeConfig,
+}
+"""The base of every group that a run chooses an option of."""

@@ -1,0 +1,187 @@
+"""The lossy rules with a token law: typical, threshold, cascade, ensemble, mentored, fuzzy, fly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, ClassVar
+
+from spec_lab.config.choices import Choice
+from spec_lab.config.option import knob, option
+from spec_lab.config.run import AcceptanceConfig, Run
+
+if TYPE_CHECKING:
+    from spec_lab.acceptance.deterministic import DraftJudge
+    from spec_lab.acceptance.lossy import Window
+    from spec_lab.acceptance.token_laws import TokenLaw
+    from spec_lab.build.lab import Lab, RuleFacts
+    from spec_lab.core.protocols import AcceptanceRule
+
+
+class LossyConfig(AcceptanceConfig):
+    """The base of these rules: each has a law of the token that a row emits."""
+
+    takes_fewer_drafts = True
+    needs_probabilities: ClassVar[bool] = True
+    """Whether it judges by probabilities of sampling, of which temperature 0 has none."""
+
+    def law(self) -> TokenLaw:
+        """Make the law."""
+        raise NotImplementedError
+
+    def check(self, run: Run) -> Iterator[str]:
+        if self.needs_probabilities and run.sampling.temperature <= 0:
+            yield (
+                f"acceptance={self.name} judges by probabilities, and sampling.temperature=0 has none; use "
+                "sampling=sampled or acceptance=strict"
+            )
+
+    def build(self, lab: Lab) -> AcceptanceRule:
+        from spec_lab.acceptance.lossy import LossyAcceptance
+
+        return LossyAcceptance(self.law(), lab.sampling, lab.seeds, self.window_of_law())
+
+    def window_of_law(self) -> Window | None:
+        """Make the window of drafts after a forgiven one; None if the rule has none."""
+        return None
+
+
+@option("acceptance", "typical")
+class Typical(LossyConfig):
+    """Accepts a draft with a probability above a bound that falls with the target's entropy (Medusa)."""
+
+    epsilon: float = knob(0.3, "a draft with a probability above this always passes", least=0, most=1)
+    delta: float = knob(0.09, "a draft with a probability above delta * exp(-entropy) passes too", least=0)
+
+    def law(self) -> TokenLaw:
+        from spec_lab.acceptance.token_laws import Typical
+
+        return Typical(self.epsilon, self.delta)
+
+
+@option("acceptance", "threshold")
+class Threshold(LossyConfig):
+    """Two thresholds of probability (SGLang). Lossy below 1."""
+
+    single: float = knob(1.0, "a draft of this probability or more always passes", above=0, most=1)
+    acc: float = knob(0.7, "others pass with probability p / acc; 1 is lossless", above=0, most=1)
+
+    @property
+    def keeps_the_law(self) -> bool:
+        return self.single >= 1 and self.acc >= 1
+
+    def law(self) -> TokenLaw:
+        from spec_lab.acceptance.token_laws import Thresholds
+
+        return Thresholds(self.single, self.acc)
+
+
+@option("acceptance", "cascade")
+class Cascade(LossyConfig):
+    """Drafts nearly as likely as the likeliest token pass, others are judged exactly."""
+
+    alpha: float = knob(
+        0.5, "a draft passes if its probability is at least (1 - alpha) times the largest", least=0, most=1
+    )
+
+    def law(self) -> TokenLaw:
+        from spec_lab.acceptance.token_laws import Cascade
+
+        return Cascade(self.alpha)
+
+
+@option("acceptance", "ensemble")
+class Ensemble(LossyConfig):
+    """Exact verification against a mixture of target and drafter (transformers)."""
+
+    needs_probabilities = False
+
+    weight: float = knob(0.8, "weight of the target in the mixture; 1 is lossless", least=0, most=1)
+
+    @property
+    def keeps_the_law(self) -> bool:
+        return self.weight == 1
+
+    def law(self) -> TokenLaw:
+        from spec_lab.acceptance.token_laws import Ensemble, OverlapLaw
+
+        return OverlapLaw(Ensemble(self.weight))
+
+
+@option("acceptance", "mentored")
+class Mentored(LossyConfig):
+    """Accepts as many drafts as a bound on the KL divergence from the target allows."""
+
+    bound: float = knob(
+        0.1, "largest KL of the emitted distribution from the target's, in nats a token; 0 is lossless", least=0
+    )
+
+    @property
+    def keeps_the_law(self) -> bool:
+        return self.bound == 0
+
+    def law(self) -> TokenLaw:
+        from spec_lab.acceptance.token_laws import Mentored, OverlapLaw
+
+        return OverlapLaw(Mentored(self.bound))
+
+
+class FuzzyDivergence(Choice):
+    """The measures of the distance between the drafter's distribution and the target's."""
+
+    tv = "tv", "total variation"
+    kl = "kl", "KL of the drafter's distribution from the target's, in nats"
+    js = "js", "Jensen-Shannon divergence, in nats"
+
+
+@option("acceptance", "fuzzy")
+class Fuzzy(LossyConfig):
+    """Accepts a draft if the distributions of drafter and target are near each other (FSD)."""
+
+    divergence: FuzzyDivergence = knob(FuzzyDivergence.js, "how the distance of target and drafter is measured")
+    most: float = knob(0.2, "the largest divergence at which a draft is accepted; 0 is lossless", least=0)
+
+    @property
+    def keeps_the_law(self) -> bool:
+        return self.most == 0
+
+    def law(self) -> TokenLaw:
+        from spec_lab.acceptance.token_laws import Fuzzy, jensen_shannon, reverse_kl, total_variation
+
+        divergences = {
+            FuzzyDivergence.tv: total_variation,
+            FuzzyDivergence.kl: reverse_kl,
+            FuzzyDivergence.js: jensen_shannon,
+        }
+        return Fuzzy(divergences[self.divergence], self.most)
+
+
+@option("acceptance", "fly")
+class Fly(LossyConfig):
+    """A miss passes if the target is unsure there and agrees with the drafts after it (FLy, vLLM 0.33)."""
+
+    needs_probabilities = False
+
+    window: int = knob(2, "number of drafts after a miss that must pass by themselves", least=1)
+    entropy: float = knob(0.3, "least entropy of the likeliest tokens, in nats, for a miss to pass", least=0)
+    topk: int = knob(3, "number of likeliest tokens for the entropy", least=2)
+
+    def check(self, run: Run) -> Iterator[str]:
+        k = run.drafter.num_draft_tokens
+        if 0 < k <= self.window:
+            more = f"drafter.num_draft_tokens={self.window + 1}"
+            yield f"acceptance.window={self.window} forgives nothing with K={k}; use {more}"
+
+    def law(self) -> TokenLaw:
+        from spec_lab.acceptance.token_laws import OverlapLaw, exact
+
+        return OverlapLaw(exact)
+
+    def window_of_law(self) -> Window:
+        from spec_lab.acceptance.lossy import Window
+
+        return Window(self.window, self.entropy, self.topk)
+
+    def judge(self, facts: RuleFacts) -> DraftJudge:
+        from spec_lab.acceptance.forgiving import ForgivingJudge
+
+        return ForgivingJudge(self.window_of_law())

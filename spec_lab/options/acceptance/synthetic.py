@@ -1,0 +1,51 @@
+"""acceptance=synthetic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from spec_lab.acceptance.rates import check_rates, expand_mean_length
+from spec_lab.config.option import knob, option
+from spec_lab.config.run import AcceptanceConfig, Run
+from spec_lab.core.errors import UserError
+
+if TYPE_CHECKING:
+    from spec_lab.build.lab import Lab
+    from spec_lab.core.protocols import AcceptanceRule
+
+
+@option("acceptance", "synthetic")
+class Synthetic(AcceptanceConfig):
+    """Set rates, for speed studies; the output is neither model's text."""
+
+    greedy_only = "ends a round with the argmax"
+    takes_fewer_drafts = True
+    judges_trees = True
+
+    mean_length: float | None = knob(2.5, "acceptance length to impose, from 1 to K + 1; null if rates are given")
+    rates: list[float] | None = knob(None, "unconditional rate of each draft position, not increasing")
+
+    def check(self, run: Run) -> Iterator[str]:
+        if (self.rates is None) == (self.mean_length is None):
+            yield "acceptance.mean_length or acceptance.rates sets the rates; set one of them, and the other to null"
+            return
+        try:
+            self._rates(run)
+        except UserError as error:
+            yield str(error)
+
+    def build(self, lab: Lab) -> AcceptanceRule:
+        from spec_lab.acceptance.synthetic import SyntheticAcceptance
+        from spec_lab.acceptance.tree import SyntheticTreeAcceptance
+
+        make = SyntheticAcceptance if lab.run.sizes is None else SyntheticTreeAcceptance
+        return make(self._rates(lab.run), lab.seeds, lab.device, lab.kernels)
+
+    def _rates(self, run: Run) -> Sequence[float]:
+        """Return the acceptance rate of each draft position; UserError if none can be imposed."""
+        if self.rates is None:
+            assert self.mean_length is not None
+            return expand_mean_length(self.mean_length, run.drafter.num_draft_tokens)
+        check_rates(self.rates, run.drafter.num_draft_tokens)
+        return self.rates

@@ -1,0 +1,48 @@
+"""The attention backends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spec_lab.config.option import option
+from spec_lab.config.run import AttentionConfig
+
+if TYPE_CHECKING:
+    from spec_lab.build.attention import BackendContext
+    from spec_lab.core.layer_protocols import AttentionBackend
+
+
+@option("attention", "auto")
+class AutoAttention(AttentionConfig):
+    """attention=triton on a CUDA device where nothing speaks against it, else attention=torch (`build.auto`)."""
+
+
+@option("attention", "torch")
+class TorchAttentionOption(AttentionConfig):
+    """The reference backend, for any device, or the one with which `kernels=` replaces it."""
+
+    def build(self, context: BackendContext) -> AttentionBackend:
+        from spec_lab.attention.torch_tree import TorchTreeAttention
+
+        kernels = context.kernels
+        make = kernels.torch_attention if context.run.sizes is None else TorchTreeAttention
+        return make(context.run.cache.page_size, context.max_positions, kernels.rope_write)
+
+
+@option("attention", "triton")
+class TritonAttentionOption(AttentionConfig):
+    """Paged kernels, on a GPU or in Triton's interpreter."""
+
+    def build(self, context: BackendContext) -> AttentionBackend:
+        import torch
+
+        from spec_lab.attention.long_prompts import attend_by_cudnn
+        from spec_lab.build.triton import require_triton
+
+        require_triton("attention", context.device, context.dtype)
+        from spec_lab.attention.triton_backend import TritonAttention
+
+        # cuDNN's attention for long prompts needs 16 bits.
+        has_cudnn = context.device.type == "cuda" and torch.backends.cudnn.is_available()
+        library = attend_by_cudnn if has_cudnn and context.dtype != torch.float32 else None
+        return TritonAttention(context.run.cache.page_size, context.max_positions, context.kernels.rope_write, library)

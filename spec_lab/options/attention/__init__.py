@@ -1,1 +1,0 @@
-"""The attention backends, one file each, with the functions that make one and its registry entry (row)."""

@@ -1,0 +1,116 @@
+"""The graph modes: which stretches of a round are captured and replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from spec_lab.config.choices import DraftMetadata
+from spec_lab.config.option import knob, option
+from spec_lab.config.run import GraphConfig, Run
+
+if TYPE_CHECKING:
+    from spec_lab.build.lab import Lab
+    from spec_lab.engine.graphs.mode import GraphMode
+
+
+@option("graph", "auto")
+class AutoGraph(GraphConfig):
+    """On a CUDA device graph=round where nothing speaks against it, else graph=eager: `spec_lab.build.auto`."""
+
+    num_launched = None
+
+
+@option("graph", "eager")
+class EagerGraph(GraphConfig):
+    """Nothing is captured."""
+
+    num_launched = None
+
+    def build(self, lab: Lab) -> GraphMode:
+        from spec_lab.engine.graphs.eager import EagerGraph
+
+        return EagerGraph()
+
+
+@option("graph", "split_seed")
+class SplitSeed(GraphConfig):
+    """First draft step eager, the others in one graph (SGLang before #25539)."""
+
+    num_launched = 1
+
+    verify: bool = knob(True, "capture the verify forward too, as a separate graph")
+    metadata: DraftMetadata = knob(DraftMetadata.in_place, "how metadata is updated between the draft steps of a graph")
+
+    def build(self, lab: Lab) -> GraphMode:
+        from spec_lab.engine.graphs.draft_loops import SplitSeed
+
+        return SplitSeed(self.name, lab.recorder(), lab.limits.num_slots, lab.limits.max_kv_len, self.verify)
+
+
+@option("graph", "step_replay")
+class StepReplay(GraphConfig):
+    """A replay for each draft step, between which the host rebuilds metadata (vLLM #41162)."""
+
+    runs_trees = False
+
+    verify: bool = knob(True, "capture the verify forward too, as a separate graph")
+
+    def check(self, run: Run) -> Iterator[str]:
+        if run.drafter.one_pass:
+            yield (
+                f"drafter={run.drafter.name} drafts in one pass, so graph=step_replay has no draft step to replay; use "
+                "graph=full_loop"
+            )
+
+    def build(self, lab: Lab) -> GraphMode:
+        from spec_lab.engine.graphs.draft_loops import StepReplay
+
+        return StepReplay(
+            self.name, lab.recorder(), lab.limits.num_slots, lab.limits.max_kv_len, self.verify, lab.carry
+        )
+
+
+@option("graph", "full_loop")
+class FullLoop(GraphConfig):
+    """All draft steps in one graph (SGLang #25539, vLLM #46849)."""
+
+    verify: bool = knob(True, "capture the verify forward too, as a separate graph")
+    metadata: DraftMetadata = knob(DraftMetadata.in_place, "how metadata is updated between the draft steps of a graph")
+
+    def build(self, lab: Lab) -> GraphMode:
+        from spec_lab.engine.graphs.draft_loops import FullLoop
+
+        return FullLoop(self.name, lab.recorder(), lab.limits.num_slots, lab.limits.max_kv_len, self.verify)
+
+
+@option("graph", "round")
+class RoundGraph(GraphConfig):
+    """Verify, accept and all draft steps in one graph."""
+
+    overlap: bool = knob(False, "the host reads a round's tokens only after it has launched the next round")
+    metadata: DraftMetadata = knob(DraftMetadata.in_place, "how metadata is updated between the draft steps of a graph")
+    rounds_per_replay: int = knob(
+        1,
+        "number of rounds in one graph; the device ends requests, and the host reads all tokens at the end",
+        least=1,
+        most=64,
+    )
+    prompts: bool = knob(False, "capture the prompt pass of a single prompt of up to 512 tokens too")
+    skip_ended: bool = knob(
+        False,
+        "skip the rest of a replay once all requests have ended; stages are timed only in the first round of a replay",
+    )
+
+    def build(self, lab: Lab) -> GraphMode:
+        from spec_lab.engine.graphs.captured import WholeRound
+        from spec_lab.engine.graphs.several_rounds import SeveralRounds
+        from spec_lab.engine.graphs.skipped_rounds import SkippedRounds
+        from spec_lab.engine.stops import StopConditions
+
+        recorder, num_slots, max_kv_len = lab.recorder(), lab.limits.num_slots, lab.limits.max_kv_len
+        if self.rounds_per_replay == 1:
+            return WholeRound(self.name, recorder, num_slots, max_kv_len)
+        stops = StopConditions(num_slots, lab.target.eos_token_ids, lab.device, lab.kernels)
+        make = SkippedRounds if self.skip_ended else SeveralRounds
+        return make(self.name, recorder, num_slots, max_kv_len, self.rounds_per_replay, stops, self.overlap)

@@ -1,1 +1,0 @@
-"""Functions that build an engine and its parts from a run's choices; the options share them."""
