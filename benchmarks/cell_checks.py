@@ -46,5 +46,5 @@ def refused(cells: Iterable[Composable]) -> int:
             code = 2
             continue
         print(f"-- {cell.name}", composed, sep="\n")
-        code = 2 if list(problems(composed.config)) else code
+        code = 2 if any(problems(composed.config)) else code
     return code

@@ -21,7 +21,7 @@ from spec_lab.build.engine import build_engine
 from spec_lab.build.limits import engine_limits
 from spec_lab.build.models import load_models
 from spec_lab.checkpoints.families.table import read_model_config
-from spec_lab.config.run import AcceptanceConfig, AttentionConfig, GraphConfig, SamplingConfig
+from spec_lab.config.run import AcceptanceConfig, GraphConfig, SamplingConfig
 from spec_lab.core.kv_cache import NULL_PAGE, SCRATCH_PAGE
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request, Sequence, Verification
@@ -36,7 +36,7 @@ from spec_lab.options.acceptance.synthetic import Synthetic
 from spec_lab.options.graphs import FullLoop, RoundGraph, SplitSeed, StepReplay
 from tests.captures import flat
 from tests.engine_state import find_tensors, is_cache
-from tests.lab import make_config, make_pair, random_requests
+from tests.lab import make_config, make_pair, part, random_requests
 from tests.tiny_assistant import make_tiny_assistant
 from tests.tiny_mtp import make_tiny_mtp
 
@@ -129,7 +129,7 @@ class Lab:
             **changes,
         )
         config = dataclasses.replace(
-            config, attention=AttentionConfig(name=attention), acceptance=rule.acceptance, sampling=rule.sampling
+            config, attention=part("attention", attention), acceptance=rule.acceptance, sampling=rule.sampling
         )
         if graph is not None:
             config = dataclasses.replace(config, graph=graph)

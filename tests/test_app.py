@@ -21,10 +21,10 @@ from spec_lab.__main__ import main
 from spec_lab.app import finished, folder
 from spec_lab.app.compose import compose, extensions_in, prepared, quoted
 from spec_lab.app.labels import label
+from spec_lab.config import devices
+from spec_lab.config.run import PruneConfig
 from spec_lab.core.errors import UserError
 from spec_lab.measure.company import Company
-from spec_lab.menu import devices
-from spec_lab.menu.config import PruneConfig
 from spec_lab.record.reading import read_requests, read_run
 from spec_lab.record.recorder import STILL_RUNNING
 from tests.fake_runner import FakeRunner, summaries
@@ -232,7 +232,7 @@ def test_options_of_ones_own(runner: FakeRunner, empty_folder: Path) -> None:
         (["drafter=ngram", "drafter.num_draft_tokens=5"], "drafter", "ngram"),
         (["target=hf", "target.path=/models/Qwen3-1.7B"], "target", "hf+Qwen3-1.7B"),
         (["logger=wandb", "logger.project=p"], "logger", "wandb"),
-        (["kernels=torch"], "graph", "eager"),
+        (["kernels=torch"], "graph", "auto"),
     ],
 )
 def test_a_choice_is_named_by_its_option_and_what_differs(overrides: list[str], group: str, name: str) -> None:
@@ -257,7 +257,7 @@ def test_a_composed_run_may_be_changed_and_several_are_none(empty_folder: Path, 
 def test_arguments_for_hydra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The conf/ of an extension is searched beside typed folders, and flags stay before the overrides."""
     (tmp_path / "my_lab" / "conf").mkdir(parents=True)
-    (tmp_path / "my_lab" / "__init__.py").write_text("def register(registry): ...\n")
+    (tmp_path / "my_lab" / "__init__.py").write_text("")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert extensions_in(["seed=1", "extensions=[a,b]"]) == ("a", "b")
     words = prepared(["-m", "seed=1,2", "hydra.searchpath=[file:///x]", "extensions=[my_lab]"])

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from spec_lab.app.compose import GROUPS, ONLY_SET_KEYS, compose, conf_folder
+from spec_lab.app.compose import ONLY_SET_KEYS, compose, conf_folder
+from spec_lab.config.run import GROUPS
 from spec_lab.core.errors import UserError
-from spec_lab.options.rules.relaxed_thinking import RelaxedThinkingConfig
+from spec_lab.options.acceptance.relaxed_thinking import RelaxedThinking
 
 OF_OTHER_PROGRAMS = {"train", "paper"}
 OPTIONS = [file for group in (*GROUPS, *ONLY_SET_KEYS) for file in sorted((conf_folder() / group).glob("*.yaml"))]
@@ -37,7 +38,7 @@ def test_every_option_composes_by_the_command_of_its_file(file: Path) -> None:
     composed = compose([*overrides, "hydra.mode=RUN"])
     typed = {word.partition("=")[0].removeprefix(f"{group}.") for word in overrides if word.startswith(f"{group}.")}
     assert typed or composed.choices[group] == option or option == "auto"
-    if group in GROUPS and option != "auto":
+    if group in GROUPS:
         part = getattr(composed.config, group)
         values = {key: value for key, value in yaml.safe_load(file.read_text()).items() if key != "defaults"}
         assert {key: getattr(part, key) for key in values.keys() - typed} == {
@@ -52,8 +53,8 @@ def test_defaults_are_those_of_the_design() -> None:
         "drafter": "eagle3",
         "acceptance": "strict",
         "prune": "none",
-        "graph": "eager",
-        "attention": "torch",
+        "graph": "auto",
+        "attention": "auto",
         "workload": "pocket",
         "sampling": "greedy",
         "logger": "jsonl",
@@ -106,7 +107,7 @@ def lines_of(experiment: str) -> tuple[dict[str, list[str]], dict[str, str]]:
 @pytest.mark.parametrize("line", lines_of("relaxed_thinking")[0])
 def test_a_line_is_what_its_name_says(line: str) -> None:
     acceptance = compose(["experiment=relaxed_thinking", f"line={line}", "hydra.mode=RUN"]).config.acceptance
-    if isinstance(acceptance, RelaxedThinkingConfig):
+    if isinstance(acceptance, RelaxedThinking):
         assert line == f"top{acceptance.topk}_{acceptance.form}{getattr(acceptance, acceptance.form):g}"
     else:
         assert line == acceptance.name

@@ -12,13 +12,13 @@ import pytest
 
 from spec_lab.__main__ import main
 from spec_lab.config.choices import Unusable
+from spec_lab.core.errors import UserError
 from spec_lab.core.types import Request
 from spec_lab.measure.runner import record_run
 from spec_lab.options.acceptance.relaxed_thinking import RelaxedThinking
 from spec_lab.record.reading import find_runs, read_requests
 from spec_lab.workloads.conversations import before_end, longest_conversation, with_later_turns
 from spec_lab.workloads.tokenizer import TargetTokenizer
-from spec_lab.workloads.unusable import UnusablePrompt
 from tests.fake_runs import CHOICES
 from tests.lab import part
 from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts
@@ -74,7 +74,7 @@ def test_nothing_is_answered_where_nothing_follows() -> None:
 
 def test_a_turn_that_is_too_long_is_refused_or_ends_its_conversation(capsys: pytest.CaptureFixture[str]) -> None:
     requests = [request("long", "a", "b" * 20, "c"), request("two", "d", "e")]
-    with pytest.raises(UnusablePrompt, match=r"request long-turn2 of 24 prompt and 4 new tokens is longer than 20 "):
+    with pytest.raises(UserError, match=r"request long-turn2 of 24 prompt and 4 new tokens is longer than 20 "):
         go_on(requests, 20)
     assert list(go_on(requests, 20, Unusable.skip)) == ["long", "two", "two-turn2"]
     assert capsys.readouterr().err.startswith("left out: request long-turn2 of 24 prompt")

@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from spec_lab.app.compose import compose
 from spec_lab.core.types import Request
 from spec_lab.doctor.__main__ import main
 from spec_lab.doctor.checkpoints import check_dtype, check_tokenizer, check_vocabulary
@@ -27,7 +28,6 @@ from spec_lab.doctor.rounds import LoopRound, common_length, spread
 from spec_lab.doctor.subject import MAX_NEW_TOKENS, load_subject, shortened, strict_greedy
 from spec_lab.doctor.teacher_forced import Drafted
 from spec_lab.options.drafters.weights import ZOO
-from spec_lab.program.compose import compose_run
 from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts
 
 TEXTS = [{"prompt": "abcdefgh"[index:] + "xyz" * index} for index in range(4)]
@@ -48,7 +48,6 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (["drafter=eagel3"], "did you mean eagle3"),
         (["batchsize=3"], "there is no key batchsize"),
-        (["drafter=eagle3,ngram"], "several values"),
         (["target=hf"], "target.path"),
         (["drafter.path=/nowhere"], "drafter.path=/nowhere is not a folder"),
     ],
@@ -259,7 +258,7 @@ def test_helpers() -> None:
     ],
 )
 def test_a_run_is_examined_with_all_its_drafts_and_a_look_after_each_round(override: str) -> None:
-    config = compose_run(["drafter=eagle3", "graph=round", override])[0]
+    config = compose(["drafter=eagle3", "graph=round", override]).config
     chosen = strict_greedy(config)
     assert chosen.offers.num_draft_tokens == 3 and not chosen.offers.may_be_fewer
     graph: Any = chosen.graph

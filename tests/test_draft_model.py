@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 
 import spec_lab
+from spec_lab.config.choices import DraftSampling
+from spec_lab.config.run import SamplingConfig
 from spec_lab.core.kv_cache import NULL_PAGE, SCRATCH_PAGE
 from spec_lab.core.selection import AllRows
 from spec_lab.core.types import Request, VerifiedRound
@@ -21,9 +23,7 @@ from spec_lab.drafters.catchup import CaughtUp
 from spec_lab.drafters.draft_model import DraftModelDrafter, DraftModelState
 from spec_lab.drafters.picking import DraftedRows
 from spec_lab.engine.engine import Engine
-from spec_lab.menu.choices import DraftSampling
-from spec_lab.menu.config import SamplingConfig
-from spec_lab.options.rules.rejection import RejectionConfig
+from spec_lab.options.acceptance.rejection import Rejection
 from tests.covering import each_value
 from tests.engine_state import poison
 from tests.fake_target import PaddedGraph
@@ -253,7 +253,7 @@ def test_vocabularies_may_differ_in_padding(pairs: Pairs, tmp_path: Path, vocab_
     assert rule.compared > 50
     options = {"draft_sampling": DraftSampling.distribution}
     sampled = make_config((pairs.target, tmp_path), "draft_model", batch_size=3, options=options)
-    sampled = replace(sampled, acceptance=RejectionConfig(), sampling=SamplingConfig(temperature=1.0))
+    sampled = replace(sampled, acceptance=Rejection(), sampling=SamplingConfig(temperature=1.0))
     records = make_engine(sampled, requests).generate(requests).requests
     assert max(max(each.output_ids) for each in records) < num_tokens
 

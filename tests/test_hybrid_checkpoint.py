@@ -152,7 +152,7 @@ def test_a_state_is_in_the_way_of_trees_draft_models_and_ranks(tmp_path: Path) -
     make_tiny_hybrid(tmp_path)
     requests = random_requests(1, 4, vocab_size=VOCAB)
     config = make_config((tmp_path, tmp_path), "draft_model", 2)
-    with refused(tmp_path, "a draft model whose layers keep a state is not supported", "drafter.path"):
+    with refused(tmp_path, "rejected drafts would stay", "drafter.path"):
         make_engine(config, requests)
     tree = replace(make_config((tmp_path, tmp_path), "none"), tree=StaticTreeConfig(paths=[[0], [1]]))
     with refused("tree=static", "branches cannot share", "tree=none"):

@@ -73,5 +73,5 @@ def test_the_caches_of_one_sequence_hold_the_longest(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("words", "behind"), [(["drafter=none"], 32), (["drafter.block_size=64"], K + 1 + 64)])
 def test_rotary_tables_reach_as_far_behind_a_sequence_as_a_block(words: list[str], behind: int) -> None:
     block = ["drafter=dflash", "drafter.weights=random"] if "drafter=none" not in words else []
-    chosen = admit(compose([*block, *words, "kernels=torch", "device=cpu"]).config)
+    chosen = admit(compose([*block, *words, "kernels=torch", "attention=torch", "device=cpu"]).config)
     assert load_models(chosen, 40).target.num_positions == 40 + behind

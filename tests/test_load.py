@@ -12,7 +12,6 @@ from spec_lab.app.compose import compose
 from spec_lab.config.choices import Unusable
 from spec_lab.config.run import WorkloadConfig
 from spec_lab.core.errors import UserError
-from spec_lab.workloads.load import jsonl_requests, spec_bench_requests
 from spec_lab.workloads.prompt_files import PROMPTS_FOLDER, Prompt, read_jsonl, read_spec_bench, shipped_prompts
 
 
@@ -44,9 +43,9 @@ def test_a_chat_is_told_what_its_line_says_else_what_the_workload_says(tmp_path:
     bench.write_text('{"question_id": 1, "category": "qa", "turns": ["d", "e"]}')
     tokenizer: Any = Told()
     config = compose(["workload=jsonl", f"workload.path={own}", "workload.system=all"]).config
-    assert [request.system for request in jsonl_requests(config, tokenizer)] == ["own", "all", None]
+    assert [request.system for request in config.workload.load(config, tokenizer)] == ["own", "all", None]
     config = compose(["workload=spec_bench", f"workload.path={bench}", "workload.system=all"]).config
-    assert [request.system for request in spec_bench_requests(config, tokenizer)] == ["all"]
+    assert [request.system for request in config.workload.load(config, tokenizer)] == ["all"]
     assert asked == [("a", "own"), ("b", "all"), ("c", None), ("d", "all")]
 
 

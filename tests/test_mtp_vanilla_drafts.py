@@ -177,5 +177,5 @@ def test_rows_past_the_modules_kv_write(lab: Lab, prune: str) -> None:
 
 def test_more_drafts_than_modules_are_refused(lab: Lab) -> None:
     requests = random_requests(1)
-    with refused(lab.folder, "3 MTP modules", "use drafter.num_draft_tokens=3"):
+    with refused(lab.folder, "3 MTP modules", "fewer drafts"):
         make_engine(make_config((lab.target, lab.folder), "mtp_vanilla", num_draft_tokens=4), requests)

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
+from spec_lab.app.compose import compose
 from spec_lab.core.kv_cache import cache_slots
 from spec_lab.core.results import GenerationResult
 from spec_lab.measure.lab import MAIN, load_lab
-from spec_lab.program.compose import compose_run
 
 K = 3
 CHEAP = ["device=cpu", "drafter=mtp_vanilla", f"drafter.num_draft_tokens={K}", "max_new_tokens=40", "references=[]"]
 
 
 def decoded(*overrides: str) -> tuple[Any, GenerationResult]:
-    lab = load_lab(compose_run([*CHEAP, *overrides])[0])
+    lab = load_lab(compose([*CHEAP, *overrides]).config)
     engine = lab.engines[MAIN]
     for cache in engine.parts.drafter.caches:
         cache.kv.zero_()

@@ -307,7 +307,7 @@ def test_no_ops_of_the_kernels_are_said(capsys: pytest.CaptureFixture[str]) -> N
     for name, dtype, row_invariant, there, said in cases:
         config = make_config((Path(), Path()), "none", kernels=KernelsChoice(name), row_invariant=row_invariant)
         models: Any = SimpleNamespace(target=SimpleNamespace(layers=there), dtype=dtype)
-        note_kernels(config, models)
+        note_kernels(config, config, models)
         printed = capsys.readouterr().err
         assert said in printed and printed.count("\n") == bool(said)
 

@@ -14,11 +14,10 @@ from spec_lab.app.compose import Composed
 from spec_lab.app.run import run
 from spec_lab.checkpoints import possible_values
 from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.config.run import Run, SamplingConfig
 from spec_lab.core.errors import Breakdown, UserError
 from spec_lab.doctor.subject import load_subject
 from spec_lab.measure.lab import load_lab
-from spec_lab.menu.chosen import choose
-from spec_lab.menu.config import RunConfig, SamplingConfig
 from tests.lab import make_config
 from tests.tiny_checkpoints import make_tiny_eagle3, rewrite_tensors
 from tests.tiny_runs import CHEAP, make_run_config, make_runnable_pair, write_prompts
@@ -48,7 +47,7 @@ def overflow(pair: tuple[Path, Path], threshold: float | None = None) -> None:
     rewrite_tensors(pair[0], {"lm_head.weight": head})
 
 
-def run_of(pair: tuple[Path, Path], letters: list[str], **changes: Any) -> RunConfig:
+def run_of(pair: tuple[Path, Path], letters: list[str], **changes: Any) -> Run:
     prompts = write_prompts(pair[0].parent / "mine.jsonl", [{"prompt": letter} for letter in letters])
     return make_run_config(pair, prompts, **changes)
 
@@ -65,20 +64,20 @@ def test_a_target_that_overflows_at_once_is_refused_before_anything_is_recorded(
     with pytest.raises(
         UserError, match=r"^target: its logits become NaN or infinite in dtype=float32 \(at position \d"
     ):
-        load_lab(choose(config))
+        load_lab(config)
 
 
 def test_the_doctor_refuses_a_target_that_overflows(pair: tuple[Path, Path]) -> None:
     overflow(pair)
     with pytest.raises(UserError, match=r"^target: its logits become NaN or infinite"):
-        load_subject(choose(run_of(pair, ["abc"])))
+        load_subject(run_of(pair, ["abc"]))
 
 
 def first_clean(pair: tuple[Path, Path]) -> str:
     """A prompt whose own logits are finite."""
     for letter in LETTERS:
         try:
-            load_lab(choose(run_of(pair, [letter])))
+            load_lab(run_of(pair, [letter]))
         except UserError:
             continue
         return letter
@@ -102,7 +101,7 @@ def test_a_head_that_is_no_number_is_refused(pair: tuple[Path, Path]) -> None:
     tensors["fc.weight"][0, 0] = float("nan")
     rewrite_tensors(pair[1], {"fc.weight": tensors["fc.weight"]})
     with pytest.raises(UserError, match=r"head/model\.safetensors: fc\.weight has NaN or infinite values"):
-        load_lab(choose(run_of(pair, ["abc"])))
+        load_lab(run_of(pair, ["abc"]))
 
 
 @pytest.mark.parametrize("device", ["auto", "cpu"])
@@ -111,21 +110,21 @@ def test_float16_on_a_cpu_is_refused_however_the_cpu_was_chosen(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match=r"dtype=float16 is for a GPU.*use dtype=float32"):
-        load_lab(choose(run_of(pair, ["abc"], device=device, dtype="float16")))
+        load_lab(run_of(pair, ["abc"], device=device, dtype="float16"))
 
 
 @pytest.mark.parametrize("drafter", ["ngram", "random"])
 def test_imposed_acceptance_of_drafts_that_are_end_tokens_goes_on(pair: tuple[Path, Path], drafter: str) -> None:
     """Prompt lookup's filler, 0, is an end token of the target here, as it is of the shipped one; so are most ids."""
     from spec_lab.measure.lab import MAIN
-    from spec_lab.options.rules.synthetic import SyntheticConfig
+    from spec_lab.options.acceptance.synthetic import Synthetic
 
     ends = [0, *range(20, 160)]
     (pair[0] / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
     config = make_config(pair, drafter, **CHEAP)
     config.workload = run_of(pair, LETTERS[:6]).workload
-    config.acceptance = SyntheticConfig(mean_length=4.0)
-    lab = load_lab(choose(config))
+    config.acceptance = Synthetic(mean_length=4.0)
+    lab = load_lab(config)
     ended_inside = 0
     for record in lab.engines[MAIN].generate(lab.requests).requests:
         ids, lengths = record.output_ids, record.emitted_per_round

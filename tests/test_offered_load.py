@@ -13,7 +13,6 @@ from spec_lab.core.types import Request
 from spec_lab.engine.pages import PageAllocator
 from spec_lab.engine.scheduler import Scheduler
 from spec_lab.measure.runner import record_run
-from spec_lab.menu.chosen import choose
 from spec_lab.record.reading import read_requests
 from spec_lab.workloads.arrivals import arriving
 from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts
@@ -88,7 +87,7 @@ def test_a_run_under_load_offers_the_same_to_its_references(pair: tuple[Path, Pa
     prompts = write_prompts(tmp_path / "p.jsonl", [{"prompt": "ab" * n, "form": "continue"} for n in range(1, 9)])
     config: Any = make_run_config(pair, prompts, references=["plain"], batch_size=2, max_new_tokens=6, repeats=2)
     config.workload.request_rate, config.workload.duration = 40.0, 0.12
-    run = record_run(choose(config), {}, tmp_path / "run")
+    run = record_run(config, {}, tmp_path / "run")
     requests = read_requests(tmp_path / "run")
     assert 0 < len(requests) < 8, "those that would have arrived later are left out"
     assert run["num_requests"] == run.references["plain"]["num_requests"] == len(requests)
@@ -107,4 +106,4 @@ def test_a_duration_without_a_rate_is_refused(pair: tuple[Path, Path], tmp_path:
     config: Any = make_run_config(pair, write_prompts(tmp_path / "p.jsonl", [{"prompt": "ab", "form": "continue"}]))
     config.workload.duration = 1.0
     with pytest.raises(UserError, match=r"workload\.request_rate"):
-        record_run(choose(config), {}, tmp_path / "run")
+        record_run(config, {}, tmp_path / "run")

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from spec_lab.build.workloads import open_workload
-from spec_lab.config.run import Run, WorkloadConfig
+from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
-from tests.lab import make_config
+from tests.lab import make_config, part
 from tests.tiny_checkpoints import TINY_SIZES
 from tests.tiny_runs import write_prompts, write_tokenizer
 
@@ -25,7 +25,7 @@ def make_target(folder: Path, **changes: Any) -> None:
 
 def make_run(folder: Path, workload: str, **options: Any) -> Run:
     config = make_config((folder, folder), "none", max_new_tokens=8)
-    config.workload = WorkloadConfig(name=workload, **options)
+    config.workload = part("workload", workload, **options)
     return config
 
 

@@ -7,16 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from spec_lab.app.compose import GROUPS, compose, conf_folder
+from spec_lab.app.compose import compose, conf_folder
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.packaged import PACKAGED
+from spec_lab.config.checks import problems
+from spec_lab.config.option import options
+from spec_lab.config.run import GROUPS
 from spec_lab.doctor.__main__ import main as examine
 from spec_lab.measure.runner import record_run
-from spec_lab.menu import registry
-from spec_lab.menu.chosen import choose
-from spec_lab.menu.option import CatchupPruningOption, CheckerOption, DrafterOption, PromptPruningOption
-from spec_lab.menu.refusals.run import refusals
-from spec_lab.options.shipped import SHIPPED
 from spec_lab.workloads.prompt_files import PROMPTS_FOLDER
 from tests import stand_in_gym
 from tests.covering import each_value
@@ -25,6 +23,8 @@ from tests.tiny_blocks import TINY_PRESETS, make_tiny_p_eagle, write_block
 from tests.tiny_mtp import make_tiny_mtp
 from tests.tiny_runs import make_runnable_pair
 
+SHIPPED = {"pocket": "eagle3", "pocket_hybrid": "mtp_eagle", "pocket_gemma": "frozen_kv", "pocket_moe": "mtp_eagle"}
+"""The shipped targets, and a drafter that is shipped for each."""
 OPTIONS = [(group, file.stem) for group in GROUPS for file in sorted((conf_folder() / group).glob("*.yaml"))]
 SHAPES = [
     (group, option) for group, option in OPTIONS if group == "target" and option not in (*SHIPPED, *PACKAGED, "hf")
@@ -101,7 +101,7 @@ TREE_ROWS = [
     (("tree", "static"), ("drafter", "mtp_eagle")),
 ]
 TARGET_ROWS = [
-    (("target", name), ("drafter", SHIPPED[name][0])) for _, name in options_of("target", "hf") if name in SHIPPED
+    (("target", name), ("drafter", SHIPPED[name])) for _, name in options_of("target", "hf") if name in SHIPPED
 ]
 RUN_ROWS = [
     *RULE_ROWS,
@@ -110,10 +110,10 @@ RUN_ROWS = [
     *TARGET_ROWS,
 ]
 PRUNING = (
-    [("prune.prefill", name) for name in registry.load().options(PromptPruningOption)],
-    [("prune.catchup", name) for name in registry.load().options(CatchupPruningOption)],
+    [("prune.prefill", name) for name in options("prune.prefill")],
+    [("prune.catchup", name) for name in options("prune.catchup")],
 )
-ON_HOST = [name for name, row in registry.load().options(DrafterOption).items() if row.drafts_on_host]
+ON_HOST = [name for name, option in options("drafter").items() if option.drafts_on_host]
 """The doctor refuses them: it examines the K drafts that wait on the device."""
 EXAMINED_ELSEWHERE = ("eagle3", "mtp_eagle", "mtp_vanilla", "frozen_kv", "draft_model", "random", "oracle")
 """By tests/test_doctor*.py, which ask for what is found."""
@@ -145,7 +145,7 @@ def test_a_shape_composes(group: str, option: str) -> None:
     parts = ["target.weights=random", "drafter=eagle3", "drafter.weights=random", "workload=random_ids"]
     run_ = compose([f"{group}={option}", *parts])
     config, choices = run_.config, run_.choices
-    assert refusals(config) == []
+    assert list(problems(config)) == []
     assert choices[group].split("+")[0] == option
 
 
@@ -165,9 +165,9 @@ def test_every_option_builds_and_runs(
     (empty_folder / "question.jsonl").write_text(QUESTIONS)
     run_ = compose(overrides_of(row, pair, drafter_folders))
     config, choices = run_.config, run_.choices
-    assert refusals(config) == []
+    assert list(problems(config)) == []
 
-    summary = record_run(choose(config), choices, empty_folder / "run")
+    summary = record_run(config, choices, empty_folder / "run")
 
     for group, option in row:
         if group == "references":
@@ -219,5 +219,5 @@ def test_a_draft_option_that_breaks_losslessness_runs_when_allowed_and_is_record
     target = ["target=hf", f"target.path={pair[0]}", f"drafter.path={pair[1]}"]
     run_ = compose([*lossy, *target, *CHEAP])
     config, choices = run_.config, run_.choices
-    assert refusals(config) == []
-    assert record_run(choose(config), choices, tmp_path / "run")["acceptance_lossless"] is False
+    assert list(problems(config)) == []
+    assert record_run(config, choices, tmp_path / "run")["acceptance_lossless"] is False

@@ -13,10 +13,10 @@ import spec_lab
 import spec_lab.doctor.__main__ as doctor
 from spec_lab.__main__ import main
 from spec_lab.app.compose import Composed
+from spec_lab.config.checks import problems
+from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
 from spec_lab.core.ranks import Ranks, ranks
-from spec_lab.menu.config import RunConfig
-from spec_lab.menu.refusals.run import refusals
 
 Start = Callable[..., None]
 
@@ -33,11 +33,11 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Start:
 
 
 @cache
-def plain_config() -> RunConfig:
+def plain_config() -> Run:
     return spec_lab.compose(["drafter=none", "kernels=torch"]).config
 
 
-def config_of(tensor_parallel: int, device: str = "cpu") -> RunConfig:
+def config_of(tensor_parallel: int, device: str = "cpu") -> Run:
     config = plain_config()
     return replace(config, device=device, target=replace(config.target, tensor_parallel=tensor_parallel))
 
@@ -67,14 +67,14 @@ def test_there_is_a_process_for_each_part(
     started: Start, size: int, tensor_parallel: int, fragments: tuple[str, ...]
 ) -> None:
     started(size)
-    found = refusals(config_of(tensor_parallel))
+    found = list(problems(config_of(tensor_parallel)))
     assert len(found) == bool(fragments)
     assert all(fragment in found[0] for fragment in fragments)
 
 
 def test_one_gpu_is_not_for_several_parts(started: Start) -> None:
     started(2)
-    (found,) = refusals(config_of(2, "cuda:1"))
+    (found,) = list(problems(config_of(2, "cuda:1")))
     assert "device=cuda:1" in found and "use device=cuda" in found
 
 

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 
 from spec_lab.config.choices import ByRequest
-from spec_lab.config.run import WorkloadConfig
 from spec_lab.core.types import Request, Sequence
 from spec_lab.engine.request_k import OFF, GivenK, RunningK
 from spec_lab.measure.lab import note_given
 from spec_lab.workloads.prompt_files import read_jsonl
 from tests.graph_lab import MODES
-from tests.lab import generate, make_config, make_engine, make_pair, random_requests
+from tests.lab import generate, make_config, make_engine, make_pair, part, random_requests
 
 
 def sequence(accepted: list[int], num_draft_tokens: int | None = None) -> Sequence:
@@ -96,7 +95,7 @@ def test_a_pass_after_one_that_broke_off_begins_with_every_draft(pair: tuple[Pat
 def read(folder: Path, value: Any) -> int | None:
     path = folder / "p.jsonl"
     path.write_text(json.dumps({"prompt": "x", "num_draft_tokens": value}))
-    return read_jsonl(WorkloadConfig("jsonl", path=str(path)))[0].num_draft_tokens
+    return read_jsonl(part("workload", "jsonl", path=str(path)))[0].num_draft_tokens
 
 
 def test_a_line_says_a_number_or_off(tmp_path: Path) -> None:

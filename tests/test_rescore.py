@@ -15,7 +15,6 @@ from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.acceptance.phase import ThinkingMarkers
 from spec_lab.acceptance.token_laws import OverlapLaw, exact
 from spec_lab.build.lab import RuleFacts
-from spec_lab.build.rules import build_deterministic_rule
 from spec_lab.config.run import AcceptanceConfig
 from spec_lab.core.errors import UserError
 from spec_lab.core.results import GenerationResult
@@ -79,7 +78,7 @@ def make_engine(options: AcceptanceConfig, num_draft_tokens: int = 3) -> Engine:
     )
     engine.parts.target = SpreadTarget(engine.parts.backend, vocab_size=VOCAB)
     context = RuleFacts(SLOTS, MARKERS, target.eos_token_ids, CHUNK, CPU)
-    engine.parts.rule = build_deterministic_rule(options, context)
+    engine.parts.rule = options.judge(context)
     return engine
 
 

@@ -12,18 +12,16 @@ from typing import Any
 
 import pytest
 
+from spec_lab.config.choices import ReferenceChoice
+from spec_lab.config.run import AcceptanceConfig, GraphConfig, RecordConfig, Run
 from spec_lab.measure.lab import load_lab, note_references
 from spec_lab.measure.runner import record_run
 from spec_lab.measure.world import ALONE
-from spec_lab.menu.choices import ReferenceChoice
-from spec_lab.menu.chosen import choose
-from spec_lab.menu.config import AcceptanceConfig, GraphConfig, RecordConfig, RunConfig
-from spec_lab.options.graphs.full_loop import FullLoopGraphConfig
-from spec_lab.options.graphs.round import RoundGraphConfig
-from spec_lab.options.rules.relaxed_thinking import RelaxedThinkingConfig
-from spec_lab.options.rules.strict import StrictAcceptanceConfig
-from spec_lab.options.rules.synthetic import SyntheticConfig
-from spec_lab.record.models import Run
+from spec_lab.options.acceptance.relaxed_thinking import RelaxedThinking
+from spec_lab.options.acceptance.strict import Strict
+from spec_lab.options.acceptance.synthetic import Synthetic
+from spec_lab.options.graphs import FullLoop, RoundGraph
+from spec_lab.record import models
 from spec_lab.record.reading import read_requests
 from spec_lab.record.verify_rows import VERIFY_ROWS_FILE, load_verify_rows
 from spec_lab.study.frame import load_frame
@@ -32,10 +30,11 @@ from spec_lab.study.rounds import load_request, rounds_of_request
 from spec_lab.study.run_table import format_run
 from spec_lab.workloads.pocket_form import THINK_START
 from tests.fake_runs import CHOICES
+from tests.lab import part
 from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts, write_tokenizer
 
-Execute = Callable[..., tuple[Run, Path]]
-LOOSE = RelaxedThinkingConfig(topk=128, delta=1.0)
+Execute = Callable[..., tuple[models.Run, Path]]
+LOOSE = RelaxedThinking(topk=128, delta=1.0)
 PROMPTS = [
     {"id": "open", "category": "thinking", "prompt": f"{THINK_START}abc", "form": "continue", "answer": "7"},
     {"id": "closed", "category": "plain", "prompt": "abcabc", "form": "continue", "answer": "7"},
@@ -44,12 +43,12 @@ PROMPTS = [
 
 
 def test_a_reference_that_the_run_is_itself_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    note_references(RunConfig(), {})
+    note_references(Run(), {})
     both: dict[str, Any] = {"plain": None, "eager": None}
-    note_references(RunConfig(references=[ReferenceChoice.eager]), both)
+    note_references(Run(references=[ReferenceChoice.eager]), both)
     assert capsys.readouterr().err == ""
     del both["eager"]
-    note_references(RunConfig(references=[ReferenceChoice.plain, ReferenceChoice.eager]), both)
+    note_references(Run(references=[ReferenceChoice.plain, ReferenceChoice.eager]), both)
     assert "the run itself is eager, so no such reference is measured" in capsys.readouterr().err
 
 
@@ -63,17 +62,17 @@ def execute(pair: tuple[Path, Path], tmp_path: Path) -> Execute:
     """Run a rule over `PROMPTS`; the summary, and the folder of the record."""
     prompts = write_prompts(tmp_path / "prompts.jsonl", PROMPTS)
 
-    def execute(acceptance: AcceptanceConfig, topk: int = 0, **changes: Any) -> tuple[Run, Path]:
+    def execute(acceptance: AcceptanceConfig, topk: int = 0, **changes: Any) -> tuple[models.Run, Path]:
         config = make_run_config(pair, prompts, references=["plain"], batch_size=2, **changes)
         config.acceptance, config.record = acceptance, RecordConfig(topk=topk)
         folder = tmp_path / acceptance.name
-        summary = record_run(choose(config), CHOICES | {"acceptance": acceptance.name}, folder)
+        summary = record_run(config, CHOICES | {"acceptance": acceptance.name}, folder)
         return summary, folder
 
     return execute
 
 
-@pytest.mark.parametrize("graph", [FullLoopGraphConfig(), RoundGraphConfig()], ids=["full_loop", "round"])
+@pytest.mark.parametrize("graph", [FullLoop(), RoundGraph()], ids=["full_loop", "round"])
 def test_graphs_are_gone_when_the_processes_part(
     graph: GraphConfig, execute: Execute, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,7 +80,7 @@ def test_graphs_are_gone_when_the_processes_part(
     alive: list[weakref.ref[Any]] = []
 
     @contextmanager
-    def world_of(config: RunConfig, folder: Path) -> Iterator[Any]:
+    def world_of(config: Run, folder: Path) -> Iterator[Any]:
         yield ALONE
         gc.collect()
         assert alive and not any(engine() is not None for engine in alive)
@@ -93,7 +92,7 @@ def test_graphs_are_gone_when_the_processes_part(
 
     monkeypatch.setattr("spec_lab.measure.runner.world_of", world_of)
     monkeypatch.setattr("spec_lab.measure.runner.load_lab", load)
-    execute(StrictAcceptanceConfig(), graph=graph)
+    execute(Strict(), graph=graph)
 
 
 def test_a_lossy_run_says_what_it_cost(execute: Execute) -> None:
@@ -143,18 +142,18 @@ def test_a_run_can_be_shown_and_framed(execute: Execute) -> None:
     summary, folder = execute(LOOSE)
     request = load_request(folder, "open")
     _, *rounds = rounds_of_request(request)
-    looks = [token.look.word for part in rounds for token in part.tokens]
+    looks = [token.look.word for each in rounds for token in each.tokens]
     assert "relaxed" in looks and len(looks) == len(request.output_ids) - 1
-    for part, accepted in zip(rounds[:-1], request.accepted_per_round or (), strict=False):
+    for each, accepted in zip(rounds[:-1], request.accepted_per_round or (), strict=False):
         is_full = accepted == summary.num_draft_tokens
-        assert part.tokens[-1].look.word == ("bonus" if is_full else "corrected")
+        assert each.tokens[-1].look.word == ("bonus" if is_full else "corrected")
     frame = load_frame(folder)
     assert list(frame["part"]) == ["this run", "plain"]
     assert frame["emitted_tokens"][0] == summary["emitted_tokens"]
 
 
 def test_a_lossless_run_counts_thinking_too(execute: Execute) -> None:
-    summary, folder = execute(AcceptanceConfig(name="strict"))
+    summary, folder = execute(Strict())
     assert summary.acceptance_lossless is True
     assert summary["relaxed"] is None
     assert summary["thinking.mean_tokens"] == 4.0
@@ -165,14 +164,14 @@ def test_a_lossless_run_counts_thinking_too(execute: Execute) -> None:
 
 
 def test_imposed_acceptance_has_no_accuracy_and_says_so(execute: Execute) -> None:
-    summary, _ = execute(SyntheticConfig(mean_length=2.5))
+    summary, _ = execute(Synthetic(mean_length=2.5))
     assert (summary.acceptance_imposed, summary.acceptance_lossless) == (True, False)
     assert (summary["accuracy"], summary["accuracy.n"], summary["accuracy_change"]) == (None, 0, None)
     assert "lossy and imposed: its text comes from neither model" in summary.verdict
     assert "imposed, not measured" in (text := format_run(summary)) and text.count("*") > 2
 
 
-@pytest.mark.parametrize("rule", [LOOSE, AcceptanceConfig(name="strict")], ids=["relaxed", "strict"])
+@pytest.mark.parametrize("rule", [LOOSE, part("acceptance", "strict")], ids=["relaxed", "strict"])
 def test_kept_rows_give_the_acceptance_that_was_timed(rule: AcceptanceConfig, execute: Execute) -> None:
     summary, folder = execute(rule, topk=128)
     accepted = {row.id: row.accepted_per_round for row in read_requests(folder)}
@@ -181,14 +180,14 @@ def test_kept_rows_give_the_acceptance_that_was_timed(rule: AcceptanceConfig, ex
 
 
 def test_no_rows_are_kept_unless_asked_for(execute: Execute) -> None:
-    _, folder = execute(AcceptanceConfig(name="strict"))
+    _, folder = execute(part("acceptance", "strict"))
     assert not (folder / VERIFY_ROWS_FILE).exists()
 
 
 def test_a_tokenizer_without_markers_has_no_thinking(pair: tuple[Path, Path], execute: Execute) -> None:
     write_tokenizer(pair[0], ())
     try:
-        summary, folder = execute(AcceptanceConfig(name="strict"))
+        summary, folder = execute(part("acceptance", "strict"))
         with pytest.raises(ValueError, match=r"target\.thinking_begin"):
             execute(LOOSE)
     finally:
@@ -219,7 +218,7 @@ def test_what_an_earlier_job_left_is_gone_before_the_next_loads(
         left = weakref.ref(Left())
         monkeypatch.setattr("spec_lab.measure.lab.open_workload", opened)
         with pytest.raises(Loads):
-            load_lab(choose(config))
+            load_lab(config)
     finally:
         gc.enable()
 
@@ -237,7 +236,7 @@ def test_what_a_checker_read_stands_beside_each_answer(
     prompts = write_prompts(tmp_path / "prompts.jsonl", ANSWERED)
     config = make_run_config(pair, prompts, references=["plain"])
     config.workload.checker = "boxed"
-    summary = record_run(choose(config), dict(CHOICES), tmp_path / "run")
+    summary = record_run(config, dict(CHOICES), tmp_path / "run")
     rows = {row.id: row for row in read_requests(tmp_path / "run")}
     assert [rows[name].checker for name in ("any", "none")] == ["exact", "boxed"]
     read = rows["any"].answer_read

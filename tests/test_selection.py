@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from spec_lab.config.option import get, options
 from spec_lab.core.errors import UserError
 from spec_lab.core.prompts import LiveRows
 from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.core.rows import rows_at
 from spec_lab.core.selection import AfterAttention, AllRows, BeforeAttention, NoRows
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide
-from spec_lab.menu import registry
-from spec_lab.menu.option import CatchupPruningOption, PromptPruningOption
 from tests.graph_lab import DEVICES
 
 NO_FEATURES, TAPS, FINAL = FeatureSpec(), FeatureSpec(layer_inputs=(2, 4)), FeatureSpec(final_hidden=NormSide.POST_NORM)
@@ -84,9 +83,9 @@ def test_catchup_knob_names_its_selection_and_counts_its_rows() -> None:
     live = metadata(3, 1)
     kinds: dict[str, Any] = {"none": AllRows, "post_attention": AfterAttention, "pre_attention": BeforeAttention}
     counts = {"none": (12, 12, 12), "post_attention": (12, 3, 3), "pre_attention": (3, 3, 3)}
-    assert registry.load().options(CatchupPruningOption).keys() == kinds.keys()
-    for name, option in registry.load().options(CatchupPruningOption).items():
-        policy = option.make()
+    assert options("prune.catchup").keys() == kinds.keys()
+    for name, option in options("prune.catchup").items():
+        policy = option().build()
         selection: Any = policy.selection(LIVE, live)
         assert type(selection) is kinds[name]
         assert torch.equal(selection.live_rows, LIVE)
@@ -95,7 +94,7 @@ def test_catchup_knob_names_its_selection_and_counts_its_rows() -> None:
 
 @pytest.mark.parametrize("features", [NO_FEATURES, TAPS, FINAL])
 def test_all_prompt_rows_go_on_and_have_logits(features: FeatureSpec, rows: torch.Tensor) -> None:
-    policy = registry.load().find(PromptPruningOption, "all_rows").make()
+    policy = get("prune.prefill", "all_rows")().build()
     for live in (None, LAST):
         assert policy.target_selection(live, features) == AllRows()
         assert policy.logit_rows(rows, live) is rows
@@ -108,7 +107,7 @@ def test_all_prompt_rows_go_on_and_have_logits(features: FeatureSpec, rows: torc
 def test_the_last_prompt_row_alone_goes_on_where_nobody_reads_the_others(
     features: FeatureSpec, rows: torch.Tensor
 ) -> None:
-    policy = registry.load().find(PromptPruningOption, "last_row").make()
+    policy = get("prune.prefill", "last_row")().build()
     for selection in (policy.target_selection(LAST, features), policy.drafter_selection(LAST)):
         assert selection.residual(rows).flatten().tolist() == [11]
         assert selection.queries(rows, metadata(1, 12))[1] is LAST.attention
@@ -117,14 +116,14 @@ def test_the_last_prompt_row_alone_goes_on_where_nobody_reads_the_others(
 
 
 def test_the_targets_last_layer_keeps_every_row_when_the_drafter_reads_the_final_hidden(rows: torch.Tensor) -> None:
-    policy = registry.load().find(PromptPruningOption, "last_row").make()
+    policy = get("prune.prefill", "last_row")().build()
     for live in (None, LAST):
         selection = policy.target_selection(live, FINAL)
         assert selection.residual(rows) is rows and not selection.is_empty
 
 
 def test_logits_for_one_row_a_request_and_none_in_the_middle_of_a_prompt(rows: torch.Tensor) -> None:
-    policy = registry.load().find(PromptPruningOption, "last_row").make()
+    policy = get("prune.prefill", "last_row")().build()
     assert policy.logit_rows(rows, LAST).flatten().tolist() == [11]
     assert policy.logit_rows(rows[11:], LAST).flatten().tolist() == [11], "the target may have dropped the others"
     assert len(policy.logit_rows(rows, None)) == 0

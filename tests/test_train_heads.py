@@ -29,6 +29,7 @@ from spec_lab.train.config import Optimisation, TargetChoice
 from spec_lab.train.heads import HEADS as KINDS
 from spec_lab.train.heads import Eagle3
 from spec_lab.train.job import train_head
+from spec_lab.train.layouts import write_layouts
 from spec_lab.train.loop import Watch
 from spec_lab.train.proof import NotServed, Proof, Prover
 from spec_lab.train.target import FrozenTarget
@@ -39,6 +40,12 @@ from tests.tiny_latent import make_latent_target
 from tests.train_lab import CPU, HEADS, losses, record_run, small, texts_of
 
 EAGLE3 = HEADS["eagle3"]
+LAYOUTS = {
+    "eagle3": ["speculators"],
+    "dspark": ["speculators", "deepspec"],
+    "dflash": ["speculators"],
+    "dflash2": ["speculators"],
+}
 
 
 def make_target(folder: Path, family: str) -> None:
@@ -156,6 +163,7 @@ def test_heads_for_tiny_targets_of_all_families_are_proved_before_and_behind_tra
     trained, _ = losses(head, target, texts, tmp_path / "no.pt", num_steps=2)
     head.save(trained, target, tmp_path / "after")
     after = prover.prove(tmp_path / "after")
+    write_layouts(LAYOUTS.get(drafter, []), tmp_path / "after", prover)
     assert len(after.differences) == 4 and after.largest_logit != before.largest_logit > 0.1
 
 
@@ -270,12 +278,14 @@ def test_targets_whose_layers_are_not_packed_are_refused(tmp_path: Path) -> None
     ("changes", "reason"),
     [
         ({"dtype": "float16"}, "dtype=float16"),
+        ({"layouts": ["deepspec"]}, r"layouts=\[deepspec\] is not known for drafter=eagle3"),
+        ({"layouts": ["deepspec"], "drafter": HEADS["dflash2"]}, "deepspec cannot hold"),
         ({"data": "nowhere-*"}, "matches no folder"),
         ({"row_length": 5}, "room for prompts alone"),
         ({"drafter": dataclasses.replace(HEADS["frozen_kv"], kv_source_layers=[9])}, "kv_source_layers"),
         ({"drafter": dataclasses.replace(HEADS["draft_model"], hidden_size=64)}, "wider than the target's 32"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_cannot_be_trained_is_refused(changes: dict[str, Any], reason: str, llama: Path) -> None:
     with pytest.raises(UserError, match=reason):

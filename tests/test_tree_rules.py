@@ -81,7 +81,7 @@ def law_of(choose: Any) -> torch.Tensor:
     choices = torch.tensor(list(product(range(3), repeat=len(TOKENS))))
     weights = torch.stack([TARGET.double()[TOKENS[row]][choices[:, row]] for row in range(len(TOKENS))]).prod(dim=0)
     judged = judged_rows(len(choices))
-    tokens, num_emitted, path = follow(choices, judged.tokens, judged.parents, judged.active, DEPTH)
+    tokens, num_emitted, path = follow(choose(choices), judged.tokens, judged.parents, judged.active, DEPTH)
     walk = Walk(Verification(tokens, num_emitted), path)
     law = torch.zeros(3**4, dtype=torch.float64)
     for tokens, weight in zip(emitted(walk), weights.tolist(), strict=True):

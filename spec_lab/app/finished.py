@@ -9,6 +9,7 @@ from typing import Any
 
 from spec_lab.app.folder import digest, sources, values_read
 from spec_lab.config.run import Run
+from spec_lab.core.file_stamps import file_stamps
 from spec_lab.record import models
 from spec_lab.record.names import SUMMARY_FILE
 from spec_lab.record.reading import read_run
@@ -22,9 +23,7 @@ def digest_of(run: Run) -> str:
     values = values_read(asdict(run))
     drafter: Any = run.drafter
     weights = [run.target.folder, *([drafter.folder(run)] if hasattr(drafter, "folder") else [])]
-    files = [file for place in [*weights, *_paths(values)] for file in (place.iterdir() if place.is_dir() else [place])]
-    seen = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(files) if file.is_file()]
-    return digest(sources(tuple(run.extensions)), values, seen)
+    return digest(sources(tuple(run.extensions)), values, file_stamps([*weights, *_paths(values)]))
 
 
 def finished(sweep: Path, read: str) -> tuple[Path, models.Run] | None:

@@ -19,6 +19,7 @@ from spec_lab.config.choices import WeightDtype, Weights
 from spec_lab.config.devices import has_cuda
 from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
+from spec_lab.core.file_stamps import file_stamps
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.prompts import NO_ROUNDING, PromptRounding
 from spec_lab.engine.experts_read import ExpertsRead
@@ -206,7 +207,8 @@ class LastModels:
         """Return the models of the last run if `load_models` would make the same; else free them, and load others."""
         behind = max(POSITIONS_BEHIND, rows_behind(run, run.drafter.num_draft_tokens))
         key = (
-            *(repr(run.target), repr(run.attention), run.kernels, run.device, run.dtype, run.row_invariant),
+            *(repr(run.target), file_stamps([run.target.folder]), repr(run.attention)),
+            *(run.kernels, run.device, run.dtype, run.row_invariant),
             *(run.cache.page_size, run.batch_size, run.sizes is None, run.seed, max_seq_len, behind, partition),
         )
         if self._models is None or key != self._key:

@@ -13,8 +13,8 @@ import torch
 
 from spec_kernels.native.build import register_file
 from spec_lab.acceptance.phase import thinking_mask
-from spec_lab.checkpoints.digest import target_digest
 from spec_lab.build.limits import engine_limits
+from spec_lab.checkpoints.digest import target_digest
 from spec_lab.checkpoints.gguf import quantizations
 from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.config.choices import KernelsChoice, WeightDtype, Weights

@@ -15,12 +15,20 @@ from spec_lab.options.drafters.weights import ZOO
 SHAPES = Path(__file__).parents[1] / "checkpoints" / "shapes"
 
 
+def _path_is_read(target: TargetConfig) -> Iterator[str]:
+    if target.path is not None:
+        yield f"target.path={target.path} is not read by target={target.name}, which has weights; use target=hf"
+
+
 @option("target", "shipped")
 class ShippedTarget(TargetConfig):
     """A target whose weights are part of this package."""
 
     # Its operators are too short to share: a second thread that waits for a busy core costs more than it saves.
     num_threads = 1
+
+    def check(self, run: Run) -> Iterator[str]:
+        yield from _path_is_read(self)
 
     @property
     def folder(self) -> Path:
@@ -32,6 +40,7 @@ class PackagedTarget(TargetConfig):
     """A target whose weights lie in another Python package."""
 
     def check(self, run: Run) -> Iterator[str]:
+        yield from _path_is_read(self)
         if PACKAGED[self.name].find() is None:
             yield f"target={self.name}: the package of its weights is not installed; {PACKAGED[self.name].command}"
 

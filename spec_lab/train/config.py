@@ -113,6 +113,8 @@ class TrainConfig:
         row_length: tokens of a row, into which whole texts are packed; a longer text loses its end.
         device: auto, cpu, cuda or cuda:N.
         dtype: of the target, and of the head's products; weights of the head and moments are float32.
+        layouts: of other projects, each written into a folder besides the head: `speculators` for `eagle3`, and
+            `speculators` or `deepspec` for drafters of blocks.
         wandb: project to which figures are logged; null is none.
         plan: take two steps, estimate the cost of all, and keep nothing.
     """
@@ -129,5 +131,6 @@ class TrainConfig:
     seed: int = 0
     device: str = "auto"
     dtype: str = "auto"
+    layouts: list[str] = field(default_factory=list)
     wandb: str | None = None
     plan: bool = False

@@ -146,6 +146,13 @@ class Prover:
         served = torch.stack([head.served(serving, engine, text, length) for text, _, length in places])
         return trained, served
 
+    def require_same(self, folder: Path, other: Path) -> None:
+        """Raise NotServed if the engine's logits change when it reads a head in another layout."""
+        for text in self.texts:
+            engines = (self.serving.engine(self.head.name, each) for each in (folder, other))
+            if not torch.equal(*(self.head.served(self.serving, each, text, len(text) // 2) for each in engines)):
+                raise NotServed(f"{other} drafts differently from {folder}: this is a mistake of the lab")
+
     def require_oracle(self) -> None:
         """Raise NotServed if the oracle's drafts, which are always right, are not all accepted."""
         num_drafts = self.serving.num_draft_tokens

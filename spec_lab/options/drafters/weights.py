@@ -11,6 +11,7 @@ from spec_lab.config.choices import Weights
 from spec_lab.config.option import knob
 from spec_lab.config.run import Run, TrainedDrafterConfig
 from spec_lab.core.errors import UserError
+from spec_lab.core.file_stamps import file_stamps
 
 ZOO = Path(__file__).parents[2] / "zoo"
 """The shipped weights, each in the folder TARGET or TARGET-DRAFTER."""
@@ -30,10 +31,10 @@ class WeightsConfig(TrainedDrafterConfig):
             )
 
     def key(self, run: Run) -> tuple[Any, ...]:
-        """Return what a head that was made of these weights depends on beside its target."""
+        """Return what a head that was made of these weights depends on beside its target and backend."""
         of_all = {field.name for field in fields(TrainedDrafterConfig)} - {"name", "path"}
         own = (getattr(self, field.name) for field in fields(self) if field.name not in of_all)
-        return *own, run.seed if self.weights == Weights.random else None
+        return *own, run.seed if self.weights == Weights.random else file_stamps([self.folder(run)])
 
     def is_shipped(self, run: Run) -> bool:
         """Return whether weights are found without a path."""

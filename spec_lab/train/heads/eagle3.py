@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from spec_lab.checkpoints.eagle3_config import default_tap_layer_inputs
-from spec_lab.checkpoints.families.plain import read_rope
+from spec_lab.checkpoints.families.rope import read_rope
 from spec_lab.checkpoints.json_input import ConfigFields
 from spec_lab.checkpoints.plan import RopeConfig
 from spec_lab.checkpoints.taps import Tap, taps_of_inputs
@@ -21,10 +21,13 @@ from spec_lab.train.checkpoint import load_drafter, rope_keys, save_drafter
 from spec_lab.train.data import Texts
 from spec_lab.train.head import LayerSizes, draft_vocabulary, vocabulary_maps
 from spec_lab.train.layers import AttentionShape, RotaryFrequencies, SelfAttention, SwiGLU, TrainableRMSNorm
+from spec_lab.train.layouts import in_speculators, speculators_config
 from spec_lab.train.target import FrozenTarget, TargetOutputs
 from spec_lab.train.unrolled import Places, Unrolled, UnrolledModule, unroll_chain
 
 NUM_TAPS = 3
+OF_HEAD = ("draft_vocab_size", "norm_before_residual", "fc_norm", "norm_output")
+"""Keys of config.json that speculators' layout does not count among those of the layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +178,15 @@ class Eagle3(LayerSizes, Unrolled):
         head = Eagle3Module(shape, tensors["d2t"] + torch.arange(shape.draft_vocab_size))
         head.load_state_dict(tensors)
         return head.to(target.device)
+
+    def write_as(self, layout: str, folder: Path, output: Path, target: FrozenTarget, name: str) -> None:
+        if layout != "speculators":
+            super().write_as(layout, folder, output, target, name)
+        tensors, config = load_drafter(folder)
+        of_head = {key: config.pop(key) for key in OF_HEAD if key in config}
+        layer = {key: value for key, value in config.items() if key not in ("architectures", "torch_dtype")}
+        keys = speculators_config("eagle3", layer, self.taps(target), self.num_unrolled_steps, name)
+        save_drafter({in_speculators(key): tensor for key, tensor in tensors.items()}, keys | of_head, output)
 
     def describe(self) -> str:
         return (

@@ -19,7 +19,7 @@ from spec_lab.checkpoints.eagle3_checkpoint import eagle3_tensor_shapes, load_ea
 from spec_lab.checkpoints.eagle3_config import Eagle3Config, default_tap_layer_inputs
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.checkpoints.random_weights import random_tensors
-from spec_lab.checkpoints.taps import SPELLINGS, Tap, taps_of_inputs
+from spec_lab.checkpoints.taps import Tap, taps_of_inputs
 from spec_lab.core.selection import AllRows
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.blocks.heads import IndependentSlots
@@ -40,6 +40,7 @@ from spec_lab.train.checkpoint import rope_keys, save_drafter
 from spec_lab.train.data import Texts
 from spec_lab.train.head import draft_vocabulary, vocabulary_maps
 from spec_lab.train.heads.block import mask_token
+from spec_lab.train.layouts import in_speculators, speculators_config
 from spec_lab.train.packed import PackedAttention, PackedKV, PackedMetadata
 from spec_lab.train.target import FrozenTarget
 
@@ -174,39 +175,9 @@ class PEagle(Anchored):
         )
 
     def save(self, module: PEagleModule, target: FrozenTarget, folder: Path) -> None:
-        config = speculators_config(module.config, self.taps(target), module.num_slots)
-        save_drafter({in_speculators(name): tensor for name, tensor in module.tensors().items()}, config, folder)
-
-    def load(self, folder: Path, target: FrozenTarget) -> PEagleModule:
-        config, tensors = load_eagle3(folder, target.config, torch.float32, "cpu", "peagle")
-        return PEagleModule(config, self.num_drafts, tensors, target).to(target.device)
-
-    def describe(self) -> str:
-        return (
-            f"A P-EAGLE head: it reads what an EAGLE-3 head reads, and has {self.num_layers} layers. The newest row "
-            f"makes the first of {self.num_drafts} drafts, and a mask row behind it each other one, all in one pass."
-        )
-
-
-def in_speculators(name: str) -> str:
-    """Return a tensor's name in speculators' layout."""
-    return name.replace("midlayer.", "layers.0.", 1) if name.startswith("midlayer.") else name
-
-
-def speculators_config(config: Eagle3Config, taps: tuple[Tap, ...], num_drafts: int) -> dict[str, Any]:
-    """Return config.json in the layout of speculators, version 0.9."""
-    layer, plan = config.layer, config.layer.only_layer
-    proposal = {
-        "proposal_type": "greedy",
-        "speculative_tokens": num_drafts,
-        "verifier_accept_k": 1,
-        "accept_tolerance": 0.0,
-    }
-    return {
-        "architectures": ["PEagleSpeculator"],
-        "speculators_model_type": "peagle",
-        "speculators_version": "0.9.0",
-        "transformer_layer_config": {
+        config = module.config
+        layer, plan = config.layer, config.layer.only_layer
+        of_layers = {
             "model_type": "llama",
             "hidden_size": layer.hidden_size,
             "intermediate_size": plan.intermediate_size,
@@ -220,18 +191,21 @@ def speculators_config(config: Eagle3Config, taps: tuple[Tap, ...], num_drafts: 
             "max_position_embeddings": layer.max_position_embeddings,
             "tie_word_embeddings": False,
             **rope_keys(plan.rope),
-        },
-        "target_hidden_size": None,
-        "eagle_aux_hidden_state_layer_ids": SPELLINGS["hidden_states"].write(taps),
-        "speculators_config": {
-            "algorithm": "peagle",
-            "default_proposal_method": "greedy",
-            "proposal_methods": [proposal],
-            "verifier": {"name_or_path": "target", "architectures": []},
-        },
-        "draft_vocab_size": config.draft_vocab_size,
-        "norm_before_residual": False,
-        "mask_token_id": config.mask_token_id,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-    }
+        }
+        keys = {
+            **speculators_config("peagle", of_layers, self.taps(target), module.num_slots, "target"),
+            "draft_vocab_size": config.draft_vocab_size,
+            "norm_before_residual": False,
+            "mask_token_id": config.mask_token_id,
+        }
+        save_drafter({in_speculators(name): tensor for name, tensor in module.tensors().items()}, keys, folder)
+
+    def load(self, folder: Path, target: FrozenTarget) -> PEagleModule:
+        config, tensors = load_eagle3(folder, target.config, torch.float32, "cpu", "peagle")
+        return PEagleModule(config, self.num_drafts, tensors, target).to(target.device)
+
+    def describe(self) -> str:
+        return (
+            f"A P-EAGLE head: it reads what an EAGLE-3 head reads, and has {self.num_layers} layers. The newest row "
+            f"makes the first of {self.num_drafts} drafts, and a mask row behind it each other one, all in one pass."
+        )
