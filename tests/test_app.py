@@ -249,7 +249,7 @@ def test_a_composed_run_may_be_changed_and_several_are_none(empty_folder: Path, 
     first, second = spec_lab.run(composed), spec_lab.run(composed)
     assert [config.batch_size for config, _, _ in runner.calls] == [2, 2]
     assert second.folder.name == f"{first.folder.name}-2"
-    for overrides in (["experiment=drafters_quick"], ["drafter=ngram,eagle3"], ["batchsize=1"]):
+    for overrides in (["experiment=drafters"], ["drafter=ngram,eagle3"], ["batchsize=1"]):
         with pytest.raises(UserError):
             spec_lab.compose(overrides)
 
@@ -309,6 +309,6 @@ def test_a_killed_run_keeps_the_requests_that_ended(tmp_path: Path) -> None:
         time.sleep(0.1)
     process.kill()
     process.wait(60)
-    summary, rows = read_run(tmp_path / "X"), read_requests(tmp_path / "X")
-    assert summary.status == "interrupted" and summary.reason == STILL_RUNNING
+    recorded, rows = read_run(tmp_path / "X"), read_requests(tmp_path / "X")
+    assert recorded.status == "interrupted" and recorded.reason == STILL_RUNNING
     assert 1 <= len(rows) <= 3 and all(row.output_ids for row in rows)

@@ -13,13 +13,15 @@ from typing import Any
 import pytest
 
 from spec_lab.config.choices import ReferenceChoice
-from spec_lab.config.run import AcceptanceConfig, GraphConfig, RecordConfig
+from spec_lab.config.run import AcceptanceConfig, GraphConfig, RecordConfig, Run
 from spec_lab.measure.lab import load_lab, note_references
 from spec_lab.measure.runner import record_run
 from spec_lab.measure.world import ALONE
 from spec_lab.options.acceptance.relaxed_thinking import RelaxedThinking
+from spec_lab.options.acceptance.strict import Strict
 from spec_lab.options.acceptance.synthetic import Synthetic
-from spec_lab.record.models import Run
+from spec_lab.options.graphs import FullLoop, RoundGraph
+from spec_lab.record import models
 from spec_lab.record.reading import read_requests
 from spec_lab.record.verify_rows import VERIFY_ROWS_FILE, load_verify_rows
 from spec_lab.study.frame import load_frame
@@ -31,7 +33,7 @@ from tests.fake_runs import CHOICES
 from tests.lab import part
 from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts, write_tokenizer
 
-Execute = Callable[..., tuple[Run, Path]]
+Execute = Callable[..., tuple[models.Run, Path]]
 LOOSE = RelaxedThinking(topk=128, delta=1.0)
 PROMPTS = [
     {"id": "open", "category": "thinking", "prompt": f"{THINK_START}abc", "form": "continue", "answer": "7"},
@@ -60,7 +62,7 @@ def execute(pair: tuple[Path, Path], tmp_path: Path) -> Execute:
     """Run a rule over `PROMPTS`; the summary, and the folder of the record."""
     prompts = write_prompts(tmp_path / "prompts.jsonl", PROMPTS)
 
-    def execute(acceptance: AcceptanceConfig, topk: int = 0, **changes: Any) -> tuple[Run, Path]:
+    def execute(acceptance: AcceptanceConfig, topk: int = 0, **changes: Any) -> tuple[models.Run, Path]:
         config = make_run_config(pair, prompts, references=["plain"], batch_size=2, **changes)
         config.acceptance, config.record = acceptance, RecordConfig(topk=topk)
         folder = tmp_path / acceptance.name
@@ -140,18 +142,18 @@ def test_a_run_can_be_shown_and_framed(execute: Execute) -> None:
     summary, folder = execute(LOOSE)
     request = load_request(folder, "open")
     _, *rounds = rounds_of_request(request)
-    looks = [token.look.word for part in rounds for token in part.tokens]
+    looks = [token.look.word for each in rounds for token in each.tokens]
     assert "relaxed" in looks and len(looks) == len(request.output_ids) - 1
-    for part, accepted in zip(rounds[:-1], request.accepted_per_round or (), strict=False):
+    for each, accepted in zip(rounds[:-1], request.accepted_per_round or (), strict=False):
         is_full = accepted == summary.num_draft_tokens
-        assert part.tokens[-1].look.word == ("bonus" if is_full else "corrected")
+        assert each.tokens[-1].look.word == ("bonus" if is_full else "corrected")
     frame = load_frame(folder)
     assert list(frame["part"]) == ["this run", "plain"]
     assert frame["emitted_tokens"][0] == summary["emitted_tokens"]
 
 
 def test_a_lossless_run_counts_thinking_too(execute: Execute) -> None:
-    summary, folder = execute(part("acceptance", "strict"))
+    summary, folder = execute(Strict())
     assert summary.acceptance_lossless is True
     assert summary["relaxed"] is None
     assert summary["thinking.mean_tokens"] == 4.0

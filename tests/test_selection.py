@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-import spec_lab.options  # noqa: F401  registers the options
 from spec_lab.config.option import get, options
+from spec_lab.core.errors import UserError
 from spec_lab.core.prompts import LiveRows
 from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.core.rows import rows_at

@@ -1,8 +1,8 @@
 """The verify rows of a workload's first requests: the target's top probabilities at each position, and the draft there.
 
-They are stored in `verify_rows.safetensors` next to `requests.jsonl`, so that deterministic rules can be re-scored on
-the same trajectory (`spec_lab.rescore`). Such a rule needs only the top probabilities of a row, as long as its top-k is
-not larger than the recorded one.
+They are stored in `verify_rows.safetensors` next to `requests.jsonl`, so that `spec_lab.report --rescore` can apply
+deterministic rules to the same trajectory. Such a rule needs only the top probabilities of a row, as long as its top-k
+is not larger than the recorded one.
 """
 
 from __future__ import annotations

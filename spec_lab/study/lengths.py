@@ -10,7 +10,7 @@
 A chunk is the tokens that a round or the prompt pass emits.
 
 Sources: Model-Optimizer's examples/specdec_bench, vLLM's counters, DeepSpec's evaluator, and AIPerf's documentation of
-its metrics. `docs/paper.md` compares each with the lab's.
+its metrics. `docs/studies.md` compares each with the lab's.
 """
 
 from __future__ import annotations
