@@ -15,6 +15,7 @@ from types import ModuleType
 import pytest
 from hypothesis import settings
 
+import spec_lab.options  # noqa: F401  registers the options
 from tests.costs import CostRecorder, choose_named, mark_slow
 from tests.fake_runner import FakeRunner
 

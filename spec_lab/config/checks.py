@@ -19,6 +19,9 @@ from spec_lab.core.errors import UserError
 from spec_lab.core.ranks import ranks
 from spec_lab.engine.k_schedule import problem_of
 
+WORDS = {"least": "at least", "most": "at most", "above": "above"}
+"""The bounds of a knob, in words."""
+
 
 def admit(run: Run) -> Run:
     """Return the run; UserError with all that speaks against it, a line each."""
@@ -45,10 +48,10 @@ def out_of_bounds(config: Any, prefix: str = "") -> Iterator[str]:
         if dataclasses.is_dataclass(value):
             yield from out_of_bounds(value, f"{name}.")
             continue
-        bounds = {side: bound for side in ("least", "most", "above") if (bound := field.metadata.get(side)) is not None}
+        bounds = {side: bound for side in WORDS if (bound := field.metadata.get(side)) is not None}
         numbers = [number for number in (value if isinstance(value, list) else [value]) if type(number) in (int, float)]
         if not all(_within(number, **bounds) for number in numbers):
-            yield f"{name}={value} must be {' and '.join(f'{side} {bound}' for side, bound in bounds.items())}"
+            yield f"{name}={value} must be {' and '.join(f'{WORDS[side]} {bound}' for side, bound in bounds.items())}"
 
 
 def _within(number: float, least: float | None = None, most: float | None = None, above: float | None = None) -> bool:
@@ -136,7 +139,8 @@ def _offers(run: Run) -> Iterator[str]:
         rule = run.acceptance.name
         yield f"{offers.named} leaves out drafts, which acceptance={rule} would not see; use {lossless_rule(run)}"
     if offers.read_confidences and not drafter.notes_confidence:
-        yield f"{offers.named} needs confidences, but drafter={drafter.name} records none; use drafter=eagle3"
+        reader = "drafter.stop=confidence" if offers.budget is None else f"verify.budget={offers.budget}"
+        yield f"{reader} needs confidences, but drafter={drafter.name} records none; use drafter=eagle3"
     if offers.budget is not None and offers.budget <= run.batch_size:
         yield f"verify.budget={offers.budget} leaves no row for drafts of batch_size={run.batch_size}; use null"
     if run.record.topk > 0:

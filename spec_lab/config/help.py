@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from spec_lab.config.checks import WORDS
 from spec_lab.config.option import VALUES, options, schemas
 from spec_lab.config.run import GROUPS, Run
 
@@ -53,8 +54,7 @@ def _second_comment(file: Path) -> str:
 def _explained(key: str) -> str:
     field = keys()[key]
     default = field.default_factory() if callable(field.default_factory) else field.default
-    sides = ("least", "most", "above")
-    bounds = [f"{side} {field.metadata[side]}" for side in sides if field.metadata.get(side) is not None]
+    bounds = [f"{word} {field.metadata[side]}" for side, word in WORDS.items() if field.metadata.get(side) is not None]
     values = ", ".join(options(key)) if key in VALUES else ""
     shown = "" if default is dataclasses.MISSING or dataclasses.is_dataclass(default) else f"[{default}]"
     return " ".join(filter(None, [field.metadata.get("help", ""), values, ", ".join(bounds), shown]))
