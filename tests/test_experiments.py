@@ -13,12 +13,10 @@ import yaml
 from spec_lab.__main__ import main
 from spec_lab.app.compose import compose, conf_folder
 from spec_lab.config.checks import problems
-from spec_lab.record.paired import over_reference
-from spec_lab.record.runs import Run, find_runs
-from spec_lab.report.__main__ import main as report
-from spec_lab.report.knob_plot import plotted_numbers
-from spec_lab.report.knob_table import STUDIES, format_knob_study, is_told_by_knobs, read_knob_studies
-from spec_lab.report.lines_plot import PlottedNumber, number_over_knob
+from spec_lab.config.run import Run
+from spec_lab.record.reading import find_runs
+from spec_lab.study.figures import svg
+from spec_lab.study.studies import studies_in, study_figures, study_tables
 from tests import recorded_runner
 
 FILES = {path.stem: path for path in sorted((conf_folder() / "experiment").glob("*.yaml"))}
@@ -44,7 +42,7 @@ def ran(monkeypatch: pytest.MonkeyPatch, empty_folder: Path) -> list[Any]:
     """The configurations that a runner which decodes nothing was given."""
     configs: list[Any] = []
 
-    def run(chosen: Any, choices: dict[str, str], folder: Path) -> Any:
+    def run(chosen: Run, choices: dict[str, str], folder: Path) -> Any:
         configs.append(chosen)
         return recorded_runner.run(chosen, choices, folder)
 

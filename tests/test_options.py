@@ -72,10 +72,6 @@ def drafter_folders(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFa
     return folders | blocks | {"eagle3": pair[1], "hybrid": pair[1], "draft_model": pair[0]}
 
 
-OWN_TURNS = ("user_turns", "outputs")
-"""Workloads of tests/test_own_turns.py."""
-
-
 def options_of(group: str, *left_out: str) -> list[tuple[str, str]]:
     """Options of a group that a run here can have: `auto` is one of the others, packages have tests of their own."""
     return [entry for entry in OPTIONS if entry[0] == group and entry[1] not in ("auto", *PACKAGED, *left_out)]
@@ -88,9 +84,7 @@ BESIDE_RULES = (
 )
 """Drafters, each beside one of the rules in their order; the others have rows of their own."""
 RULE_ROWS = each_value(
-    *map(options_of, ("acceptance", "graph", "prune")),
-    options_of("workload", *OWN_TURNS),
-    options_of("logger"),
+    *map(options_of, ("acceptance", "graph", "prune", "workload", "logger")),
     [("drafter", name) for name in BESIDE_RULES],
 )
 DRAFTER_ROWS = each_value(
@@ -195,21 +189,13 @@ def test_the_doctor_examines_every_option(
     assert "output against plain decoding" in capsys.readouterr().out
 
 
-def test_every_row_is_an_option_that_is_walked() -> None:
-    """What is registered and what can be typed are the same, so that the tests above see every row.
-
-    A checker reads text and no model: tests/test_checker.py has them all.
-    """
-    for kind, knob in registry.KNOBS.items():
-        if kind is CheckerOption:
-            continue
-        walked = {option for row in [*RUN_ROWS, *EXAMINED_ROWS] for group, option in row if group == knob}
-        elsewhere = {option for group, option in SHAPES if group == knob} | {
-            "hf",
-            *OWN_TURNS,
-            *PACKAGED,
-        }  # hf: most rows
-        assert set(registry.load().options(kind)) - elsewhere <= walked, knob
+def test_every_option_of_the_lab_is_walked() -> None:
+    """What is registered and what can be typed are the same. Checkers: tests/test_checker.py."""
+    for group in (*GROUPS, "prune.prefill", "prune.catchup"):
+        walked = {option for row in [*RUN_ROWS, *EXAMINED_ROWS] for named, option in row if named == group}
+        elsewhere = {"auto"} if group != "target" else {"shipped", "packaged", "hf", "shape"}
+        own = {name for name, option in options(group).items() if option.__module__.startswith("spec_lab.")}
+        assert own - elsewhere <= walked, group
 
 
 def test_a_draft_option_that_breaks_losslessness_runs_when_allowed_and_is_recorded(

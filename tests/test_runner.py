@@ -141,12 +141,12 @@ def test_a_run_can_be_shown_and_framed(execute: Execute) -> None:
     """Of a real run: each token has its text and origin, and the frame a row a part."""
     summary, folder = execute(LOOSE)
     request = load_request(folder, "open")
-    assert "".join(token.text or "" for token in request.tokens) == request.row["text"]
-    assert TokenOrigin.RELAXED in {token.origin for token in request.tokens}
-    for one in request.rounds[1:-1]:
-        own = one.tokens[-1].origin
-        is_full = one.num_accepted == request.num_draft_tokens
-        assert own == (TokenOrigin.BONUS if is_full else TokenOrigin.CORRECTED)
+    _, *rounds = rounds_of_request(request)
+    looks = [token.look.word for each in rounds for token in each.tokens]
+    assert "relaxed" in looks and len(looks) == len(request.output_ids) - 1
+    for each, accepted in zip(rounds[:-1], request.accepted_per_round or (), strict=False):
+        is_full = accepted == summary.num_draft_tokens
+        assert each.tokens[-1].look.word == ("bonus" if is_full else "corrected")
     frame = load_frame(folder)
     assert list(frame["part"]) == ["this run", "plain"]
     assert frame["emitted_tokens"][0] == summary["emitted_tokens"]
