@@ -210,7 +210,7 @@ def run_line(line: str, watch: Watch) -> Entry:
     try:
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
             result = spec_lab.run(spec_lab.compose([*line.split(), f"output_dir={folder}"]))
-            nodes = [f"{name} {count}" for name, count in sorted(result.summary["graph"]["nodes"].items())]
+            nodes = [f"{name} {count}" for name, count in sorted(result.run.under("graph.nodes").items())]
             entry = {"tokens": [_tokens(row) for row in result.requests], "nodes": nodes}
             return entry | watch.take() | _sequence(result.folder / "trace.json.gz")
     except Exception as error:

@@ -9,7 +9,7 @@ oneDNN, and by `F.linear`. A shape has as many weights as fit into 60 MB.
 `decoding` runs SmolLM2: plain decoding and `eagle3` with K=3, here in C, in torch, and with weights in bfloat16, in
 llama.cpp in float32 and with the 4 bits of the file, and plain decoding by transformers. Rates are tokens/s of
 decoding, on shipped prompts, and of a prompt of 400 tokens. The time of decoding is that of a whole answer without that
-of an answer of one token. With one thread it is CPU time, which does not count what other work takes of the machine. Each
+of an answer of one token. With one thread it is CPU time, which leaves out what other work takes of the machine. Each
 contestant takes its turn, in another order each time. A rate is the best over turns, a ratio the median over turns.
 llama.cpp has no flash attention, and caches in float32.
 
@@ -158,12 +158,10 @@ def print_products(num_turns: int, clock: Clock) -> None:
                 [partial(F.linear, rows, weight) for weight in weights],
             ]
             most = max(1, 64 // num_rows)
-            turns = [[mean_seconds(kind[: most * 4]) for kind in kinds] for _ in range(3 * num_turns)]
+            turns = [[mean_seconds(kind[: most * 4], clock) for kind in kinds] for _ in range(4 * num_turns)]
             best = [1e6 * min(times) for times in zip(*turns, strict=True)]
-            ratio = median(min(packed_s, linear_s) / wide_s for wide_s, _, packed_s, linear_s in turns)
-            body.append(
-                [f"{out_features} x {in_features}", str(num_rows), *(f"{us:.1f}" for us in best), f"{ratio:.2f}"]
-            )
+            cells = [*(f"{us:.1f}" for us in best), f"{min(best[2:]) / best[0]:.2f}"]
+            body.append([f"{out_features} x {in_features}", str(num_rows), *cells])
     print(format_table(["out x in", "rows", "C", "C, bfloat16", "packed", "F.linear", "torch over C"], body))
 
 

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import floor
 from cell_checks import chosen, refused
@@ -29,8 +29,10 @@ from spec_lab.checkpoints.eagle3_checkpoint import eagle3_tensor_shapes
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.random_weights import random_eagle3_config
 from spec_lab.core.ending import ended
-from spec_lab.record.wording import number
-from spec_lab.report.table import format_table
+from spec_lab.record.wording import format_table, number
+
+if TYPE_CHECKING:
+    from spec_lab.record.models import Run
 
 SHAPES = Path(spec_lab.__file__).parent / "checkpoints" / "shapes"
 DRAFT_VOCAB_SIZE = 32_000
@@ -142,20 +144,20 @@ def measured(cell: Cell, folder: Path) -> dict[str, str]:
     """Run a cell, and return its line."""
     print(f"-- {cell.name}, floor {cell.floor_ms():.2f} ms", file=sys.stderr)
     result = spec_lab.run(spec_lab.compose([*cell.overrides(), f"output_dir={folder}"]))
-    return line(cell, result.summary, str(result.folder))
+    return line(cell, result.run, str(result.folder))
 
 
-def line(cell: Cell, summary: Any, folder: str) -> dict[str, str]:
+def line(cell: Cell, run: Run, folder: str) -> dict[str, str]:
     """Turn the record of a cell into its line of the table."""
-    round_ms, floor_ms = summary["round_ms"], cell.floor_ms()
+    round_ms, floor_ms = run["round_ms"], cell.floor_ms()
     cells = (
         cell.name,
         f"{round_ms:.2f}",
-        number(summary["acceptance_length"]),
+        number(run["acceptance_length"]),
         f"{floor_ms:.2f}",
         f"{100 * floor_ms / round_ms:.0f} %",
-        str(sum(summary["graph"]["nodes"].values())),
-        f"{summary['prefill_ms_per_request']:.1f}",
+        str(sum(run.under("graph.nodes").values())),
+        f"{run['prefill_ms_per_request']:.1f}",
         f"{cell.prompt_floor_ms():.1f}",
         folder,
     )

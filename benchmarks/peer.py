@@ -25,7 +25,7 @@ from measured_rows import read_rows, run_missing
 
 import spec_lab
 from spec_lab.core.ending import ended
-from spec_lab.report.table import format_table
+from spec_lab.record.wording import format_table
 
 NAMES = {"llama3_8b": "llama8b", "qwen3_30b_a3b": "qwen3_30b_a3b", "glm4_7_flash": "glm4_7_flash"}
 """vLLM's names of the shapes, by the lab's."""
@@ -62,10 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def measured(cell: Cell, folder: Path) -> dict[str, str]:
     """Run a cell, and return its line."""
     print(f"-- {cell.name}", file=sys.stderr)
-    summary = spec_lab.run(
+    run = spec_lab.run(
         spec_lab.compose([*cell.overrides(), "repeats=3", "profile_rounds=0", f"output_dir={folder}"])
-    ).summary
-    times = (summary["prefill_ms_per_request"], summary["decode_tokens_per_second"])
+    ).run
+    times = (run["prefill_ms_per_request"], run["decode_tokens_per_second"])
     return dict(zip(("cell", "prompt ms", "decode tok/s"), (cell.name, *map(str, times)), strict=True))
 
 

@@ -35,7 +35,7 @@ PAGES = {
     },
 }
 """Says where each page from outside docs/ stands in the site."""
-HELP = {"options.md": ("spec_lab", "Options of a run"), "options_train.md": ("spec_lab.train", "Options of a training")}
+HELP = {"options.md": ("spec_lab", "Options of a run")}
 """Pages that are printed from the schema: by place in the site the program and the title."""
 
 

@@ -21,5 +21,5 @@ done
 run "${ONE[@]}" target=llama3_8b "${SHAPE[@]}" name=one
 run "${TWO[@]}" target=llama3_8b "${SHAPE[@]}" name=two
 run "${TWO[@]}" target=llama3_70b "${SHAPE[@]}" name=two workload.num_requests=3 max_new_tokens=64 "references=[plain]" repeats=1 warmup_requests=1
-"$PYTHON" -m spec_lab.report "$RECORDS" --anyway
+"$PYTHON" -m spec_lab.report "$RECORDS"
 exit "$failed"

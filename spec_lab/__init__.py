@@ -53,14 +53,14 @@ def run(config: Composed) -> Result:
 
 
 def load_frame(folders: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> pd.DataFrame:
-    """Return a row for each part of each run in and below the folders, as `spec_lab.report.frame` describes.
+    """Return a row for each part of each run in and below the folders, as `spec_lab.study.frame` describes.
 
     Raises:
         UserError: a folder is missing or has no run.
     """
-    from spec_lab.report import frame
+    from spec_lab.study import frame
 
-    return frame.load_frame(folders)
+    return frame.load_frame(folders)  # type: ignore[arg-type]
 
 
 def examine(config: Composed) -> list[Finding]:

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from spec_lab.config.run import Run
-from spec_lab.record.amend import amend_status
-from spec_lab.record.sinks import REQUESTS_FILE, SUMMARY_FILE
+from spec_lab.record import models
+from spec_lab.record.names import REQUESTS_FILE, SUMMARY_FILE
+from spec_lab.record.reading import read_run
+from spec_lab.record.recorder import amend
 
 
 class FakeRunner:
@@ -20,16 +22,16 @@ class FakeRunner:
         self.begins = True
         self.errors: dict[int, BaseException] = {}
 
-    def record_run(self, config: Run, choices: dict[str, str], folder: Path, *_: Any) -> dict[str, Any]:
+    def record_run(self, chosen: Run, choices: dict[str, str], folder: Path) -> models.Run:
+        config = chosen
         self.calls.append((config, choices, folder))
         if self.begins:
             (folder / REQUESTS_FILE).touch()
         error = self.errors.get(config.seed, self.error)
         if error is not None:
             raise error
-        amend_status(folder, "finished", "the fake runner is done")
-        summary: dict[str, Any] = json.loads((folder / SUMMARY_FILE).read_text())
-        return summary
+        amend(folder, "finished", "the fake runner is done")
+        return read_run(folder)
 
 
 def summaries(folder: Path) -> dict[str, dict[str, Any]]:

@@ -5,33 +5,29 @@ reports and tables can be tested without decoding anything.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from spec_lab.core.origins import round_origins
 from spec_lab.core.results import GenerationResult, GraphCounts, PrefillRecord, RequestRecord, RoundRecord, RowCounts
 from spec_lab.core.types import FinishReason
-from spec_lab.record.measured import Divergence, Measured, RunInfo
-from spec_lab.record.provenance import Provenance
-from spec_lab.record.recorder import Recorder, request_row
-from spec_lab.record.schema import Kernel, Summary
-from spec_lab.record.sinks import Sink
-from spec_lab.record.summary import build_summary
+from spec_lab.record.metric import Measured
+from spec_lab.record.models import Divergence, Kernel, Machine, Run, Target
+from spec_lab.record.recorder import Recorder, Sink, request_row
+from spec_lab.record.summary import finished_run
 
 CHOICES = {"target": "pocket", "drafter": "eagle3", "acceptance": "strict", "prune": "catchup", "graph": "eager"}
-PROVENANCE = Provenance(
+MACHINE = Machine(
     versions={"spec_lab": "0.1.0", "python": "3.11.7", "torch": "2.13.0", "triton": None},
     git_revision="0123abc+dirty",
     cpu_model="a test CPU",
     device="cpu",
     device_name="a test CPU",
-    dtype="float32",
     num_threads=2,
-    template="0f1e2d3c4b5a",
-    thinking_markers=True,
 )
+TARGET = Target(name="pocket", digest="91344d74968d", template="0f1e2d3c4b5a", thinking_markers=True, dtype="float32")
 NUM_OFFERED = 16
 """Drafts that a round of `make_request` offers, unless it is told: more than any K there is."""
 SURVIVAL = {"code": 0.9, "dates": 0.75, "prose": 0.5}
@@ -119,7 +115,7 @@ class FakeEngine:
         for number in range(num_requests):
             category = list(SURVIVAL)[number % len(SURVIVAL)]
             clock += 0.002 * slowdown
-            rows = RowCounts(prefill_hidden=3, prefill_logits=self.logit_rows)
+            rows = RowCounts(prefill_computed=self.logit_rows, prefill_hidden=3, prefill_logits=self.logit_rows)
             prefills.append(PrefillRecord(f"r{number}", 3, 1, 0.002 * slowdown, rows))
             record = make_request(f"r{number}", category=category, emitted_at=[clock])
             self._decode(record, rounds, rng, slowdown)
@@ -144,7 +140,12 @@ class FakeEngine:
             stages = {name: slowdown * ms / 1e3 for name, ms in self.stage_ms.items()}
             seconds = sum(stages.values()) + 2e-5 * slowdown
             record.emitted_at.append(record.emitted_at[-1] + seconds)
-            rows = RowCounts(catchup_computed=self.computed_rows, catchup_live=1 if self.num_draft_tokens else 0)
+            rows = RowCounts(
+                catchup_attention=self.computed_rows,
+                catchup_output=self.computed_rows,
+                catchup_mlp=self.computed_rows,
+                catchup_live=1 if self.num_draft_tokens else 0,
+            )
             rounds.append(
                 RoundRecord(
                     index=len(rounds),
@@ -164,44 +165,66 @@ UNPRUNED = FakeEngine(3, {"verify": 2.4, "accept": 0.1, "catchup": 0.45, "recur"
 PLAIN = FakeEngine(0, {"verify": 2.1, "accept": 0.05, "commit": 0.05})
 
 
-def measure(engine: FakeEngine, slowdowns: Sequence[float] = (1.0, 1.02, 0.99), seed: int = 0) -> Measured:
-    """What the runner measures with an engine: one repeat for each entry of `slowdowns`."""
+NEAR_TIE = {"r1": Divergence(index=5, margin=3e-5, kind="near_tie")}
+
+
+def measure(
+    engine: FakeEngine,
+    slowdowns: Sequence[float] = (1.0, 1.02, 0.99),
+    seed: int = 0,
+    divergences: Mapping[str, Divergence] | None = None,
+) -> Measured:
+    """What the runner measures with an engine: one repeat for each entry of `slowdowns`. Three in four answers that are
+    checked are right. Outputs were compared with plain decoding's if `divergences` are given."""
     repeats = [engine.generate(seed=seed, slowdown=slowdown) for slowdown in slowdowns]
-    correct = {r.request_id: index % 4 != 0 for index, r in enumerate(repeats[0].requests) if r.category != "prose"}
-    return Measured(repeats, dict(correct))
+    requests = [
+        request_row(
+            record,
+            text=f"text of {record.request_id}",
+            correct=None if record.category == "prose" else index % 4 != 0,
+            divergence=(divergences or {}).get(record.request_id),
+            thinking_spans=[(1, 4)] if index % 2 else [],
+        )
+        for index, record in enumerate(repeats[0].requests)
+    ]
+    return Measured(requests, repeats, engine.num_draft_tokens, {}, divergences is not None)
 
 
-def make_info(config: dict[str, Any] | None = None, started_at: str = "2026-01-02T03:04:05+00:00") -> RunInfo:
-    config = config or {"batch_size": 1, "seed": 0, "drafter": {"name": "eagle3", "num_draft_tokens": 3}}
-    return RunInfo("run", dict(CHOICES), config, PROVENANCE, started_at)
+def make_begun(config: dict[str, Any] | None = None, **changes: Any) -> Run:
+    """A run of which nothing is measured yet."""
+    config = config or {"name": "run", "batch_size": 1, "seed": 0, "drafter": {"name": "eagle3", "num_draft_tokens": 3}}
+    fields = {"started_at": "2026-01-02T03:04:05+00:00", "choices": dict(CHOICES), "machine": MACHINE, "target": TARGET}
+    return Run(status="interrupted", config=config, **{**fields, **changes})
 
 
-def make_summary(**changes: Any) -> Summary:
-    """The summary of a finished run with both references; `changes` are arguments of `build_summary`."""
-    arguments: dict[str, Any] = {
-        "info": make_info(),
-        "main": measure(MAIN),
-        "references": {"plain": measure(PLAIN, (1.01, 1.0, 1.03)), "unpruned": measure(UNPRUNED, (1.0, 1.0, 1.0))},
+def make_run(
+    begun: Run | None = None,
+    main: Measured | None = None,
+    references: Mapping[str, Measured] | None = None,
+    **found: Any,
+) -> Run:
+    """The record of a finished run, by default with both references."""
+    usual = {"plain": measure(PLAIN, (1.01, 1.0, 1.03)), "unpruned": measure(UNPRUNED, (1.0, 1.0, 1.0))}
+    main = replace(main or measure(MAIN, divergences=NEAR_TIE), references=usual if references is None else references)
+    kernels = [Kernel(name="gemm", calls_per_round=40.0, us_per_round=900.0)]
+    fields: dict[str, Any] = {
         "seconds": 12.5,
-        "divergences": [],
-        "kernels": [Kernel(name="gemm", calls_per_round=40.0, us_per_round=900.0)],
+        "kernels": kernels,
+        "acceptance_lossless": True,
+        "acceptance_imposed": False,
     }
-    return build_summary(**{**arguments, **changes})
+    return finished_run(begun or make_begun(), main, **{**fields, **found})
 
 
-def record_run(folder: Path, sinks: Sequence[Sink] = (), info: RunInfo | None = None, **changes: Any) -> Summary:
+def record_run(
+    folder: Path, sinks: Sequence[Sink] = (), begun: Run | None = None, main: Measured | None = None, **found: Any
+) -> Run:
     """Record a run into a folder, as the runner does with its results."""
-    info = info or make_info()
-    summary = make_summary(info=info, **changes)
-    divergence = Divergence("r1", 5, 3e-5, "near_tie")
-    main = measure(MAIN)
-    with Recorder(folder, info, sinks) as recorder:
+    begun, main = begun or make_begun(), main or measure(MAIN, divergences=NEAR_TIE)
+    run = make_run(begun, main, **found)
+    with Recorder(folder, begun, sinks) as recorder:
         for index, result in enumerate(main.repeats):
             recorder.rounds(index, result.rounds)
-        for record in main.requests:
-            found = divergence if record.request_id == divergence.request_id else None
-            recorder.request(
-                request_row(record, f"text of {record.request_id}", main.correct.get(record.request_id), found)
-            )
-        recorder.finish(summary)
-    return summary
+        recorder.requests(main.requests)
+        recorder.finish(run)
+    return run

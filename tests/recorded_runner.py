@@ -12,32 +12,23 @@ from types import ModuleType
 from typing import Any
 
 from spec_lab.config.run import Run
-from spec_lab.record.measured import RunInfo
-from spec_lab.record.recorder import Recorder, request_row, utc_now
-from spec_lab.record.schema import Summary
-from spec_lab.record.summary import build_summary
-from tests.fake_runs import PLAIN, PROVENANCE, FakeEngine, measure
+from spec_lab.record import models
+from spec_lab.record.recorder import utc_now
+from tests.fake_runs import PLAIN, FakeEngine, make_begun, measure, record_run
 
 STAGE_MS = {"verify": 2.4, "accept": 0.1, "catchup": 0.4, "recur": 0.7, "commit": 0.05}
 
 
-def run(config: Run, choices: dict[str, str], folder: Path, *_: Any) -> Summary:
-    """Stands in for `spec_lab.measure.runner.run` and for `record_run`."""
-    info = RunInfo(config.name, choices, dataclasses.asdict(config), PROVENANCE, utc_now())
+def run(chosen: Run, choices: dict[str, str], folder: Path, *_: Any) -> models.Run:
+    """Stands in for `spec_lab.measure.runner.record_run`."""
+    config = chosen
+    begun = make_begun(dataclasses.asdict(config), name=config.name, choices=choices, started_at=utc_now())
     engine = FakeEngine(config.drafter.num_draft_tokens, STAGE_MS)
+    measured = {"plain": PLAIN, "unpruned": engine, "eager": engine}
+    references = {str(name): measure(measured[str(name)], (1.0,), config.seed) for name in config.references}
+    is_lossless = config.acceptance.name in ("strict", "rejection")
     main = measure(engine, (1.0,), config.seed)
-    with Recorder(folder, info) as recorder:
-        for record in main.requests:
-            recorder.request(
-                request_row(record, f"text of {record.request_id}", main.correct.get(record.request_id), None)
-            )
-        recorder.rounds(0, main.rounds)
-        references = {"plain": measure(PLAIN, (1.0,), config.seed)}
-        if "unpruned" in config.references:
-            references["unpruned"] = measure(engine, (1.0,), config.seed)
-        summary = build_summary(info, main, references, seconds=recorder.seconds)
-        recorder.finish(summary)
-    return summary
+    return record_run(folder, begun=begun, main=main, references=references, acceptance_lossless=is_lossless)
 
 
 def stand_in() -> ModuleType:

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 import pytest
 
 from spec_lab.core.results import RequestRecord
-from spec_lab.record import acceptance_metrics
-from spec_lab.record.draft_counts import DraftCounts
+from spec_lab.record import acceptance
+from spec_lab.record.draft_counts import DraftCounts, acceptance_length, draft_counts
+from spec_lab.record.metric import Measured
 from tests.fake_runs import make_request
 
 NUM_DRAFT_TOKENS = 5
@@ -67,15 +68,15 @@ def without_cut_rounds(requests: Sequence[RequestRecord]) -> float:
 
 
 def as_emitted(requests: Sequence[RequestRecord]) -> float:
-    return acceptance_metrics.acceptance_length_all(requests) or 0.0
+    return acceptance.acceptance_length_all(Measured(requests, (), 3)) or 0.0
 
 
 def as_judged(requests: Sequence[RequestRecord]) -> float:
     """The acceptance length as vLLM defines it, 1 + accepted drafts / rounds: (rounds + accepted drafts) / rounds,
     whatever was cut off.
     """
-    histogram = acceptance_metrics.accepted_histogram(requests, NUM_DRAFT_TOKENS)
-    return sum((m + 1) * count for m, count in enumerate(histogram)) / sum(histogram)
+    histogram = acceptance.accepted_histogram(Measured(requests, (), NUM_DRAFT_TOKENS))
+    return sum((m + 1) * count for m, count in histogram.items()) / sum(histogram.values())
 
 
 def bias(length: float | None) -> float:
@@ -85,8 +86,8 @@ def bias(length: float | None) -> float:
 @pytest.mark.parametrize("limit", LIMITS)
 def test_a_limit_does_not_bias_it(limit: int) -> None:
     requests = cut_by_a_limit(limit)
-    assert abs(bias(acceptance_metrics.acceptance_length(requests, NUM_DRAFT_TOKENS))) < TOLERANCE
-    assert acceptance_metrics.acceptance_length(requests, NUM_DRAFT_TOKENS) == as_judged(requests)
+    assert abs(bias(acceptance_length(requests, NUM_DRAFT_TOKENS))) < TOLERANCE
+    assert acceptance_length(requests, NUM_DRAFT_TOKENS) == as_judged(requests)
     assert bias(without_cut_rounds(requests)) < -2 * TOLERANCE, "the definition of schema version 2"
     assert bias(as_emitted(requests)) < -2 * TOLERANCE
     assert_rates_are_not_biased(requests)
@@ -95,7 +96,7 @@ def test_a_limit_does_not_bias_it(limit: int) -> None:
 @pytest.mark.parametrize("length", LIMITS)
 def test_an_end_of_sequence_does_not_bias_it(length: int) -> None:
     requests = ended_by_end_of_sequence(length)
-    assert abs(bias(acceptance_metrics.acceptance_length(requests, NUM_DRAFT_TOKENS))) < TOLERANCE
+    assert abs(bias(acceptance_length(requests, NUM_DRAFT_TOKENS))) < TOLERANCE
     assert bias(without_cut_rounds(requests)) < -2 * TOLERANCE, "the definition of schema version 2"
     assert bias(as_emitted(requests)) < -2 * TOLERANCE
     assert bias(as_judged(requests)) < -2 * TOLERANCE if length < 64 else -TOLERANCE
@@ -103,17 +104,17 @@ def test_an_end_of_sequence_does_not_bias_it(length: int) -> None:
 
 
 def assert_rates_are_not_biased(requests: list[RequestRecord]) -> None:
-    rates = acceptance_metrics.acceptance_rate_by_position(requests, NUM_DRAFT_TOKENS)
-    assert rates["conditional"] == pytest.approx([CHANCE] * NUM_DRAFT_TOKENS, rel=0.02)
+    rates = draft_counts(requests, NUM_DRAFT_TOKENS)
+    assert rates.conditional == pytest.approx([CHANCE] * NUM_DRAFT_TOKENS, rel=0.02)
     powers = [CHANCE**position for position in range(1, NUM_DRAFT_TOKENS + 1)]
-    assert rates["unconditional"] == pytest.approx(powers, rel=0.04)
+    assert rates.unconditional == pytest.approx(powers, rel=0.04)
 
 
 def test_a_round_cut_by_a_limit_counts_as_it_was_judged() -> None:
     """4 + 1 + 3 + 2 + 4 tokens over 5 rounds, though of the last one only 2 were emitted."""
     requests = [make_request("a", [3, 0, 2]), make_request("b", [1, 3], [2, 2], truncated=True)]
-    assert acceptance_metrics.acceptance_length(requests, 3) == (4 + 1 + 3 + 2 + 4) / 5
-    assert acceptance_metrics.acceptance_length_all(requests) == (4 + 1 + 3 + 2 + 2) / 5
+    assert acceptance_length(requests, 3) == (4 + 1 + 3 + 2 + 4) / 5
+    assert acceptance.acceptance_length_all(Measured(requests, (), 3)) == (4 + 1 + 3 + 2 + 2) / 5
 
 
 def test_a_round_cut_by_end_of_sequence_counts_up_to_there() -> None:
@@ -122,17 +123,17 @@ def test_a_round_cut_by_end_of_sequence_counts_up_to_there() -> None:
     Position 1: 3 of 4. Position 2: 2 of 3. Position 3: 1 of the 1 that reached it.
     """
     requests = [make_request("a", [3, 0, 1]), make_request("b", [2], [2], judged=[2], truncated=True)]
-    rates = acceptance_metrics.acceptance_rate_by_position(requests, 3)
-    assert rates["reached"] == [4, 3, 1]
-    assert rates["conditional"] == [3 / 4, 2 / 3, 1.0]
-    assert rates["unconditional"] == [3 / 4, 1 / 2, 1 / 2]
-    assert acceptance_metrics.acceptance_length(requests, 3) == 1 + 3 / 4 + 1 / 2 + 1 / 2
+    rates = draft_counts(requests, 3)
+    assert rates.offered == [4, 3, 1]
+    assert rates.conditional == [3 / 4, 2 / 3, 1.0]
+    assert rates.unconditional == [3 / 4, 1 / 2, 1 / 2]
+    assert acceptance_length(requests, 3) == 1 + 3 / 4 + 1 / 2 + 1 / 2
 
 
 def test_what_the_rule_says_behind_an_end_of_sequence_changes_nothing() -> None:
     """Three drafts accepted and the second an end, or two, or a third one rejected: the same text."""
     lengths = {
-        acceptance_metrics.acceptance_length(
+        acceptance_length(
             [make_request("a", [1, 3, 0]), make_request("b", [accepted], [2], judged=[2], truncated=True)], 3
         )
         for accepted in (2, 3)
@@ -143,11 +144,11 @@ def test_what_the_rule_says_behind_an_end_of_sequence_changes_nothing() -> None:
 @pytest.mark.parametrize("num_emitted", [1, 2, 3])
 def test_where_a_limit_cuts_changes_nothing(num_emitted: int) -> None:
     requests = [make_request("a", [1, 3, 0]), make_request("b", [3], [num_emitted], truncated=True)]
-    assert acceptance_metrics.acceptance_length(requests, 3) == (2 + 4 + 1 + 4) / 4
+    assert acceptance_length(requests, 3) == (2 + 4 + 1 + 4) / 4
 
 
 def test_an_end_of_sequence_as_the_correction_cuts_nothing() -> None:
-    assert acceptance_metrics.acceptance_length([make_request("a", [1, 0], [2, 1], judged=[2, 1])], 3) == 1.5
+    assert acceptance_length([make_request("a", [1, 0], [2, 1], judged=[2, 1])], 3) == 1.5
 
 
 @pytest.mark.parametrize(
@@ -180,16 +181,16 @@ def test_rounds_that_offer_fewer_drafts_count_as_what_they_give() -> None:
     The first draft was offered three times and accepted twice, though four rounds could have had one.
     """
     requests = [make_request("r", [2, 0, 1, 0], offered=[3, 1, 1, 0])]
-    rates = acceptance_metrics.acceptance_rate_by_position(requests, 3)
-    assert acceptance_metrics.acceptance_length(requests, 3) == 7 / 4
-    assert rates["unconditional"] == [2 / 4, 1 / 4, 0.0]
-    assert rates["conditional"] == [2 / 3, 1.0, 0.0]
-    assert rates["reached"] == [3, 1, 1]
+    rates = draft_counts(requests, 3)
+    assert acceptance_length(requests, 3) == 7 / 4
+    assert rates.unconditional == [2 / 4, 1 / 4, 0.0]
+    assert rates.conditional == [2 / 3, 1.0, 0.0]
+    assert rates.offered == [3, 1, 1]
 
 
 def test_a_position_that_is_never_offered_has_no_rate() -> None:
     requests = [make_request("r", [1, 0], offered=[1, 1])]
-    rates = acceptance_metrics.acceptance_rate_by_position(requests, 3)
-    assert acceptance_metrics.acceptance_length(requests, 3) == 1.5
-    assert rates["unconditional"] == [0.5, 0.0, 0.0]
-    assert rates["conditional"] == [0.5, None, None]
+    rates = draft_counts(requests, 3)
+    assert acceptance_length(requests, 3) == 1.5
+    assert rates.unconditional == [0.5, 0.0, 0.0]
+    assert rates.conditional == [0.5, None, None]

@@ -145,7 +145,7 @@ def test_k_follows_the_running_requests(lab: Lab) -> None:
         padded = engine.graph.padded_size(len(record.request_ids))
         assert (record.rows.verified, record.rows.drafted) == (padded * (k + 1), padded * k)
         assert record.rows.offered <= k * len(record.request_ids)
-        assert record.rows.catchup_computed == padded * (k + 1)
+        assert record.rows.catchup_mlp == padded * (k + 1)
 
 
 def test_eager_rounds_leave_out_rows_and_draft_steps_that_nobody_needs(lab: Lab) -> None:

@@ -26,7 +26,7 @@ from spec_lab.config import devices
 from spec_lab.config.run import PruneConfig
 from spec_lab.core.errors import UserError
 from spec_lab.measure.company import Company
-from spec_lab.record.reading import read_request_rows, read_summary
+from spec_lab.record.reading import read_requests, read_run
 from spec_lab.record.recorder import STILL_RUNNING
 from tests.fake_runner import FakeRunner, summaries
 
@@ -181,9 +181,7 @@ def test_jobs_in_a_row_read_the_same_weights_once(empty_folder: Path, monkeypatc
     assert read == ["target", "eagle3"]
     assert main(["-m", *CHEAP, "drafter=ngram,eagle3", "cache.page_size=8"]) == 0
     assert read[2:] == ["target", "eagle3"], "page_size is the backend's"
-    outputs = [
-        [row["output_ids"] for row in read_request_rows(path.parent)] for path in empty_folder.rglob("summary.json")
-    ]
+    outputs = [[row.output_ids for row in read_requests(path.parent)] for path in empty_folder.rglob("summary.json")]
     assert len(outputs) == 6 and all(each == outputs[0] for each in outputs)
     run.last_models.cache_clear()
 
@@ -286,7 +284,7 @@ def test_a_composed_run_may_be_changed_and_several_are_none(empty_folder: Path, 
     first, second = spec_lab.run(composed), spec_lab.run(composed)
     assert [config.batch_size for config, _, _ in runner.calls] == [2, 2]
     assert second.folder.name == f"{first.folder.name}-2"
-    for overrides in (["experiment=drafters_quick"], ["drafter=ngram,eagle3"], ["batchsize=1"]):
+    for overrides in (["experiment=drafters"], ["drafter=ngram,eagle3"], ["batchsize=1"]):
         with pytest.raises(UserError):
             spec_lab.compose(overrides)
 
@@ -346,6 +344,6 @@ def test_a_killed_run_keeps_the_requests_that_ended(tmp_path: Path) -> None:
         time.sleep(0.1)
     process.kill()
     process.wait(60)
-    summary, rows = read_summary(tmp_path / "X"), read_request_rows(tmp_path / "X")
-    assert summary["status"] == "interrupted" and summary["reason"] == STILL_RUNNING
-    assert 1 <= len(rows) <= 3 and all(row["output_ids"] for row in rows)
+    recorded, rows = read_run(tmp_path / "X"), read_requests(tmp_path / "X")
+    assert recorded.status == "interrupted" and recorded.reason == STILL_RUNNING
+    assert 1 <= len(rows) <= 3 and all(row.output_ids for row in rows)

@@ -15,12 +15,12 @@ from spec_lab.app.compose import compose
 from spec_lab.build.auto import slower_in_c, why_not_native, with_auto_chosen
 from spec_lab.build.models import resolve_device
 from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.packaged import ZOO
 from spec_lab.config import devices
 from spec_lab.config.checks import problems
 from spec_lab.config.run import Run
 from spec_lab.measure.lab import default_num_threads
 from spec_lab.operators.promises import VECTOR, native_takes
-from spec_lab.options.targets import ZOO
 from tests.tiny_checkpoints import refused
 
 SAMPLED = ["acceptance=rejection", "sampling.temperature=0.7", "drafter.draft_sampling=distribution"]

@@ -20,8 +20,7 @@ from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.random_blocks import BlockParts, random_block
 from spec_lab.checkpoints.taps import Tap
 from spec_lab.core.errors import UserError
-from spec_lab.options.drafters.blocks import Form, Head, RowReading
-from spec_lab.train.block_config import BlockTrainingConfig
+from spec_lab.options.drafters.blocks import Form, Head
 from tests.lab import make_config, make_engine, random_requests
 from tests.tiny_blocks import TinyBlock, write_block
 from tests.tiny_checkpoints import make_tiny_target, refused, rewrite_config, rewrite_tensors
@@ -36,8 +35,6 @@ BLOCKS = {
     "pure": TinyBlock(layout="deepspec", anchor_first=True, confidence=True),
     "windows": TinyBlock(anchor_first=True, window=5),
     "speculators": TinyBlock(layout="speculators", window=4, non_causal=False),
-    "moving": TinyBlock(anchor_first=True, window=5, is_causal=False),
-    "causal": TinyBlock(anchor_first=True, is_causal=True, embedding_scale=2.5, output_multiplier=0.5, softcap=30.0),
 }
 
 
@@ -63,9 +60,6 @@ NO_PLACE = {
     ("lilicorr", DEEPSPEC): "head",
     ("speculators", DEEPSPEC): "slots",
     ("windows", DEEPSPEC): "window",
-    ("moving", SPECULATORS): "window",
-    ("moving", DEEPSPEC): "window",
-    ("causal", DEEPSPEC): "window",
 }
 """Blocks with a part that a layout cannot hold."""
 
@@ -77,7 +71,7 @@ def test_what_is_written_is_read_back(target: ModelConfig, tmp_path: Path, name:
     config, tensors = load_block(tmp_path / "theirs", target, torch.float32, "cpu")
     if (name, layout) in NO_PLACE:
         with pytest.raises(
-            UserError, match=f"the layout {layout.name} cannot hold this drafter's {NO_PLACE[name, layout]}"
+            UserError, match=f"the layout {layout.name} cannot hold this drafter's {NO_PLACE[name, layout]};"
         ):
             write_ours(tmp_path / "ours", config, tensors, target.num_layers, layout)
         return
@@ -95,13 +89,12 @@ def test_what_is_written_is_read_back(target: ModelConfig, tmp_path: Path, name:
 def test_a_new_drafter_has_the_drafts_that_its_file_will_have(
     target: ModelConfig, tmp_path: Path, head: HeadKind, slots: Slots
 ) -> None:
-    """What is trained and what random weights draft is no more than what is read of a file with these parts."""
+    """What random weights draft is no more than what is read of a file with these parts."""
     parts = BlockParts(head=head, slots=slots, rank=4, block_size=6)
     config, tensors = random_block(target, parts, torch.float32, torch.device("cpu"), seed=0)
     write_ours(tmp_path, config, tensors, target.num_layers, ZLAB)
     read, _ = load_block(tmp_path, target, torch.float32, "cpu")
-    training = BlockTrainingConfig(head=Head(head.value), slots=RowReading(slots.value), block_size=6)
-    assert read.slots == config.slots and training.num_trained_drafts == read.slots.most_drafts
+    assert read.slots == config.slots
 
 
 def test_layouts_count_the_layers_of_the_target_in_their_own_way(target: ModelConfig, tmp_path: Path) -> None:
@@ -134,23 +127,21 @@ def test_the_mask_token_has_several_names(target: ModelConfig, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("block", "named"),
     [
-        (TinyBlock(keys={"dflash_config": {"mask_token_id": 1}}), "target_layer_ids is missing"),
-        (TinyBlock(layout="speculators", keys={"aux_hidden_state_layer_ids": None}), "aux_hidden_state_layer_ids is"),
-        (TinyBlock(keys={"dflash_config": {"attention_sink_bias": True}}), "attention_sink_bias True is not supported"),
-        (TinyBlock(outputs=(1, 7)), "target_layer_ids names the output of the target's last layer"),
-        (TinyBlock(outputs=(4, 1)), "target_layer_ids does not name different layers"),
-        (TinyBlock(layout="speculators", outputs=(1, 9)), "it has 8 layers"),
+        (TinyBlock(outputs=(1, 7)), "target_layer_ids must be ascending numbers from -1 to 6"),
+        (TinyBlock(layout="speculators", outputs=(1, 9)), "must be ascending numbers from 0 to 7"),
         (TinyBlock(keys={"vocab_size": 200}), "vocab_size is 200, the target has 160"),
         (TinyBlock(keys={"num_target_layers": 36}), "num_target_layers is 36, the target has 8"),
         (
             TinyBlock(keys={"architectures": ["XPressSpeculator"]}),
-            "'XPressSpeculator' is not supported",
+            "'XPressSpeculator' is not a supported block drafter",
         ),
         (
             TinyBlock(layout="speculators", keys={"speculators_model_type": "peagle"}),
-            "'peagle' is not supported",
+            "'peagle' is not a supported block drafter",
         ),
+        (TinyBlock(layout="speculators", keys={"mask_token_id": 160}), "mask_token_id must be at most 159"),
         (TinyBlock(head="markov", keys={"hidden_size": 64}), "of another shape"),
+        (TinyBlock(keys={"block_size": 1}), "block_size must be an integer of 2 or more"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -165,7 +156,7 @@ def test_files_for_something_else_are_refused(
 def test_a_wrong_vocabulary_names_the_knob_of_its_folder(target: ModelConfig, tmp_path: Path) -> None:
     write_block(tmp_path, BLOCKS["dspark"], target)
     rewrite_tensors(tmp_path, {"d2t": torch.full((90,), -1000)})
-    with refused(tmp_path, "d2t names a token outside", "set drafter.body to"):
+    with refused(tmp_path, "d2t names target id -1000", "set drafter.body to"):
         load_block(tmp_path, target, torch.float32, "cpu", "drafter.body")
 
 

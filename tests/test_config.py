@@ -98,33 +98,25 @@ def test_a_key_forced_in_is_refused_not_dropped() -> None:
             compose(["drafter=none", f"++{key}=3"])
 
 
-def sweep_params(file: Path) -> dict[str, list[str]]:
-    params = yaml.safe_load(file.read_text()).get("hydra", {}).get("sweeper", {}).get("params", {})
-    return {key: [value.strip() for value in str(values).split(",")] for key, values in params.items()}
+def lines_of(experiment: str) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """Return a study's lines, and its sweep."""
+    study = yaml.safe_load((conf_folder() / "experiment" / f"{experiment}.yaml").read_text())
+    return study["study"]["lines"], study["hydra"]["sweeper"]["params"]
 
 
-GRIDS = sorted((conf_folder() / "experiment").glob("relaxed_thinking/grid/*.yaml"))
-POINT = "experiment/relaxed_thinking/point@_global_"
-
-
-@pytest.mark.parametrize("grid", GRIDS, ids=lambda path: f"{path.parents[1].name}-{path.stem}")
-def test_points_of_a_grid_exist_and_begin_with_strict(grid: Path) -> None:
-    points = {path.stem for path in (grid.parents[1] / "point").glob("*.yaml")}
-    listed = sweep_params(grid)[POINT]
-    assert listed[0] == "strict"
-    assert set(listed) <= points
-    assert grid.stem != "full" or set(listed) == points
-
-
-@pytest.mark.parametrize("point", sorted((conf_folder() / "experiment" / "relaxed_thinking" / "point").glob("*.yaml")))
-def test_a_point_is_what_its_name_and_its_command_say(point: Path) -> None:
-    config = compose(["experiment=relaxed_thinking", f"{POINT}={point.stem}", "hydra.mode=RUN"]).config
-    assert config.acceptance == compose(command_of(point)).config.acceptance
-    if isinstance(config.acceptance, RelaxedThinking):
-        value = getattr(config.acceptance, config.acceptance.form)
-        assert point.stem == f"top{config.acceptance.topk}_{config.acceptance.form}{value:g}"
+@pytest.mark.parametrize("line", lines_of("relaxed_thinking")[0])
+def test_a_line_is_what_its_name_says(line: str) -> None:
+    acceptance = compose(["experiment=relaxed_thinking", f"line={line}", "hydra.mode=RUN"]).config.acceptance
+    if isinstance(acceptance, RelaxedThinking):
+        assert line == f"top{acceptance.topk}_{acceptance.form}{getattr(acceptance, acceptance.form):g}"
     else:
-        assert point.stem == config.acceptance.name
+        assert line == acceptance.name
+
+
+def test_a_study_begins_with_strict_and_its_full_size_has_every_line() -> None:
+    lines, params = lines_of("relaxed_thinking")
+    small, full = (part.strip("'").split(",") for part in params["line"].removeprefix("${by_size:")[:-1].split("','"))
+    assert small[0] == full[0] == "strict" and set(small) < set(full) == set(lines)
 
 
 def test_the_size_of_an_experiment_sets_its_grid() -> None:

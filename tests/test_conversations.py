@@ -16,8 +16,7 @@ from spec_lab.core.errors import UserError
 from spec_lab.core.types import Request
 from spec_lab.measure.runner import record_run
 from spec_lab.options.acceptance.relaxed_thinking import RelaxedThinking
-from spec_lab.record.reading import read_request_rows
-from spec_lab.record.runs import newest_run
+from spec_lab.record.reading import find_runs, read_requests
 from spec_lab.workloads.conversations import before_end, longest_conversation, with_later_turns
 from spec_lab.workloads.tokenizer import TargetTokenizer
 from tests.fake_runs import CHOICES
@@ -75,10 +74,10 @@ def test_nothing_is_answered_where_nothing_follows() -> None:
 
 def test_a_turn_that_is_too_long_is_refused_or_ends_its_conversation(capsys: pytest.CaptureFixture[str]) -> None:
     requests = [request("long", "a", "b" * 20, "c"), request("two", "d", "e")]
-    with pytest.raises(UserError, match="long-turn2"):
+    with pytest.raises(UserError, match=r"request long-turn2 of 24 prompt and 4 new tokens is longer than 20 "):
         go_on(requests, 20)
     assert list(go_on(requests, 20, Unusable.skip)) == ["long", "two", "two-turn2"]
-    assert "long-turn2" in capsys.readouterr().err
+    assert capsys.readouterr().err.startswith("left out: request long-turn2 of 24 prompt")
 
 
 def test_a_conversation_has_room_for_answers_of_any_text() -> None:
@@ -101,13 +100,13 @@ def test_a_run_asks_all_turns_and_their_context_is_plain_decodings(tmp_path: Pat
     for name, config in (("lossy", lossy), ("plain", plain)):
         config.workload = part("workload", "spec_bench", path=str(path))
         record_run(config, CHOICES, tmp_path / name)
-        rows[name] = read_request_rows(tmp_path / name)
-    assert [row["id"] for row in rows["lossy"]] == ["bench-1", "bench-1-turn2"]
-    assert rows["lossy"][0]["output_ids"] != rows["plain"][0]["output_ids"]
+        rows[name] = read_requests(tmp_path / name)
+    assert [row.id for row in rows["lossy"]] == ["bench-1", "bench-1-turn2"]
+    assert rows["lossy"][0].output_ids != rows["plain"][0].output_ids
     tokenizer = TargetTokenizer(pair[0])
-    answer = tokenizer.decode(before_end(rows["plain"][0]["output_ids"], frozenset({2})))
+    answer = tokenizer.decode(before_end(rows["plain"][0].output_ids, frozenset({2})))
     expected = tokenizer.encode_conversation(["<think>ab", answer, "cd"])
-    assert rows["lossy"][1]["prompt_ids"] == rows["plain"][1]["prompt_ids"] == expected
+    assert rows["lossy"][1].prompt_ids == rows["plain"][1].prompt_ids == expected
 
 
 @pytest.mark.skipif(not SPEC_BENCH.is_file(), reason="the question file of Spec-Bench is not here")
@@ -116,9 +115,9 @@ def test_spec_bench_runs_on_the_pocket_target(tmp_path: Path, capsys: pytest.Cap
     knobs = ["max_new_tokens=2", "repeats=1", "warmup_requests=0", "profile_rounds=0", "references=[]", "batch_size=8"]
     workload = ["workload=spec_bench", f"workload.path={SPEC_BENCH}", "workload.unusable=skip", "workload.limit=13"]
     assert main([*workload, *knobs, "drafter=none", "dtype=bfloat16", f"output_dir={tmp_path}"]) == 0
-    rows = read_request_rows(newest_run(tmp_path).folder)
+    rows = read_requests(find_runs(tmp_path)[-1].folder)
     left_out = [line for line in capsys.readouterr().err.splitlines() if line.startswith("left out")]
-    assert len({row["category"] for row in rows}) == 13
-    assert sum(row["id"].endswith("-turn2") for row in rows) == 8
+    assert len({row.category for row in rows}) == 13
+    assert sum(row.id.endswith("-turn2") for row in rows) == 8 == sum(row.turn == 2 for row in rows)
     assert len(rows) + len(left_out) == 13 + 8
     assert all("is longer than 2048 tokens" in line for line in left_out)

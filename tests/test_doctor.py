@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from spec_lab.app.compose import compose
+from spec_lab.checkpoints.packaged import ZOO
 from spec_lab.core.types import Request
 from spec_lab.doctor.__main__ import main
 from spec_lab.doctor.checkpoints import check_dtype, check_tokenizer, check_vocabulary
@@ -27,7 +28,6 @@ from spec_lab.doctor.report import format_findings, summarize
 from spec_lab.doctor.rounds import LoopRound, common_length, spread
 from spec_lab.doctor.subject import MAX_NEW_TOKENS, load_subject, shortened, strict_greedy
 from spec_lab.doctor.teacher_forced import Drafted
-from spec_lab.options.targets import ZOO
 from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts
 
 TEXTS = [{"prompt": "abcdefgh"[index:] + "xyz" * index} for index in range(4)]

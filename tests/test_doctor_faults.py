@@ -18,6 +18,7 @@ from spec_lab.acceptance.strict import StrictAcceptance
 from spec_lab.app.compose import compose
 from spec_lab.build.auto import with_auto_chosen
 from spec_lab.build.lab import Lab
+from spec_lab.checkpoints.packaged import ZOO
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.protocols import Drafter
@@ -29,7 +30,6 @@ from spec_lab.doctor.findings import Finding, Verdict, faults
 from spec_lab.doctor.loop import check_bounds
 from spec_lab.doctor.report import summarize
 from spec_lab.doctor.subject import Subject, load_subject, strict_greedy
-from spec_lab.options.targets import ZOO
 
 QUICK = ("max_new_tokens=16", "device=cpu", "batch_size=9", "kernels=torch")
 """With kernels=native the write that some faults break is inside a layer."""

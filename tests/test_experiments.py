@@ -1,10 +1,9 @@
-"""Every study of `conf/experiment`: it composes, its jobs run, and the report has a table for its question."""
+"""Every study of `conf/experiment`: its lines compose, its jobs run, and its tables and figures can be made."""
 
 from __future__ import annotations
 
+import itertools
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,40 +13,28 @@ import yaml
 from spec_lab.__main__ import main
 from spec_lab.app.compose import compose, conf_folder
 from spec_lab.config.checks import problems
-from spec_lab.record.paired import over_reference
-from spec_lab.record.runs import Run, find_runs
-from spec_lab.report.__main__ import main as report
-from spec_lab.report.knob_plot import plotted_numbers
-from spec_lab.report.knob_table import STUDIES, format_knob_study, is_told_by_knobs, read_knob_studies
-from spec_lab.report.lines_plot import PlottedNumber, number_over_knob
+from spec_lab.config.run import Run
+from spec_lab.record.reading import find_runs
+from spec_lab.study.figures import svg
+from spec_lab.study.studies import studies_in, study_figures, study_tables
 from tests import recorded_runner
-from tests.covering import each_value
-from tests.fake_runs import CHOICES, make_summary
 
-EXPERIMENTS = sorted(path.stem for path in (conf_folder() / "experiment").glob("*.yaml"))
-OTHERS = ["draft_stop", "drafters", "drafters_quick", "graph_modes", "lossy", "relaxed_thinking"]
-KNOBS = {
-    "pruning": {"prune": ["none", "catchup"], "K": ["3"]},
-    "prefill_outputs": {"prompt tokens": ["64"], "prefill": ["all_rows", "last_row"]},
-    "sampling": {"temperature": ["0.4"], "method": ["one_hot", "standard", "block"]},
-    "batch_scaling": {"K": ["1", "3"], "batch": ["16"]},
-    "adaptive_k": {"batch": ["8"], "drafting": ["fixed", "1:5 3:3 5:1 9:0"]},
-    "trees": {"batch": ["1", "8"], "drafter": ["frozen_kv"]},
-}
-"""What the columns of each study hold."""
+FILES = {path.stem: path for path in sorted((conf_folder() / "experiment").glob("*.yaml"))}
 CELLS: dict[str, tuple[list[str], int]] = {
-    "pruning": (["prune=none,catchup", "drafter.num_draft_tokens=3"], 2),
-    "prefill_outputs": (["workload.prompt_tokens=64"], 2),
-    "sampling": (["sampling.temperature=0.4"], 3),
+    "adaptive_k": (["line=k3,schedule", "batch_size=8"], 2),
     "batch_scaling": (["batch_size=16"], 2),
-    "adaptive_k": (["experiment/adaptive_k/point@_global_=k3,schedule", "batch_size=8"], 2),
-    "trees": (["experiment/trees/point@_global_=static"], 2),
+    "drafters": (["drafter=ngram,eagle3", "drafter.num_draft_tokens=3"], 2),
+    "graph_modes": (["graph=eager,round_overlap"], 4),
+    "lossy": (["line=one_hot,fuzzy0.2"], 2),
+    "paper": (["line=eagle3,eagle3_T1"], 2),
+    "prefill_outputs": (["workload.prompt_tokens=64"], 2),
+    "pruning": (["prune=none,catchup", "drafter.num_draft_tokens=3"], 2),
+    "relaxed_thinking": (["line=strict,top10_delta0.2", "drafter.num_draft_tokens=1"], 2),
+    "sampling": (["sampling.temperature=0.4"], 3),
+    "serving": (["batch_size=1,16"], 2),
+    "trees": (["line=static,chain7", "batch_size=1"], 2),
 }
 """Some values of each study, and how many runs they are."""
-DRAWN = ("pruning", "adaptive_k")
-"""Studies whose whole report is asked for: one of numbers, and one of words along its axis."""
-PNG_END = b"IEND\xaeB`\x82"
-SMALLEST = ["max_new_tokens=3", "repeats=1", "warmup_requests=0", "profile_rounds=0", "kernels=torch"]
 
 
 @pytest.fixture
@@ -55,7 +42,7 @@ def ran(monkeypatch: pytest.MonkeyPatch, empty_folder: Path) -> list[Any]:
     """The configurations that a runner which decodes nothing was given."""
     configs: list[Any] = []
 
-    def run(chosen: Any, choices: dict[str, str], folder: Path, *_: Any) -> Any:
+    def run(chosen: Run, choices: dict[str, str], folder: Path, *_: Any) -> Any:
         configs.append(chosen)
         return recorded_runner.run(chosen, choices, folder)
 
@@ -65,218 +52,81 @@ def ran(monkeypatch: pytest.MonkeyPatch, empty_folder: Path) -> list[Any]:
     return configs
 
 
-def test_every_experiment_is_counted() -> None:
-    assert sorted([*CELLS, *OTHERS]) == EXPERIMENTS
-    assert set(KNOBS) == {study.experiment for study in STUDIES}
+@pytest.mark.parametrize("name", FILES)
+def test_a_study_runs_its_lines_and_shows_its_tables_and_figures(
+    name: str, ran: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    some, num_runs = CELLS[name]
+    assert main([f"experiment={name}", *some]) == 0
+    assert len(ran) == num_runs
+    [(spec, runs)] = studies_in(find_runs("outputs"))
+    assert len(runs) == num_runs and spec["question"] in capsys.readouterr().out
+    if "line" in some[0]:
+        assert {found.run.choices["line"] for found in runs} == set(some[0].partition("=")[2].split(","))
+    tables = study_tables(spec, runs)
+    assert len(tables) == len(spec["tables"] or ["knobs"]) - ("reliability" in spec["tables"]), "no run has confidences"
+    for draw in study_figures(spec, runs).values():
+        assert svg(draw()).startswith("<svg")
 
 
-def test_lossy_rules_are_compared_with_looked_up_and_with_drawn_drafts(ran: list[Any]) -> None:
-    assert main(["experiment=lossy", "experiment/lossy/point@_global_=fuzzy0.2", "drafter=ngram", "prune=none"]) == 0
-    assert (
-        main(
-            [
-                "experiment=lossy",
-                "experiment/lossy/point@_global_=standard,mentored0.1",
-                "drafter.draft_sampling=distribution",
-            ]
-        )
-        == 0
-    )
-    assert [config.acceptance.name for config in ran] == ["fuzzy", "rejection", "mentored"]
+@pytest.mark.parametrize("size", ["small", "full"])
+@pytest.mark.parametrize("name", FILES)
+def test_every_value_of_a_study_composes_and_is_not_refused(name: str, size: str) -> None:
+    """Each value once, beside the first of the others; only mtp_vanilla has too few modules for K=5."""
+    whole = [f"experiment={name}", f"size={size}", "hydra.mode=RUN"]
+    params = swept(name, size)
+    for key, values in params.items():
+        for value in values:
+            others = {other: each[0] for other, each in params.items()} | {key: value}
+            config = compose([*whole, *(f"{k}={v}" for k, v in others.items())]).config
+            assert list(problems(config)) == [], others
 
 
-def test_graph_modes_are_compared_at_two_batch_sizes(ran: list[Any]) -> None:
-    assert main(["experiment=graph_modes", "graph=round_overlap"]) == 0
-    assert len({config.batch_size for config in ran}) == len(ran) == 2
+def swept(name: str, size: str) -> dict[str, list[str]]:
+    """The values of each key that a study sweeps at a size."""
+    params = yaml.safe_load(FILES[name].read_text())["hydra"]["sweeper"]["params"]
+    texts = {key: str(value) for key, value in params.items()}
+    chosen = {}
+    for key, text in texts.items():
+        if text.startswith("${by_size:"):
+            small, full = (part.strip("'") for part in text.removeprefix("${by_size:").removesuffix("}").split("','"))
+            text = full if size == "full" else small
+        chosen[key] = [value.strip() for value in text.split(",")]
+    return chosen
 
 
-def test_a_cell_of_the_drafters_that_cannot_be_is_refused_and_the_others_run(ran: list[Any]) -> None:
+def test_every_line_is_swept_or_has_a_use_that_its_page_names() -> None:
+    """A line that no size sweeps is for `line=...` typed by hand, which the YAML's head says."""
+    for name, path in FILES.items():
+        lines = set((yaml.safe_load(path.read_text())["study"].get("lines")) or {})
+        used = set(itertools.chain(*(swept(name, size).get("line", []) for size in ("small", "full"))))
+        assert used <= lines, name
+        head = path.read_text().partition("\ndefaults:")[0]
+        assert all(line in head for line in lines - used), name
+
+
+def test_what_is_typed_replaces_what_the_study_sweeps(ran: list[Any]) -> None:
+    assert main(["experiment=trees", "line=static,chain7", "batch_size=1", "max_new_tokens=5"]) == 0
+    assert sorted((config.tree.name, config.drafter.num_draft_tokens) for config in ran) == [("none", 7), ("static", 3)]
+    assert {config.max_new_tokens for config in ran} == {5}
+
+
+def test_a_cell_that_cannot_be_is_refused_and_the_others_run(ran: list[Any]) -> None:
     """mtp_vanilla has no five modules."""
     assert main(["experiment=drafters", "drafter=mtp_vanilla", "drafter.num_draft_tokens=3,5"]) == 2
     assert [(config.drafter.name, config.drafter.num_draft_tokens) for config in ran] == [("mtp_vanilla", 3)]
-    assert {str(config.prune.catchup) for config in ran} == {"pre_attention"}
-    assert {tuple(config.references) for config in ran} == {("plain",)}
-    assert {config.workload.limit for config in ran} == {9}
 
 
-def test_four_drafters_are_compared_in_a_moment(ran: list[Any]) -> None:
-    assert main(["experiment=drafters_quick"]) == 0
-    assert [config.drafter.name for config in ran] == ["random", "ngram", "eagle3", "oracle"]
-
-
-def test_optuna_searches_for_the_objective_and_goes_on_where_it_was(ran: list[Any]) -> None:
-    """A refused trial ends nothing, and the trials of the first call are not run again."""
-    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="needs the extra `optuna`")
-    space = ["drafter.num_draft_tokens=choice(1,3,40)", "drafter.stop_threshold=0.5", "hydra.sweeper.sampler.seed=2"]
-    assert main(["experiment=draft_stop", "hydra.sweeper.n_trials=3", *space]) == 2
-    tried = [config.drafter.num_draft_tokens for config in ran]
-    assert sorted(tried) == [1, 3]
-    assert main(["experiment=draft_stop", "hydra.sweeper.n_trials=4", *space]) == 2
-    assert len(ran) == 2
-    [folder] = Path("outputs").iterdir()
-    best = yaml.safe_load((folder / "optimization_results.yaml").read_text())
-    finished = [run.summary for run in find_runs([folder]) if run.summary["status"] == "finished"]
-    speedups = {one["config"]["drafter"]["num_draft_tokens"]: one["speedup"]["value"] for one in finished}
-    assert len(set(speedups.values())) == 2
-    assert best["best_value"] == max(speedups.values())
-    assert speedups[best["best_params"]["drafter.num_draft_tokens"]] == best["best_value"]
-
-
-@pytest.mark.parametrize("experiment", list(KNOBS))
-def test_study_runs_every_cell_and_the_report_has_its_table(
-    experiment: str, ran: list[Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    some, num_runs = CELLS[experiment]
-    assert main([f"experiment={experiment}", *some]) == 0
-    assert len(ran) == num_runs
-    [(study, runs)] = read_knob_studies(find_runs([Path("outputs")]))
-    assert len(runs) == len(ran), "each cell is a line"
-    text = format_knob_study(study, runs)
-    assert max(map(len, text.splitlines()[2:])) <= 80
-    lines = text.split("\n\n")[1].splitlines()[2:]
-    rows = [[str(value) for value in _cells(line)] for line in lines]
-    for name, values in KNOBS[experiment].items():
-        place = list(study.keys).index(name)
-        assert list(dict.fromkeys(row[place] for row in rows)) == values
-    assert plotted_numbers(study, runs)
-    if experiment == "sampling":  # it never divides by probabilities that drafts were not drawn with
-        pairs = [(str(config.acceptance.method), str(config.drafter.draft_sampling)) for config in ran]
-        assert pairs == [("one_hot", "greedy"), ("standard", "distribution"), ("block", "distribution")]
-    if experiment not in DRAWN:
-        return
-    capsys.readouterr()
-    assert report(["outputs"]) == 0
-    out = capsys.readouterr().out
-    assert study.question in out
-    assert f"plot: outputs/{experiment}.png" in out
-    assert Path(f"outputs/{experiment}.png").read_bytes().endswith(PNG_END)
-
-
-def _cells(line: str) -> list[str]:
-    return [cell.strip() for cell in line.split("  ") if cell]
-
-
-def grid_of(experiment: str) -> dict[str, list[str]]:
-    """The values of each key of a study of full size."""
-    files = [conf_folder() / "experiment" / path for path in (f"{experiment}.yaml", f"{experiment}/grid/full.yaml")]
-    sweepers = [yaml.safe_load(file.read_text()).get("hydra", {}).get("sweeper", {}) for file in files]
-    params = {key: str(values) for sweeper in sweepers for key, values in sweeper.get("params", {}).items()}
-    return {key: [value.strip() for value in values.split(",")] for key, values in params.items()}
-
-
-@pytest.mark.parametrize("experiment", [*CELLS, "relaxed_thinking"])
-def test_no_value_of_the_full_size_is_refused(experiment: str) -> None:
-    """Each value once, beside some of the others."""
-    grid = grid_of(experiment)
-    for values in each_value(*grid.values()):
-        cell = [f"{key}={value}" for key, value in zip(grid, values, strict=True)]
-        config = compose([f"experiment={experiment}", "size=full", "hydra.mode=RUN", *cell]).config
-        assert list(problems(config)) == [], cell
-
-
-def test_points_of_a_grid_run_by_their_names(ran: list[Any]) -> None:
-    assert main(["experiment=trees", "experiment/trees/point@_global_=static,chain7", "batch_size=1"]) == 0
-    assert sorted((config.tree.name, config.drafter.num_draft_tokens) for config in ran) == [("none", 7), ("static", 3)]
-
-
-def _runs(*changes: dict[str, Any], experiment: str = "batch_scaling") -> list[Run]:
-    runs = []
-    for number, change in enumerate(changes):
-        summary = make_summary()
-        summary["choices"] = CHOICES | {"experiment": experiment}
-        config = {"drafter": {"name": "eagle3", "num_draft_tokens": 3}, "batch_size": 1, "output_dir": str(number)}
-        summary["config"] = config | change
-        runs.append(Run(Path(f"run{number}"), summary))
-    return runs
-
-
-def _found(runs: Sequence[Run]) -> list[list[str]]:
-    return [[run.folder.name for run in found] for _, found in read_knob_studies(runs)]
-
-
-def test_lines_are_in_the_order_of_the_knobs_and_the_newest_of_equal_runs_counts() -> None:
-    k1 = {"drafter": {"name": "eagle3", "num_draft_tokens": 1}}
-    runs = _runs({"batch_size": 16}, {"batch_size": 2}, {"batch_size": 2}, k1 | {"batch_size": 4})
-    assert _found(runs) == [["run3", "run2", "run0"]]
-
-
-def test_runs_that_differ_in_more_than_the_knobs_are_studies_apart() -> None:
-    others = {"batch_size": 1, "seed": 3}, {"batch_size": 1, "num_threads": 2}
-    runs = _runs({"batch_size": 1}, {"batch_size": 2}, *others)
-    assert _found(runs) == [["run0", "run1"], ["run2"], ["run3"]]
-    other = _runs({"drafter": {"name": "mtp_eagle", "num_draft_tokens": 3}})
-    assert _found([*runs[:1], *other]) == [["run0"], ["run0"]]
-
-
-def test_a_further_knob_has_a_column_where_runs_differ_in_it() -> None:
-    """One that follows from the others has none, and parts no study."""
-    pruned = {"prune": {"catchup": "all_rows"}}
-    changes = [pruned | {"batch_size": size, "workload": {"num_requests": size}} for size in (8, 1)]
-    [(study, runs)] = read_knob_studies(_runs(*changes, experiment="pruning"))
-    assert [run.folder.name for run in runs] == ["run1", "run0"]
-    assert format_knob_study(study, runs).splitlines()[2].split()[:3] == ["batch", "K", "prune"]
-    assert format_knob_study(study, runs[:1]).splitlines()[2].split()[:2] == ["K", "prune"]
-
-
-def test_runs_of_no_study_and_unfinished_ones_have_no_line() -> None:
-    runs = _runs({"batch_size": 1}, {"batch_size": 2})
-    runs[0].summary["status"] = "failed"
-    del runs[1].summary["choices"]["experiment"]
-    assert _found(runs) == []
-    assert _found(_runs({"batch_size": 1}, experiment="drafters")) == []
-
-
-def test_a_figure_has_a_line_for_each_value_of_the_other_knobs() -> None:
-    k1 = {"drafter": {"name": "eagle3", "num_draft_tokens": 1}}
-    runs = _runs({"batch_size": 16}, {"batch_size": 2}, k1 | {"batch_size": 2})
-    del runs[0].summary["references"]["plain"]
-    [(study, found)] = read_knob_studies(runs)
-    numbers = plotted_numbers(study, found)
-    assert [(number.place, number.line) for number in numbers] == [("2", "K 1"), ("2", "K 3")]
-    ratio = over_reference(runs[1].summary, runs[1].summary, "plain")
-    assert ratio is not None
-    assert (numbers[1].value, numbers[1].low, numbers[1].high) == (ratio.value, *ratio.ends)
-
-
-def test_drafters_side_by_side_are_for_runs_that_no_study_tells_apart() -> None:
-    k1, ngram = ({"drafter": {"name": name, "num_draft_tokens": 1}} for name in ("eagle3", "ngram"))
-    assert is_told_by_knobs([run.summary for run in _runs({}, k1)])
-    assert not is_told_by_knobs([run.summary for run in _runs({}, k1, experiment="drafters")])
-    two = [run.summary for run in _runs({}, ngram)]
-    two[1]["choices"]["drafter"] = "ngram"
-    assert not is_told_by_knobs(two), "the drafter is no knob of that study"
-    two = [run.summary for run in _runs({}, ngram, experiment="trees")]
-    two[1]["choices"]["drafter"] = "ngram"
-    assert is_told_by_knobs(two)
-
-
-def test_places_stand_in_the_order_of_their_values() -> None:
-    numbers = [PlottedNumber(place, "", 1.0 + i, 0.5 + i, 3.0 + i) for i, place in enumerate(["16", "2", "4"])]
-    axes = number_over_knob(numbers, "title", "batch", "speedup", even=1.0).axes[0]
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["2", "4", "16"]
-    assert axes.get_lines()[0].get_ydata().tolist() == [2.0, 3.0, 1.0]
-    bars = sorted(float(y) for line in axes.get_lines()[1:4] for y in line.get_ydata())
-    assert bars == [0.5, 1.5, 2.5, 3.0, 4.0, 5.0]
-    words = number_over_knob([replace(number, place=f"{number.place}x") for number in numbers], "", "", "", None)
-    assert [label.get_text() for label in words.axes[0].get_xticklabels()] == ["16x", "2x", "4x"]
-
-
-@pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.experiment)
-def test_a_number_that_a_record_has_not_is_a_dash(study: Any) -> None:
-    [run] = _runs({}, experiment=study.experiment)
-    run.summary["speedup"] = run.summary["pruning_speedup"] = run.summary["acceptance_length"] = None
-    run.summary["references"] = {}
-    assert "-" in format_knob_study(study, [run]).splitlines()[-1].split()
-
-
-def test_a_study_decodes_at_its_smallest(empty_folder: Path) -> None:
-    """Each feature, and the drafters (`test_drafter_table.py`), have tests of their own."""
-    points = [
-        "experiment/relaxed_thinking/point@_global_=top10_delta0.6",
-        "drafter.num_draft_tokens=1",
-        "workload.limit=7",
-    ]
-    assert main(["experiment=relaxed_thinking", *SMALLEST, *points]) == 0
-    assert {run.summary["status"] for run in find_runs([Path("outputs")])} == {"finished"}
-    assert report(["outputs"]) == 0
+def test_a_study_of_ones_own_needs_one_file(ran: list[Any], tmp_path: Path) -> None:
+    folder = tmp_path / "own" / "experiment"
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_text(
+        "# @package _global_\nname: mine\nhydra:\n  mode: MULTIRUN\n  sweeper:\n    params: {line: 'a,b'}\n"
+        "study:\n  question: Which?\n  lines:\n    a: [drafter=ngram]\n"
+        "    b: [drafter=eagle3, drafter.num_draft_tokens=2]\n"
+        "  keys: {line: line}\n  columns: {length: acceptance_length}\n"
+    )
+    assert main(["--config-dir", str(tmp_path / "own"), "experiment=mine"]) == 0
+    assert [(config.drafter.name, config.drafter.num_draft_tokens) for config in ran] == [("ngram", 3), ("eagle3", 2)]
+    [(spec, runs)] = studies_in(find_runs("outputs"))
+    assert study_tables(spec, runs)[0].shown["line"].tolist() == ["a", "b"]

@@ -15,9 +15,9 @@ from spec_lab.engine.engine import Engine
 from spec_lab.engine.experts_read import ExpertsRead, ReadingStage, count_distinct
 from spec_lab.engine.tape import TapeRecorder
 from spec_lab.models.routers import Routing
-from spec_lab.record.measured import Measured
-from spec_lab.report.run_table import format_run
-from tests.fake_runs import MAIN, PLAIN, UNPRUNED, make_summary, measure
+from spec_lab.record.metric import Measured
+from spec_lab.study.run_table import format_run
+from tests.fake_runs import MAIN, make_run, measure
 from tests.lab import make_config, make_engine, random_requests
 from tests.tiny_experts import make_tiny_nextn
 from tests.tiny_gemma4 import make_tiny_gemma4
@@ -175,30 +175,21 @@ def test_experts_of_other_families_are_counted(tmp_path: Path, kind: str, read: 
 
 
 def test_the_record_has_the_mean_of_a_round_and_the_table_shows_it() -> None:
-    summary = make_summary(main=with_counts(measure(MAIN), ExpertCounts(600, 300, 90)))
+    summary = make_run(main=with_counts(measure(MAIN), ExpertCounts(600, 300, 90)))
     num_rounds = summary["verify_calls"]
     expected = {"verify": 600 / num_rounds, "catchup": 300 / num_rounds, "recur": 90 / num_rounds}
-    assert summary["experts_read"] == expected
-    assert summary["expert_bytes_read"] == pytest.approx({stage: 3e6 * count for stage, count in expected.items()})
-    assert summary["references"]["plain"]["experts_read"] is None
+    assert summary.under("experts_read") == expected
+    assert summary.under("expert_bytes_read") == pytest.approx(
+        {stage: 3e6 * count for stage, count in expected.items()}
+    )
+    assert not summary.references["plain"].under("experts_read")
     table = format_run(summary)
-    assert "experts read a round" in table and f"{600 / num_rounds:.1f}" in table
-    assert "verify MB" in table and f"{1800 / num_rounds:.2f}" in table
-    assert "experts read" not in format_run(make_summary())
+    assert "Experts read a round" in table and f"{600 / num_rounds:.2f}" in table and "verify, bytes" in table
+    assert "Experts read" not in format_run(make_run())
 
 
 def with_counts(measured: Measured, counts: ExpertCounts) -> Measured:
     """Let every repeat have read these experts, of three million bytes each."""
     num_bytes = ExpertCounts(*(3_000_000 * count for count in (counts.verify, counts.catchup, counts.recur)))
     repeats = [replace(result, experts_read=counts, expert_bytes_read=num_bytes) for result in measured.repeats]
-    return Measured(repeats, measured.correct)
-
-
-def test_the_verdict_says_what_pruning_saved() -> None:
-    main = with_counts(measure(MAIN), ExpertCounts(600, 300, 90))
-    unpruned = with_counts(measure(UNPRUNED), ExpertCounts(600, 900, 90))
-    summary = make_summary(main=main, references={"plain": measure(PLAIN), "unpruned": unpruned})
-    num_rounds = summary["verify_calls"]
-    saved = f"and read {300 / num_rounds:.1f} experts a catch-up where unpruned read {900 / num_rounds:.1f}"
-    assert saved in summary["verdict"]
-    assert "experts" not in make_summary()["verdict"]
+    return replace(measured, repeats=repeats)

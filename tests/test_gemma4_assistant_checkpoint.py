@@ -19,7 +19,7 @@ from spec_lab.checkpoints.gemma4_assistant_config import (
     read_assistant_config,
 )
 from spec_lab.checkpoints.gemma4_text import LayerRope
-from spec_lab.options.targets import ZOO
+from spec_lab.checkpoints.packaged import ZOO
 from tests.lab import make_config, make_engine, random_requests
 from tests.tiny_assistant import FULL, SLIDING, make_tiny_assistant
 from tests.tiny_checkpoints import make_tiny_target, refused, rewrite_config, rewrite_tensors

@@ -13,9 +13,9 @@ from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.expert_sizes import ExpertSizes, RouterScores
 from spec_lab.checkpoints.families.table import read_decoder, read_model_config
 from spec_lab.checkpoints.gemma4_assistant_config import AssistantTarget, read_assistant_config
+from spec_lab.checkpoints.packaged import SHAPES
 from spec_lab.checkpoints.plan import RopeConfig
 from spec_lab.doctor.aspects import other_sources
-from spec_lab.options.targets import SHAPES
 from tests.tiny_checkpoints import refused
 
 SLIDING, FULL = "sliding_attention", "full_attention"

@@ -24,13 +24,13 @@ from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
 from spec_lab.checkpoints.families.table import read_decoder, read_model_config
 from spec_lab.checkpoints.gemma4_assistant_config import TargetLayerKV
 from spec_lab.checkpoints.hybrid_checkpoint import counts_from_one
+from spec_lab.checkpoints.packaged import SHAPES
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.config.choices import Rollback, Weights
 from spec_lab.config.run import RecurrentConfig
 from spec_lab.measure.lab import note_rollback
 from spec_lab.models.target_loader import WeightSource, load_target, read_hybrid
 from spec_lab.models.tensor_parallel import TensorParallel
-from spec_lab.options.targets import SHAPES
 from spec_lab.options.trees import StaticTreeConfig
 from tests.kept_states import KEPT, tensors_of
 from tests.lab import make_config, make_engine, part, random_requests

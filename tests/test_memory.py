@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,9 @@ from spec_lab.models.decoder import DecoderTarget
 from spec_lab.models.linear import PackedLinear
 from spec_lab.operators.native_parts import NativeLinear
 from spec_lab.operators.native_set import NativeProducts
-from spec_lab.record.runs import find_runs
-from spec_lab.report.run_table import format_run, format_runs
-from tests.fake_runs import make_summary, record_run
+from spec_lab.record.reading import find_runs
+from spec_lab.study.run_table import format_run, runs_table
+from tests.fake_runs import MAIN, make_run, measure, record_run
 from tests.tiny_checkpoints import make_tiny_target
 from tests.tiny_gguf import write_gguf
 
@@ -43,13 +44,13 @@ def test_a_watch_sees_a_peak_that_has_gone_and_none_from_before_it() -> None:
 
 def test_tables_and_frames_have_the_peak(tmp_path: Path) -> None:
     gibi = 2**30
-    memory = {"start_rss_bytes": gibi // 4, "peak_rss_bytes": 3 * gibi // 2, "peak_cuda_bytes": None}
-    assert "1.50 GiB, of which 0.25 GiB before" in format_run(make_summary(memory=memory))
-    assert "on the GPU 7.00 GiB" in format_run(make_summary(memory=memory | {"peak_cuda_bytes": 7 * gibi}))
-    record_run(tmp_path / "with", memory=memory)
+    memory = {"start_rss_bytes": gibi // 4, "peak_rss_bytes": 3 * gibi // 2, "peak_cuda_bytes": 7 * gibi}
+    main = replace(measure(MAIN), work=memory)
+    assert "1.50 GiB" in (table := format_run(make_run(main=main))) and "7.00 GiB" in table
+    record_run(tmp_path / "with", main=main)
     record_run(tmp_path / "without")
-    assert "1.50 GiB" in format_runs(find_runs([tmp_path]))
-    assert set(spec_lab.load_frame(tmp_path)["peak_rss_bytes"].dropna()) == {3 * gibi // 2}
+    assert "1.50 GiB" in runs_table(find_runs([tmp_path])).text()
+    assert set(spec_lab.load_frame(tmp_path)["memory.peak_rss_bytes"].dropna()) == {3 * gibi // 2}
 
 
 @pytest.mark.parametrize("has_tiles", [False, True])

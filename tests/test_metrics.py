@@ -1,60 +1,85 @@
-"""Each metric against a case worked out by hand."""
+"""Every number, from results made by hand."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from spec_lab.core.results import GenerationResult, GraphCounts, PrefillRecord, RowCounts
-from spec_lab.record import acceptance_metrics, answer_metrics, averages, time_metrics
-from spec_lab.record.definitions import DEFINITIONS
-from tests.fake_runs import MAIN, PLAIN, make_request, make_round, make_summary
+from spec_lab.core.results import GenerationResult, GraphCounts, PrefillRecord, RequestRecord, RowCounts
+from spec_lab.record import acceptance, answers, times
+from spec_lab.record.draft_counts import acceptance_length, draft_counts
+from spec_lab.record.metric import METRICS, Measured, flattened, part_of
+from spec_lab.record.models import Request
+from spec_lab.record.recorder import request_row
+from spec_lab.record.statistics import Interval, bootstrapped, of_turns, paired_difference_interval, wilson_interval
+from spec_lab.record.summary import definitions
+from tests.fake_runs import MAIN, PLAIN, make_request, make_round, make_run, measure
 
 K = 3
 
 
+def measured(requests: Sequence[RequestRecord], rounds: Sequence[Any] = (), **changes: Any) -> Measured:
+    """What one turn over these requests and rounds makes."""
+    result = GenerationResult(list(requests), list(rounds), [], GraphCounts(), K, 1.0)
+    return Measured([request_row(record) for record in requests], [result], K, **changes)
+
+
+def turn(requests: Sequence[RequestRecord] = (), rounds: Sequence[Any] = (), seconds: float = 1.0, **more: Any) -> Any:
+    return replace(GenerationResult(list(requests), list(rounds), [], GraphCounts(), K, seconds), **more)
+
+
 def test_acceptance_length_is_pooled_not_averaged_over_requests() -> None:
     """One request with one round of 4, one with three rounds of 1: 7 / 4, where the mean of means would be 2.5."""
-    assert acceptance_metrics.acceptance_length([make_request("a", [3]), make_request("b", [0, 0, 0])], K) == 7 / 4
+    assert acceptance_length([make_request("a", [3]), make_request("b", [0, 0, 0])], K) == 7 / 4
 
 
-def test_prefill_token_is_an_output_but_not_emitted_in_a_round() -> None:
-    requests = [make_request("a", [3, 0, 2]), make_request("b", [])]
-    assert acceptance_metrics.num_emitted_tokens(requests) == 8
-    assert acceptance_metrics.num_output_tokens(requests) == 10
-    assert acceptance_metrics.num_request_rounds(requests) == 3
+def test_the_prompt_pass_token_is_an_output_but_not_emitted_in_a_round() -> None:
+    part = part_of(measured([make_request("a", [3, 0, 2]), make_request("b", [])]))
+    counted = [part[name] for name in ("emitted_tokens", "output_tokens", "rounds", "num_requests", "prompt_tokens")]
+    assert counted == [8, 10, 3, 2, 6]
 
 
-def test_acceptance_rate_by_position() -> None:
+def test_acceptance_by_position() -> None:
     """Accepted 3, 2, 0, 1, 3 in five rounds, the last of them cut by a limit: 4 pass position 1, 3 pass 2, 2 pass 3."""
-    requests = [make_request("a", [3, 2, 0]), make_request("b", [1, 3], [2, 1], truncated=True)]
-    rates = acceptance_metrics.acceptance_rate_by_position(requests, K)
-    assert rates["unconditional"] == [4 / 5, 3 / 5, 2 / 5]
-    assert rates["conditional"] == [4 / 5, 3 / 4, 2 / 3]
-    assert rates["reached"] == [5, 4, 3]
+    part = part_of(measured([make_request("a", [3, 2, 0]), make_request("b", [1, 3], [2, 1], truncated=True)]))
+    rates = [part.under(f"acceptance_rate_by_position.{kind}") for kind in ("unconditional", "conditional", "reached")]
+    assert rates == [
+        {"1": 4 / 5, "2": 3 / 5, "3": 2 / 5},
+        {"1": 4 / 5, "2": 3 / 4, "3": 2 / 3},
+        {"1": 5, "2": 4, "3": 3},
+    ]
+    assert part["acceptance_length"] == pytest.approx(1 + 9 / 5)
+    assert part.under("accepted_histogram") == {"0": 1, "1": 1, "2": 1, "3": 2}
+    assert part.under("emitted_histogram") == {"0": 0, "1": 2, "2": 1, "3": 1, "4": 1}
 
 
-def test_unconditional_rates_add_up_to_the_acceptance_length() -> None:
-    requests = MAIN.generate().requests
-    rates = acceptance_metrics.acceptance_rate_by_position(requests, K)["unconditional"]
-    assert 1 + sum(rate or 0.0 for rate in rates) == pytest.approx(acceptance_metrics.acceptance_length(requests, K))
+def test_a_position_nobody_reached_has_no_conditional_rate() -> None:
+    rates = draft_counts([make_request("a", [0, 1])], K)
+    assert (rates.unconditional, rates.conditional, rates.offered) == ([0.5, 0.0, 0.0], [0.5, 0.0, None], [2, 1, 0])
 
 
-def test_position_nobody_reached_has_no_conditional_rate() -> None:
-    rates = acceptance_metrics.acceptance_rate_by_position([make_request("a", [0, 1])], K)
-    assert rates["unconditional"] == [1 / 2, 0.0, 0.0]
-    assert rates["conditional"] == [1 / 2, 0.0, None]
-    assert rates["reached"] == [2, 1, 0]
+def test_an_engine_that_tells_a_histogram_or_nothing_has_what_follows_from_it() -> None:
+    """Three rounds of three offers, of which 3, 3 and 1 were accepted: (4 + 4 + 2) / 3."""
+    told = Request(id="a", prompt_ids=[1], output_ids=[2], rounds_histogram=[(3, 3, 2), (3, 1, 1)])
+    silent = Request(id="b", prompt_ids=[1], output_ids=[2])
+    part = part_of(Measured([told, silent], (), K))
+    assert (part["acceptance_length"], part["rounds"]) == (pytest.approx(10 / 3), 3)
+    assert part_of(Measured([silent], (), K))["acceptance_length"] is None
+    assert part["round_ms"] is part["speedup"] is None and part["output_tokens"] == 2
 
 
-def test_histograms_count_all_rounds() -> None:
-    requests = [make_request("a", [3, 0, 3]), make_request("b", [2, 3], [3, 1], truncated=True)]
-    assert acceptance_metrics.accepted_histogram(requests, K) == [1, 0, 1, 3]
-    assert acceptance_metrics.emitted_histogram(requests, K) == [0, 2, 0, 1, 2]
+def test_acceptance_is_told_by_context_turn_and_phase() -> None:
+    """Prompts of 3 tokens. Rounds begin at output tokens 1, 5, 6 (4, 8 and 9 tokens of text), and at 1 in turn 2."""
+    first = request_row(make_request("a", [3, 0, 2]), thinking_spans=[(0, 6)])
+    second = request_row(replace(make_request("b", [1]), turn=2), thinking_spans=[])
+    part = part_of(Measured([first, second], (), K))
+    assert part.under("acceptance_length_by.context") == {"4": (4 + 2) / 2, "8": (1 + 3) / 2}
+    assert part.under("acceptance_length_by.turn") == {"1": 8 / 3, "2": 2.0}
+    assert part.under("acceptance_length_by.phase") == {"answer": (3 + 2) / 2, "thinking": (4 + 1) / 2}
 
 
 def test_distance_is_a_mean_over_chosen_tokens_with_an_interval_over_requests() -> None:
@@ -62,203 +87,188 @@ def test_distance_is_a_mean_over_chosen_tokens_with_an_interval_over_requests() 
     rounds = [make_round([2, 3], 0.1), make_round([1], 0.1)]
     rounds[0].distance, rounds[1].distance = [[0.3, 0.5], [0.8, 1.0]], [[0.1, 0.5]]
     requests = [make_request("r0", [1, 0]), make_request("r1", [2])]
-    found = acceptance_metrics.distance(requests, rounds)
-    assert found is not None and found["low"] is not None and found["high"] is not None
+    found = part_of(measured(requests, rounds)).under("distance")
     assert found["total_variation"] == pytest.approx(0.2) and found["kl"] == pytest.approx(2 / 6)
     assert 0 <= found["low"] < 0.2 < found["high"] <= 1
     rounds[1].distance = [[0.1, math.inf]]
-    one = acceptance_metrics.distance(requests[:1], rounds)
+    one = part_of(measured(requests[:1], rounds)).under("distance")
     assert one == {"total_variation": pytest.approx(0.4 / 3), "low": None, "high": None, "kl": None}
-    assert acceptance_metrics.distance(requests, [make_round([2, 3], 0.1)]) is None
 
 
-def test_relaxed_drafts_are_counted_of_the_requests_that_are_asked_for() -> None:
-    """As a category's are, whose requests share rounds with others."""
-    requests = [make_request("r0", [1, 0]), make_request("r1", [1, 0])]
+def test_relaxed_drafts_are_counted_of_the_requests_of_a_category() -> None:
+    requests = [make_request("r0", [1, 0], category="a"), make_request("r1", [1, 0], category="b")]
     rounds = [replace(make_round([2, 2], 0.1), relaxed=[1, 1]), replace(make_round([1, 1], 0.1), relaxed=[0, 0])]
-    assert acceptance_metrics.relaxed_hits(requests[1:], rounds) == {"hits": 1, "per_1000_tokens": 1000 / 3}
-    assert acceptance_metrics.relaxed_hits(requests, rounds) == {"hits": 2, "per_1000_tokens": 1000 / 3}
+    part = part_of(measured(requests, rounds))
+    assert part.under("relaxed") == {"hits": 2, "per_1000_tokens": 1000 / 3}
+    assert {name: numbers["relaxed.hits"] for name, numbers in part.by_category.items()} == {"a": 1, "b": 1}
 
 
 def test_rates() -> None:
-    """3 + 5 tokens in 2 ms + 2 ms of rounds; 10 + 1 tokens in all in 8 ms."""
-    rounds = [make_round([2, 1], 0.002), make_round([4, 1], 0.002)]
+    """3 + 5 tokens in 2 ms + 2 ms of rounds; 10 + 1 output and 6 prompt tokens of two requests in 8 ms."""
     requests = [make_request("a", [3, 0, 2, 0]), make_request("b", [])]
-    result = GenerationResult(requests, rounds, [], GraphCounts(), K, 0.008)
-    assert time_metrics.decode_tokens_per_second(rounds) == pytest.approx(8 / 0.004)
-    assert time_metrics.end_to_end_tokens_per_second(result) == pytest.approx(11 / 0.008)
+    result = turn(requests, [make_round([2, 1], 0.002), make_round([4, 1], 0.002)], 0.008)
+    assert times.decode_tokens_per_second(result) == pytest.approx(8 / 0.004)
+    assert times.end_to_end_tokens_per_second(result) == pytest.approx(11 / 0.008)
+    assert times.total_tokens_per_second(result) == pytest.approx(17 / 0.008)
+    assert times.requests_per_second(result) == pytest.approx(2 / 0.008)
 
 
 def test_times_of_rounds_and_stages() -> None:
     """A stage counts in the rounds that could tell it apart, and is absent where none could."""
-    rounds = [
-        make_round([2], 0.004, {"verify": 0.003, "recur": 0.001}),
-        make_round([1], 0.002, {"verify": 0.001}),
-    ]
-    assert time_metrics.round_ms(rounds) == pytest.approx(3.0)
-    assert time_metrics.stage_ms(rounds, "verify") == pytest.approx(2.0)
-    assert time_metrics.stage_ms(rounds, "recur") == pytest.approx(1.0)
-    assert time_metrics.stage_ms(rounds, "catchup") is None
+    rounds = [make_round([2], 0.004, {"verify": 0.003, "own": 0.001}), make_round([1], 0.002, {"verify": 0.001})]
+    rounds[0].launch_seconds = 0.001
+    part = part_of(Measured((), [turn(rounds=rounds)], K))
+    assert (part["round_ms"], part["launch_ms"]) == (pytest.approx(3.0), pytest.approx(1.0))
+    stages = part.under("stage_ms_per_round")
+    assert (stages["verify"], stages["own"], stages["catchup"]) == (pytest.approx(2.0), pytest.approx(1.0), None)
 
 
-def test_prefill_time_is_by_request() -> None:
+def test_prompts_have_a_time_a_request_and_a_rate() -> None:
     prefills = [PrefillRecord("a", 3, 1, 0.001, RowCounts()), PrefillRecord("b", 900, 2, 0.005, RowCounts())]
-    assert time_metrics.prefill_ms_per_request(prefills) == pytest.approx(3.0)
+    result = turn(prefills=prefills)
+    assert times.prefill_ms_per_request(result) == pytest.approx(3.0)
+    assert times.prompt_tokens_per_second(result) == pytest.approx(903 / 0.006)
 
 
-def test_latencies() -> None:
-    """Arrived at 1 s; first token at 3 s, two tokens at 4 s, four at 7 s: seven tokens in all."""
-    requests = [make_request("a", [1, 3], admitted_at=1.0, emitted_at=[3.0, 4.0, 7.0])]
-    assert time_metrics.time_to_first_token_ms(requests) == [2000.0]
-    assert time_metrics.time_per_output_token_ms(requests) == [4000.0 / 6]
-    assert time_metrics.inter_token_latency_ms(requests) == [1000.0, 3000.0]
-    assert time_metrics.end_to_end_latency_ms(requests) == [6000.0]
+def test_latencies_count_from_arrival() -> None:
+    """Arrived at 1 s, admitted at 2 s; first token at 3 s, two tokens at 4 s, four at 7 s: seven tokens in all."""
+    waited = replace(make_request("a", [1, 3], admitted_at=2.0, emitted_at=[3.0, 4.0, 7.0]), arrived_at=1.0)
+    part = part_of(Measured((), [turn([waited], seconds=8.0)], K))
+    means = {name: part[f"latency_ms.{name}.mean"] for name in ("ttft", "tpot", "itl", "e2e")}
+    assert means == {"ttft": 2000.0, "tpot": 4000.0 / 6, "itl": 2000.0, "e2e": 6000.0}
+    assert part["latency_ms.itl.p99"] == pytest.approx(2980.0) and part["latency_ms.itl.p50"] == 2000.0
+    assert part["requests_in_flight"] == pytest.approx(6 / 8)
 
 
 def test_a_single_token_has_no_time_per_output_token() -> None:
-    requests = [make_request("a", [], emitted_at=[3.0])]
-    assert time_metrics.time_per_output_token_ms(requests) == []
-    assert time_metrics.latency([]) == {"mean": None, "p50": None, "p99": None}
-
-
-def test_percentile_interpolates() -> None:
-    """Rank 0.99 * 3 = 2.97 of 10, 20, 30, 40."""
-    values = [40.0, 10.0, 30.0, 20.0]
-    assert averages.percentile(values, 50) == 25.0
-    assert averages.percentile(values, 99) == pytest.approx(39.7)
-    assert averages.percentile(values, 100) == 40.0
-    assert averages.percentile([7.0], 99) == 7.0
-    assert time_metrics.latency(values)["mean"] == 25.0
+    part = part_of(Measured((), [turn([make_request("a", [], emitted_at=[3.0])])], K))
+    assert part["latency_ms.tpot.mean"] is part["latency_ms.itl.p99"] is None
 
 
 def test_rows_add_up_over_rounds_and_prompt_passes() -> None:
-    rounds = [make_round([2], 0.1, rows=RowCounts(3, 2, 8, catchup_computed=4, catchup_live=1)) for _ in range(3)]
-    prefills = [PrefillRecord("a", 9, 1, 0.1, RowCounts(prefill_hidden=9, prefill_logits=1, prefill_shared=3))] * 2
-    assert acceptance_metrics.rows(rounds, prefills) == {
-        "drafted": 9,
-        "offered": 6,
-        "verified": 24,
-        "catchup_computed": 12,
-        "catchup_live": 3,
-        "prefill_hidden": 18,
-        "prefill_logits": 2,
-        "prefill_shared": 6,
-    }
+    counts = RowCounts(3, 2, 8, catchup_attention=4, catchup_output=1, catchup_mlp=1, catchup_live=1)
+    rounds = [make_round([2], 0.1, rows=counts) for _ in range(3)]
+    prefills = [PrefillRecord("a", 9, 1, 0.1, RowCounts(prefill_computed=1, prefill_hidden=9, prefill_logits=1))] * 2
+    part = part_of(Measured((), [turn(rounds=rounds, prefills=prefills)], K))
+    expected = {"drafted": 9, "offered": 6, "verified": 24, "catchup_attention": 12, "catchup_output": 3}
+    expected |= {"catchup_mlp": 3, "catchup_live": 3, "prefill_computed": 2, "prefill_hidden": 18, "prefill_logits": 2}
+    assert part.under("rows") == expected | {"prefill_shared": 0}
+
+
+def test_accuracy_leaves_out_what_cannot_be_checked_and_pairs_by_prompt() -> None:
+    mine, plain = (
+        [Request(id=f"r{n}", prompt_ids=[1], output_ids=[2], correct=told) for n, told in enumerate(each)]
+        for each in ([True, None, False, True, None, True], [True, True, True, None, None, False])
+    )
+    found = part_of(Measured(mine, (), K, {"plain": Measured(plain)}))
+    assert (found["accuracy"], found["accuracy.n"]) == (0.75, 4)
+    assert found["accuracy.low"] < 0.75 < found["accuracy.high"]
+    change = found.under("accuracy_change")
+    assert (change["lost"], change["gained"], change["n"]) == (1, 1, 3) and found["accuracy_change"] == 0
+    assert answers.accuracy(Measured(plain[4:5]))["value"] is None
+
+
+def test_speedup_is_paired_by_repeat() -> None:
+    """Repeat by repeat 1.5, 1.2, 1.6. The ratio of medians, 160 / 100, would say 1.6."""
+
+    def turns(*rates: float) -> list[Any]:
+        return [turn(rounds=[make_round([1], 1 / rate)]) for rate in rates]
+
+    plain = Measured((), turns(100.0, 150.0, 100.0))
+    part = part_of(Measured((), turns(150.0, 180.0, 160.0), K, {"plain": plain}))
+    assert [part[f"speedup{end}"] for end in ("", ".low", ".high")] == pytest.approx([1.5, 1.2, 1.6])
+    assert part["speedup.mean_low"] < part["speedup.mean"] == pytest.approx((1.5 * 1.2 * 1.6) ** (1 / 3))
+
+
+@pytest.mark.parametrize(
+    ("rounds", "plain", "expected"),
+    [
+        ([([4], 0.003), ([1], 0.003)], [([1], 0.002)] * 5, 1.5),
+        ([([4, 1, 2, 1], 0.003), ([1, 1], 0.003)], [([1] * 4, 0.002)] * 3, 2.0),
+    ],
+    ids=["a round of 3 ms, a plain step of 2 ms", "in a batch requests share the time"],
+)
+def test_break_even(rounds: Any, plain: Any, expected: float) -> None:
+    mine, other = ([turn(rounds=[make_round(*each) for each in side])] for side in (rounds, plain))
+    found = times.break_even_acceptance_length(Measured((), mine, K, {"plain": Measured((), other)}))
+    assert found == pytest.approx(expected)
+
+
+def test_speedup_is_length_over_break_even() -> None:
+    run = make_run(main=measure(MAIN, (1.0,)), references={"plain": measure(PLAIN, (1.0,))})
+    assert run["speedup"] == pytest.approx(run["acceptance_length_all"] / run["break_even_acceptance_length"])
+
+
+def test_gpu_idle_share_is_of_the_timed_round() -> None:
+    """Profiled kernels can take longer than a timed round: no share is negative."""
+    timed = [turn(rounds=[make_round([1], 0.004)])]
+    for busy, share in ((1.0, 0.75), (5.0, 0.0), (None, None)):
+        assert times.gpu_idle_share(Measured((), timed, K, work={"gpu_busy_ms_per_round": busy})) == share
+
+
+def test_every_number_of_a_run_has_a_definition_of_a_line() -> None:
+    known, run = definitions(), make_run()
+    for part in run.parts.values():
+        for name in part.metrics:
+            assert any(name == metric or name.startswith(f"{metric}.") for metric in METRICS), name
+    for name, text in known.items():
+        assert "\n" not in text and len(text) > 10, name
+
+
+def test_what_a_metric_returns_is_flattened() -> None:
+    found = dict(flattened("a", {"value": 1, "low": math.inf, "by": {"x": [2, None]}}))
+    assert found == {"a": 1, "a.low": None, "a.by.x.1": 2, "a.by.x.2": None}
 
 
 def test_wilson_interval() -> None:
     """Newcombe 1998, table I, method 3 (no continuity correction): 81 of 263, 15 of 148, 0 of 20, 1 of 29."""
     published = [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)]
     for successes, trials, low, high in published:
-        assert answer_metrics.wilson_interval(successes, trials) == pytest.approx((low, high), abs=5e-5)
-    assert answer_metrics.wilson_interval(20, 20)[1] == 1.0
+        assert wilson_interval(successes, trials) == pytest.approx((low, high), abs=5e-5)
 
 
-def test_accuracy_leaves_out_what_cannot_be_checked() -> None:
-    found = answer_metrics.accuracy([True, None, False, True, None, True])
-    assert (found["value"], found["n"]) == (0.75, 4)
-    assert found["low"] is not None
-    assert found["high"] is not None
-    assert found["low"] < 0.75 < found["high"]
-    assert answer_metrics.accuracy([None]) == {"value": None, "low": None, "high": None, "n": 0, "cut": 0}
+def test_a_paired_difference_has_a_width_even_where_no_pair_differs() -> None:
+    low, high = paired_difference_interval(0, 0, 20)
+    assert low == -high < 0
+    low, high = paired_difference_interval(1, 9, 40)
+    assert 0 < low < 8 / 40 < high
 
 
-def test_speedup_is_paired_by_repeat() -> None:
-    """Repeat by repeat 1.5, 1.2, 1.6. The ratio of medians, 160 / 100, would say 1.6."""
-    assert time_metrics.paired_ratio([150.0, 180.0, 160.0], [100.0, 150.0, 100.0], over="plain") == {
-        "value": 1.5,
-        "low": 1.2,
-        "high": 1.6,
-        "over": "plain",
-    }
-    assert time_metrics.paired_ratio([None], [100.0], over="plain") is None
+def test_the_ratio_of_turns_has_students_interval() -> None:
+    """Logs 0, .1 and .2: mean .1, standard error .1 / sqrt 3, t quantile of two degrees 4.3027."""
+    ratio = of_turns([math.exp(x) for x in (0.0, 0.1, 0.2)], [1.0] * 3)
+    assert ratio is not None
+    reach = 4.3027 * 0.1 / math.sqrt(3)
+    found = ratio.interval
+    assert (found.value, found.low, found.high) == pytest.approx(
+        tuple(map(math.exp, (0.1, 0.1 - reach, 0.1 + reach))), rel=1e-4
+    )
+    few = of_turns([2.0, None, 2.1], [1.0, 1.0, 1.0])
+    assert few is not None and (few.num_turns, few.interval.low) == (2, None)
+    assert ratio.over(few).interval.low is None
+    assert of_turns([None, 1.0], [1.0, 0.0]) is None
+    apart = ratio.over(ratio).interval
+    assert apart.value == 1.0 and apart.holds(1.0) and not Interval(2.0, 1.5, 2.5).holds(1.0)
 
 
-def test_break_even_at_batch_one() -> None:
-    """A round of 3 ms against a plain step of 2 ms: 1.5 tokens a round are needed."""
-    rounds, plain = [make_round([4], 0.003), make_round([1], 0.003)], [make_round([1], 0.002)] * 5
-    assert time_metrics.break_even_acceptance_length(rounds, plain) == pytest.approx(1.5)
+def test_the_bootstrap_of_prompts_covers_what_it_should() -> None:
+    """The percentile interval of a mean of 60 fair coins is about .5 +- .13; the same numbers resampled together do not
+    differ, and resampled apart they do."""
+    import numpy as np
+
+    coins = np.tile([0.0, 1.0], 30)
+    mean = bootstrapped(lambda picks: coins[picks].mean(axis=-1), 60)
+    assert mean is not None and mean.low is not None and mean.high is not None
+    assert (mean.value, mean.low, mean.high) == (0.5, pytest.approx(0.37, abs=0.02), pytest.approx(0.63, abs=0.02))
+    paired = bootstrapped(lambda picks: coins[picks].mean(axis=-1) - coins[picks].mean(axis=-1), 60)
+    apart = bootstrapped(lambda a, b: coins[a].mean(axis=-1) - coins[b].mean(axis=-1), 60, 60)
+    assert paired == Interval(0.0, 0.0, 0.0) and apart is not None and apart.low is not None and apart.low < -0.1
+    assert bootstrapped(lambda picks: coins[picks].mean(axis=-1), 1) == Interval(0.0, None, None)
 
 
-def test_break_even_in_a_batch_shares_the_time() -> None:
-    """Rounds of 4 and 2 requests, 3 ms each: 1 ms a request round; plain ones of 4, 2 ms each: 0.5 ms."""
-    rounds, plain = [make_round([4, 1, 2, 1], 0.003), make_round([1, 1], 0.003)], [make_round([1] * 4, 0.002)] * 3
-    assert time_metrics.break_even_acceptance_length(rounds, plain) == pytest.approx(2.0)
-
-
-def test_speedup_is_length_over_break_even() -> None:
-    main, plain = MAIN.generate(), PLAIN.generate()
-    rates = [time_metrics.decode_tokens_per_second(result.rounds) or 0.0 for result in (main, plain)]
-    length = acceptance_metrics.acceptance_length_all(main.requests) or 0.0
-    break_even = time_metrics.break_even_acceptance_length(main.rounds, plain.rounds) or 0.0
-    assert rates[0] / rates[1] == pytest.approx(length / break_even)
-
-
-def test_median_over_repeats() -> None:
-    assert averages.median_over_repeats([3.0, None, 1.0, 10.0]) == 3.0
-    assert averages.median_over_repeats([None]) is None
-
-
-def test_nothing_run_gives_nothing() -> None:
-    assert acceptance_metrics.acceptance_length([], K) is None
-    assert acceptance_metrics.acceptance_length_all([]) is None
-    assert acceptance_metrics.acceptance_rate_by_position([], K)["unconditional"] == [None] * K
-    assert acceptance_metrics.acceptance_rate_by_position([make_request("a", [0, 0])], 0) == {
-        "unconditional": [],
-        "conditional": [],
-        "reached": [],
-    }
-    assert time_metrics.decode_tokens_per_second([]) is None
-    assert time_metrics.end_to_end_tokens_per_second(GenerationResult([], [], [], GraphCounts(), K, 0.0)) is None
-    assert time_metrics.round_ms([]) is None
-    assert time_metrics.break_even_acceptance_length([], []) is None
-    assert time_metrics.prefill_ms_per_request([]) is None
-
-
-def test_every_number_of_a_summary_is_defined() -> None:
-    """Containers only say whose number it is; the definition is that of the number's own key or of what holds it."""
-    missing = {
-        ".".join(path)
-        for path in number_paths(make_summary())
-        if not any(".".join(path[:end]) in DEFINITIONS for end in range(len(path), 0, -1))
-    }
-    assert not missing
-
-
-def test_launch_ms_is_over_the_rounds_that_know_it() -> None:
-    rounds = [make_round([1], 0.004), make_round([1], 0.004), make_round([1], 0.004)]
-    assert time_metrics.launch_ms(rounds) is None
-    rounds[0].launch_seconds, rounds[1].launch_seconds = 0.001, 0.002
-    assert time_metrics.launch_ms(rounds) == pytest.approx(1.5)
-
-
-def test_gpu_idle_share_is_of_the_timed_round() -> None:
-    """Profiled kernels can take longer than a timed round: no share is negative."""
-    assert time_metrics.gpu_idle_share(1.0, 4.0) == pytest.approx(0.75)
-    assert time_metrics.gpu_idle_share(5.0, 4.0) == 0.0
-    assert time_metrics.gpu_idle_share(None, 4.0) is time_metrics.gpu_idle_share(1.0, None) is None
-
-
-def test_every_definition_is_one_line_and_says_something() -> None:
-    for name, definition in DEFINITIONS.items():
-        assert "\n" not in definition, name
-        assert len(definition) > 10, name
-        assert definition.endswith("."), name
-
-
-def number_paths(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Keys that lead to each number, without those of containers: references, categories, repeats, lists."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            if key in ("by_category", "references"):
-                for part in item.values():
-                    yield from number_paths(part)
-            elif key == "repeats":
-                yield from number_paths(item)
-            elif key not in ("config", "definitions"):
-                yield from number_paths(item, (*path, key))
-    elif isinstance(value, list):
-        for item in value:
-            yield from number_paths(item, path)
-    elif isinstance(value, (int, float)) and not isinstance(value, bool):
-        yield path
+def test_the_bootstrap_counts_drafts_as_the_definition_does() -> None:
+    requests = [request_row(record) for record in MAIN.generate().requests]
+    found = acceptance.acceptance_length(Measured(requests, (), K))
+    assert found is not None and found["low"] is not None and found["high"] is not None
+    assert found["value"] == acceptance_length(requests, K)
+    assert found["low"] < found["value"] < found["high"]

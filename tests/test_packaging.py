@@ -105,7 +105,8 @@ def test_wheel_holds_every_file_of_the_tree(tree: Path, wheel: Path) -> None:
     assert licences == {"LICENSE", "NOTICE"}
     assert {
         "spec_lab/conf/drafter/eagle3.yaml",
-        "spec_lab/conf/train/config.yaml",
+        "spec_lab/train/card.md.jinja",
+        "spec_lab/workloads/openings.tsv",
     } <= found
 
 

@@ -1,74 +1,29 @@
-"""A run, a load and a sweep say that they go on, in a pipe as well, whatever the main thread is busy with."""
+"""What a run says while it runs, in a pipe."""
 
 from __future__ import annotations
 
 import io
-import threading
-import time
 
 import pytest
 
-from spec_lab.record.progress import Progress, said_to_go_on
-
-BEAT = 0.05
-
-
-def wait_for(stream: io.StringIO, count: int) -> None:
-    """Block the main thread, as one long operation does, until there are so many lines."""
-    deadline = time.monotonic() + 20
-    while stream.getvalue().count("\n") < count and time.monotonic() < deadline:
-        time.sleep(BEAT)
+from spec_lab.record import progress
+from spec_lab.record.progress import Progress
 
 
-def test_a_stage_that_takes_long_is_said_to_go_on() -> None:
-    stream = io.StringIO()
-    with Progress(3, "request", stream, seconds=BEAT) as progress:
-        progress.stage("plain")
-        progress.advance()
-        wait_for(stream, 3)
-    lines = stream.getvalue().splitlines()
-    assert len(lines) >= 3 and lines[0].endswith("0/3 requests: plain")
-    assert all(line.endswith("1/3 requests: plain, goes on") for line in lines[1:])
-    assert not _beats()
-    time.sleep(2 * BEAT)
-    assert stream.getvalue().splitlines() == lines, "nothing is said behind its end"
-
-
-def test_nothing_is_said_without_a_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a process that was started without one."""
-    monkeypatch.setattr("sys.stderr", None)
-    with Progress(3, "request", seconds=BEAT) as progress:
-        progress.stage("plain")
-        progress.advance()
-        time.sleep(2 * BEAT)
-
-
-def test_items_of_a_stage_are_counted_while_it_goes_on() -> None:
-    stream = io.StringIO()
-    with Progress(3, "request", stream, seconds=BEAT) as progress:
-        for item in progress.counted("comparing", "abc"):
-            if item == "b":
-                wait_for(stream, 3)
-    lines = stream.getvalue().splitlines()
-    assert lines[0].endswith("0/3 requests: comparing")
-    assert lines[-1].endswith("comparing, 1 of 3, goes on"), "what is being looked at is not done"
-
-
-def _beats() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if "_run" in thread.name]
-
-
-def test_an_error_ends_it_too() -> None:
-    stream = io.StringIO()
-    with pytest.raises(KeyboardInterrupt), Progress(3, "request", stream, seconds=60):
-        raise KeyboardInterrupt
-    assert not _beats()
-
-
-def test_what_is_short_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with said_to_go_on("loading"):
-        pass
-    assert capsys.readouterr().err == ""
-    with said_to_go_on("loading", BEAT):
-        time.sleep(6 * BEAT)
-    assert "s] loading\n" in capsys.readouterr().err
+def test_a_stage_has_a_line_and_steps_have_one_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, stream = [0.0], io.StringIO()
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: clock[0])
+    with Progress(9, "request", stream) as shown:
+        shown.stage("plain")
+        for seconds in (3.0, 11.0, 12.0, 24.0):
+            clock[0] = seconds
+            shown.advance()
+        for item in shown.counted("comparing", "ab"):
+            clock[0] += 20 * (item == "a")
+    assert stream.getvalue().splitlines() == [
+        "[  0.0 s] 0/9 requests: plain",
+        "[ 11.0 s] 2/9 requests: plain",
+        "[ 24.0 s] 4/9 requests: plain",
+        "[ 24.0 s] 4/9 requests: comparing",
+        "[ 44.0 s] 4/9 requests: comparing, 1 of 2",
+    ]

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from spec_lab.config.extensions import load_options
 from spec_lab.options.graphs import RoundGraph
 from tests.lab import make_config, make_engine, make_pair, random_requests
 
 BY_LENGTH = """
-from spec_lab.config.option import option
+
+from spec_lab.core.pruning_protocols import LayerRows
 from spec_lab.core.selection import AfterAttention, AllRows
-from spec_lab.options.pruning import CatchupOption
 
 SEEN = []
 COUNTED = []
@@ -34,12 +33,11 @@ class ByLength:
 
     def num_computed(self, live_lens, num_rows):
         COUNTED.append(list(live_lens))
-        return len(live_lens) * (1 if max(live_lens) >= LONG else num_rows)
+        every, live = len(live_lens) * num_rows, len(live_lens)
+        return LayerRows(every, *((live, live) if max(live_lens) >= LONG else (every, every)))
 
-@option("prune.catchup", "by_length")
-class ByLengthOption(CatchupOption):
-    def build(self):
-        return ByLength()
+def register(registry):
+    registry.add(CatchupPruningOption(name="by_length", make=ByLength))
 """
 GRAPHS = {
     "eager": None,
@@ -63,8 +61,7 @@ def test_lengths_are_those_that_the_selection_saw(
     captures = GRAPHS[graph] is not None  # what is captured cannot be chosen by a length that the host reads
     (tmp_path / f"{name}.py").write_text(BY_LENGTH.replace("READS = True", f"READS = {not captures}"))
     requests = random_requests(5, max_new_tokens=14, lengths=(8, 30))
-    load_options([name])
-    config = make_config(pair, "eagle3", batch_size=2)
+    config = make_config(pair, "eagle3", batch_size=2, extensions=[name])
     config.prune.catchup = "by_length"
     config.graph = GRAPHS[graph] or config.graph
     engine = make_engine(config, requests)
@@ -72,7 +69,7 @@ def test_lengths_are_those_that_the_selection_saw(
     result = engine.generate(requests)
     if not captures:
         assert module.SEEN[-len(module.COUNTED) :] == module.COUNTED
-        assert {record.rows.catchup_computed for record in result.rounds} >= {2, 8}, "some rounds are long, some not"
+        assert {record.rows.catchup_mlp for record in result.rounds} >= {2, 8}, "some rounds are long, some not"
     lens = {request.request_id: len(request.prompt_ids) for request in requests}
     assert len(result.rounds) == len(module.COUNTED)
     for record, counted in zip(result.rounds, module.COUNTED, strict=True):

@@ -22,11 +22,11 @@ from spec_lab.checkpoints.gemma4_assistant_config import (
     read_assistant_config,
 )
 from spec_lab.checkpoints.gemma4_text import LayerRope
+from spec_lab.checkpoints.packaged import SHAPES
 from spec_lab.checkpoints.random_weights import random_assistant, random_mtp
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.core.errors import UserError
-from spec_lab.options.targets import SHAPES
-from spec_lab.record.runs import read_summary
+from spec_lab.record.reading import read_run
 from tests import tiny_gemma4
 from tests.covering import each_value
 from tests.tiny_checkpoints import TINY_SIZES, make_tiny_target
@@ -61,10 +61,9 @@ def test_any_config_json_runs_with_random_weights(shape: Path, tmp_path: Path) -
     out = tmp_path / "out"
     target = ["target=hf", f"target.path={shape}", *RANDOM, "drafter.draft_vocab_size=40"]
     assert main([*target, *IDS, *CHEAP, f"output_dir={out}"]) == 0
-    [summary] = [read_summary(file.parent) for file in out.rglob("summary.json")]
-    assert summary["status"] == "finished"
-    assert summary["divergence"] is not None  # without a plain reference, the target judges its own text
-    assert summary["divergence"]["bugs"] == 0
+    [summary] = [read_run(file.parent) for file in out.rglob("summary.json")]
+    assert summary.status == "finished"
+    assert summary["divergence.bugs"] == 0
 
 
 def test_a_shape_with_experts_prints_what_it_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,7 +75,7 @@ def test_a_shape_with_experts_prints_what_it_reads(tmp_path: Path, capsys: pytes
     target = ["target=hf", f"target.path={tmp_path / 'shape'}", *RANDOM, "prune=catchup", "graph=round"]
     assert main([*target, *IDS, *CHEAP, f"output_dir={out}"]) == 0
     assert "experts read a round" in capsys.readouterr().out
-    [summary] = [read_summary(file.parent) for file in out.rglob("summary.json")]
+    [summary] = [read_run(file.parent) for file in out.rglob("summary.json")]
     read = summary["experts_read"]
     assert read is not None and 7 * 3 < read["verify"] <= 7 * 8
     assert read["catchup"] == read["recur"] == 0
@@ -104,8 +103,8 @@ def test_any_target_gets_random_mtp_modules(drafter: str, kind: str, tmp_path: P
     """They are of its own last layer with attention, and change no token of it."""
     target = ["target=hf", f"target.path={make_shape(kind, tmp_path)}", f"drafter={drafter}", *RANDOM]
     assert main([*target, *IDS, *CHEAP, "prune=catchup", f"output_dir={tmp_path / 'out'}"]) == 0
-    [summary] = [read_summary(file.parent) for file in (tmp_path / "out").rglob("summary.json")]
-    assert summary["divergence"] is not None and summary["divergence"]["bugs"] == 0
+    [summary] = [read_run(file.parent) for file in (tmp_path / "out").rglob("summary.json")]
+    assert summary["divergence.bugs"] == 0
 
 
 def test_random_mtp_modules_of_a_gemma_are_refused_in_a_line() -> None:
@@ -133,8 +132,8 @@ def test_an_assistant_of_random_weights_has_the_sizes_of_a_config_json(tmp_path:
     paths = [f"target.path={tmp_path / 'target'}", f"drafter.path={tmp_path / 'assistant'}"]
     out = f"output_dir={tmp_path / 'out'}"
     assert main(["target=hf", "drafter=frozen_kv", *paths, *RANDOM, *IDS, *CHEAP, "graph=full_loop", out]) == 0
-    [summary] = [read_summary(file.parent) for file in (tmp_path / "out").rglob("summary.json")]
-    assert summary["divergence"] is not None and summary["divergence"]["bugs"] == 0
+    [summary] = [read_run(file.parent) for file in (tmp_path / "out").rglob("summary.json")]
+    assert summary["divergence.bugs"] == 0
 
 
 @pytest.mark.parametrize(

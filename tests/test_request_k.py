@@ -57,7 +57,7 @@ def test_requests_offer_what_their_line_says(pair: tuple[Path, Path], graph: str
     assert {r.request_id: r.output_ids for r in result.requests} == generate(make_config(pair, "none"), requests)
     offered = [max(record.offered_per_round) for record in result.requests]
     assert offered == [0, 3, 1, 2, 0]
-    is_plain = [record.rows.catchup_computed == 0 for record in result.rounds]
+    is_plain = [record.rows.catchup_mlp == 0 for record in result.rounds]
     assert is_plain[-1] and not all(is_plain)
     plain = [record.rows for record, each in zip(result.rounds, is_plain, strict=True) if each]
     assert all(rows.verified <= 2 and rows.drafted == rows.offered == 0 for rows in plain)
@@ -79,7 +79,7 @@ def test_a_request_that_is_accepted_nothing_ends_as_plain_decoding(pair: tuple[P
     config = replace(make_config(pair, batch_size=2, options=options), graph=MODES["round"])
     result = make_engine(config, requests).generate(requests)
     assert {r.request_id: r.output_ids for r in result.requests} == generate(make_config(pair, "none"), requests)
-    assert result.rounds[0].rows.offered == 6 and result.rounds[-1].rows.catchup_computed == 0
+    assert result.rounds[0].rows.offered == 6 and result.rounds[-1].rows.catchup_mlp == 0
 
 
 def test_a_pass_after_one_that_broke_off_begins_with_every_draft(pair: tuple[Path, Path]) -> None:

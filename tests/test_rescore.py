@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import pickle
-import shutil
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import save_file
 
 from spec_lab.acceptance.distribution import SamplingParams
 from spec_lab.acceptance.lossy import LossyAcceptance, Window
@@ -32,16 +27,11 @@ from spec_lab.options.acceptance.lossy import Fly
 from spec_lab.options.acceptance.rejection import Rejection
 from spec_lab.options.acceptance.relaxed_thinking import RelaxedThinking
 from spec_lab.options.acceptance.strict import Strict
-from spec_lab.record import verify_rows
-from spec_lab.record.measured import Measured
-from spec_lab.record.recorder import Recorder, request_row
-from spec_lab.record.sinks import VERIFY_ROWS_FILE, LineFile
-from spec_lab.record.summary import build_summary
+from spec_lab.record.reading import find_runs
+from spec_lab.record.recorder import request_row, write_run
 from spec_lab.record.verify_rows import load_verify_rows, num_bytes_per_round, save_verify_rows
-from spec_lab.rescore.__main__ import main
-from spec_lab.rescore.judge import rescore
-from spec_lab.rescore.rules import read_rules
-from tests.fake_runs import make_info
+from spec_lab.study.rescore import rescore, rescore_table, rules_in
+from tests.fake_runs import make_begun
 from tests.fake_target import FakeTarget, PaddedGraph, make_fake_engine
 
 VOCAB, SLOTS, CHUNK, RECORDED = 11, 3, 4, 6
@@ -97,10 +87,8 @@ def record(folder: Path, engine: Engine) -> GenerationResult:
     requests = make_requests()
     result = engine.generate(requests)
     save_verify_rows(folder, record_verify_rows(engine, requests, RECORDED, MARKERS, CHUNK))
-    lines = LineFile(folder / "requests.jsonl")
-    for request in result.requests:
-        lines.write(request_row(request, "", None, None))
-    lines.close()
+    lines = [request_row(request).model_dump_json() for request in result.requests]
+    (folder / "requests.jsonl").write_text("\n".join(lines) + "\n")
     return result
 
 
@@ -214,7 +202,7 @@ def test_the_file_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (RelaxedThinking(topk=7), "run again with record.topk=7"),
+        (RelaxedThinking(topk=7), "set record.topk=7"),
         (Rejection(), "acceptance=rejection draws"),
     ],
 )
@@ -228,215 +216,19 @@ def test_a_run_without_rows_is_refused(tmp_path: Path) -> None:
         rescore(tmp_path, STRICT)
 
 
-def write_run(folder: Path, options: AcceptanceConfig, num_draft_tokens: int = 3) -> GenerationResult:
-    """Record a whole run with verify rows."""
-    engine = make_engine(options, num_draft_tokens)
-    requests = make_requests()
-    result = engine.generate(requests)
-    info = make_info({"acceptance": {"name": "strict"}})
-    with Recorder(folder, info) as recorder:
-        for request in result.requests:
-            request.category = "odd" if request.request_id in ("r1", "r3") else "even"
-            recorder.request(request_row(request, "", None, None))
-        recorder.finish(build_summary(info, Measured([result]), seconds=1.0))
-    save_verify_rows(folder, record_verify_rows(engine, requests, RECORDED, MARKERS, CHUNK))
-    return result
+def test_the_table_has_a_line_a_rule_and_a_column_a_category(tmp_path: Path) -> None:
+    record(tmp_path, make_engine(STRICT))
+    write_run(tmp_path, make_begun(choices={"acceptance": "strict"}))
+    rules = {name: (RULES[name], ()) for name in ("wide delta", "strict")}
+    table = rescore_table(find_runs(tmp_path)[0], rules)
+    assert list(table.raw["rule"]) == ["strict (the run's own)", "wide delta", "strict"]
+    assert table.raw["change"].tolist()[::2] == [0.0, 0.0] and table.raw["change"][1] > 0
+    assert table.raw["test"].tolist() == table.raw["length"].tolist(), "there is one category"
 
 
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("recorded") / "run"
-    write_run(folder, STRICT)
-    return folder
-
-
-@pytest.fixture
-def run_folder(recorded: Path, tmp_path: Path) -> Path:
-    """Copy a recorded run, to be broken."""
-    return shutil.copytree(recorded, tmp_path / "run")
-
-
-RELAXED = "acceptance=relaxed_thinking"
-
-
-def test_command_prints_a_line_a_rule(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    result = write_run(tmp_path, STRICT)
-    rules = ["acceptance=strict", RELAXED, "acceptance.topk=3,6", "acceptance.delta=1.0", RELAXED, "acceptance.topk=1"]
-    assert main([str(tmp_path), *rules]) == 0
-    header, _, *lines = capsys.readouterr().out.split("\n\n")[0].splitlines()
-    assert header.split() == ["rule", "acceptance", "length", "change", "change", "%", "even", "odd"]
-    assert [line.partition("  ")[0] for line in lines] == [
-        "strict (the run's own)",
-        "strict",
-        "relaxed_thinking topk=3 delta=1.0",
-        "relaxed_thinking topk=6 delta=1.0",
-        "relaxed_thinking topk=1",
-    ]
-    own, strict, top3, _, top1 = (line.split()[-5:] for line in lines)
-    counts = {request.request_id: request.accepted_per_round for request in result.requests}
-    accepted = 1 + np.mean(np.concatenate(list(counts.values())))
-    assert own[0] == strict[0] == top1[0] == f"{accepted:.3f}"
-    assert own[4] == f"{1 + np.mean(counts['r1'] + counts['r3']):.3f}"
-    assert strict[1:3] == ["+0.000", "+0.0"]
-    relaxed = np.concatenate(list(rescore(tmp_path, RelaxedThinking(topk=3, delta=1.0)).values())).mean() + 1
-    assert top3[0] == f"{relaxed:.3f}"
-    assert top3[1] == f"{relaxed - accepted:+.3f}"
-    assert float(top3[2]) == pytest.approx(100 * (relaxed / accepted - 1), abs=0.1)
-
-
-@pytest.mark.parametrize(
-    ("rules", "message"),
-    [
-        ([], "the following arguments are required: RULE; python -m spec_lab.rescore --help"),
-        (["acceptance=strikt"], "did you mean strict?"),
-        (["acceptance=rejection"], "acceptance=rejection draws or needs the parts of a run"),
-        (["acceptance=synthetic"], "acceptance=synthetic draws or needs the parts of a run"),
-        (["acceptance.topk=3"], "name the rule before its knobs, acceptance=RULE acceptance.topk=3"),
-        (["acceptance=strict", "acceptance.topk=3"], "acceptance.topk is not read by the chosen options"),
-        ([RELAXED, "acceptance.topk=three"], "acceptance.topk takes a whole number, not 'three'"),
-        ([RELAXED, "acceptance.topk=0"], "acceptance.topk=0 "),
-        ([RELAXED, "acceptance.topk=7"], "run again with record.topk=7"),
-        (
-            [RELAXED, "acceptance.topk=3", "acceptance.delta=nan"],
-            "acceptance.delta=nan: must be a finite number of 64 bits; use acceptance.delta=0.6\n",
-        ),
-        ([RELAXED, "acceptance.topk=range(0,0)"], "names no value"),
-        ([RELAXED, "acceptance.topk=range(1,1000000000)"], "names more than 200 values; name fewer"),
-        ([RELAXED, "acceptance.topk=range(0,100)", "acceptance.delta=range(0,100)"], "more than 200 rules"),
-        ([RELAXED, "acceptance.delta=interval(0,1)"], "name the values, separated by commas"),
-        (["acceptance=glob(*)"], "name the values, separated by commas"),
-        (["drafter=ngram"], "drafter=ngram: name a rule with acceptance=RULE"),
-        (["strict"], "strict: name a rule with acceptance=RULE"),
-    ],
-)
-def test_command_refuses_in_a_line(
-    rules: list[str], message: str, run_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([str(run_folder), *rules]) == 2
-    output = capsys.readouterr()
-    assert output.out == ""
-    assert message in output.err
-    assert output.err.count("\n") == 1
-
-
-def test_a_rule_must_fit_the_drafts_of_the_run() -> None:
-    window = ["acceptance=fly", "acceptance.window=3"]
-    assert read_rules(window, num_draft_tokens=4)[0].name == "fly window=3"
-    with pytest.raises(UserError, match=r"use acceptance.window=2 or .*needs a new run"):
-        read_rules(window, num_draft_tokens=3)
-
-
-@pytest.mark.parametrize("place", [0, 1, 2, 3])
-def test_the_folder_may_stand_anywhere(place: int, recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    typed = ["extensions=[]", RELAXED, "acceptance.topk=3"]
-    assert main([*typed[:place], str(recorded), *typed[place:]]) == 0
-    assert "relaxed_thinking topk=3" in capsys.readouterr().out
-
-
-def test_command_without_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["acceptance=strict", RELAXED]) == 2
-    assert "no run is named; add the folder of a run" in capsys.readouterr().err
-
-
-def test_command_without_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(tmp_path / "nowhere"), "acceptance=strict"]) == 2
-    missing = tmp_path / "nowhere" / "summary.json"
-    remedy = "name the folder of a run; a run prints it at its end"
-    assert capsys.readouterr().err == f"refused: {missing}: No such file or directory; {remedy}\n"
-
-
-def test_what_is_printed_fits_a_terminal(
-    recorded: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    assert main([str(recorded), "acceptance=strict"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 80 and lines[-1].endswith("may differ.")
-
-
-def store(folder: Path, origin: object = None, **changes: np.ndarray | None) -> None:
-    """Store the rows again, with other arrays; None leaves one out."""
-    rows = load_verify_rows(folder)
-    arrays = {name: getattr(rows, name) for name in verify_rows.ARRAYS} | changes
-    metadata = {"origin": json.dumps(asdict(rows.origin) if origin is None else origin)}
-    kept = {name: array for name, array in arrays.items() if array is not None}
-    save_file(kept, folder / VERIFY_ROWS_FILE, metadata=metadata)
-
-
-def cut_rows(folder: Path) -> None:
-    path = folder / VERIFY_ROWS_FILE
-    path.write_bytes(path.read_bytes()[:-100])
-
-
-def rows_as_a_folder(folder: Path) -> None:
-    (folder / VERIFY_ROWS_FILE).unlink()
-    (folder / VERIFY_ROWS_FILE).mkdir()
-
-
-def pickled_rows(folder: Path) -> None:
-    (folder / VERIFY_ROWS_FILE).write_bytes(pickle.dumps(Bomb()))
-
-
-def read_origin(folder: Path) -> dict[str, object]:
-    return asdict(load_verify_rows(folder).origin)
-
-
-class Bomb:
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return pytest.fail, ("a pickle was loaded",)
-
-
-BROKEN_ROWS: dict[str, Callable[[Path], object]] = {
-    "cut": cut_rows,
-    "a pickle": pickled_rows,
-    "empty": lambda folder: (folder / VERIFY_ROWS_FILE).write_bytes(b""),
-    "another dtype": lambda folder: store(folder, accepted=load_verify_rows(folder).accepted.astype(np.int64)),
-    "no array": lambda folder: store(folder, accepted=None),
-    "another length": lambda folder: store(folder, last_ids=load_verify_rows(folder).last_ids[1:].copy()),
-    "no top": lambda folder: store(folder, top_ids=load_verify_rows(folder).top_ids[:, :, :0].copy()),
-    "rounds beyond": lambda folder: store(folder, num_rounds=load_verify_rows(folder).num_rounds + 1),
-    "accepted beyond": lambda folder: store(folder, accepted=load_verify_rows(folder).accepted + 3),
-    "origin": lambda folder: store(folder, origin=[1]),
-    "one marker": lambda folder: store(folder, origin=read_origin(folder) | {"markers": [3]}),
-    "no chunk": lambda folder: store(folder, origin=read_origin(folder) | {"prefill_chunk": 0}),
-    "twice": lambda folder: store(folder, origin=read_origin(folder) | {"request_ids": ["r0"] * 7}),
-    "a folder": rows_as_a_folder,
-}
-
-
-@pytest.mark.parametrize("name", BROKEN_ROWS)
-def test_broken_rows_are_named_in_a_line(name: str, run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    BROKEN_ROWS[name](run_folder)
-    with pytest.raises(UserError, match=r"verify_rows\.safetensors"):
-        rescore(run_folder, STRICT)
-    assert main([str(run_folder), "acceptance=strict"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "cut"),
-    [
-        ("requests.jsonl", lambda text: "".join(text.splitlines(keepends=True)[:3])),
-        ("requests.jsonl", lambda text: "{}\n" + text),
-        ("summary.json", lambda text: text[:-9]),
-    ],
-)
-def test_broken_records_are_named_in_a_line(
-    name: str, cut: Callable[[str], str], run_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = run_folder / name
-    path.write_text(cut(path.read_text()))
-    assert main([str(run_folder), "acceptance=strict"]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"refused: {path}")
-    assert error.count("\n") == 1
-
-
-@pytest.mark.parametrize("value", ["[1,", "\0", "'", "{a:", "${", "1,2)"])
-def test_a_knob_that_cannot_be_parsed_is_named_in_a_line(
-    value: str, run_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([str(run_folder), "acceptance=relaxed_thinking", f"acceptance.topk={value}"]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("refused: acceptance.topk=") and "KEY=VALUE" in error
-    assert error.count("\n") == 1
+def test_rules_are_read_from_arguments() -> None:
+    typed = ["acceptance=strict", "acceptance=relaxed_thinking", "acceptance.topk=3,10", "acceptance.delta=0.2"]
+    many = [["acceptance=relaxed_thinking", f"acceptance.topk={k}", "acceptance.delta=0.2"] for k in (3, 10)]
+    assert rules_in(typed) == [["acceptance=strict"], *many]
+    with pytest.raises(UserError, match=r"acceptance\.topk=3,10: a rule is acceptance=RULE"):
+        rules_in(typed[2:])

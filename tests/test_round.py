@@ -410,7 +410,7 @@ def test_catchup_rows_are_counted(pair: tuple[Path, Path], prune: str, bucket: i
     engine = make_engine(make_config(pair, "eagle3", K, prune), [request])
     engine.graph = PaddedGraph(bucket)
     result = engine.generate([request])
-    assert {(r.rows.catchup_computed, r.rows.catchup_live) for r in result.rounds} == {(computed, 1)}
+    assert {(r.rows.catchup_mlp, r.rows.catchup_live) for r in result.rounds} == {(computed, 1)}
 
 
 @pytest.mark.parametrize(
@@ -432,14 +432,14 @@ def test_catchup_rows_are_counted_for_each_pass(
     engine.graph = PaddedGraph(bucket)
     layers = [count_rows(module.layer) for module in engine.parts.drafter.modules]  # type: ignore[attr-defined]
     result = engine.generate([request])
-    assert {(r.rows.catchup_computed, r.rows.catchup_live) for r in result.rounds} == {(computed, K)}
+    assert {(r.rows.catchup_mlp, r.rows.catchup_live) for r in result.rounds} == {(computed, K)}
     assert sum(sum(rows.mlp) for rows in layers) == prompt + computed * len(result.rounds)
 
 
 def test_a_drafter_without_a_catchup_step_counts_none() -> None:
     engine, _ = make_fake_engine(lambda target: ScriptedDrafter(K, target, [1]))
     result = engine.generate([Request("a", "x", (5, 6, 7), 9)])
-    assert {(r.rows.catchup_computed, r.rows.catchup_live) for r in result.rounds} == {(0, 0)}
+    assert {(r.rows.catchup_mlp, r.rows.catchup_live) for r in result.rounds} == {(0, 0)}
 
 
 def test_padded_lengths_of_a_backend_never_fall_under_one() -> None:

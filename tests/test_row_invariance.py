@@ -109,8 +109,8 @@ def assert_equal_to_plain(folder: Path, batch_size: int, *overrides: str) -> Non
     ]
     for references in ("[plain]", "[]"):
         composed = spec_lab.compose([f"output_dir={folder}", f"references={references}", *shared])
-        summary = spec_lab.run(composed).summary
+        summary = spec_lab.run(composed).run
         found = summary["divergence"]
-        assert summary["row_invariant"] is (composed.config.dtype == Dtype.bfloat16)
+        assert summary.row_invariant is (composed.config.dtype == Dtype.bfloat16)
         assert found is not None and found["requests"] == 12
         assert (found["near_ties"], found["bugs"]) == (0, 0)

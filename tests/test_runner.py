@@ -14,7 +14,6 @@ import pytest
 
 from spec_lab.config.choices import ReferenceChoice
 from spec_lab.config.run import AcceptanceConfig, GraphConfig, RecordConfig, Run
-from spec_lab.core.origins import TokenOrigin
 from spec_lab.measure.lab import load_lab, note_references
 from spec_lab.measure.runner import record_run
 from spec_lab.measure.world import ALONE
@@ -22,19 +21,19 @@ from spec_lab.options.acceptance.relaxed_thinking import RelaxedThinking
 from spec_lab.options.acceptance.strict import Strict
 from spec_lab.options.acceptance.synthetic import Synthetic
 from spec_lab.options.graphs import FullLoop, RoundGraph
-from spec_lab.record.reading import read_request_rows
-from spec_lab.record.schema import Summary
-from spec_lab.record.sinks import VERIFY_ROWS_FILE
-from spec_lab.record.verify_rows import load_verify_rows
-from spec_lab.report.frame import load_frame
-from spec_lab.rescore.judge import rescore
-from spec_lab.show.rounds import load_request
+from spec_lab.record import models
+from spec_lab.record.reading import read_requests
+from spec_lab.record.verify_rows import VERIFY_ROWS_FILE, load_verify_rows
+from spec_lab.study.frame import load_frame
+from spec_lab.study.rescore import rescore
+from spec_lab.study.rounds import load_request, rounds_of_request
+from spec_lab.study.run_table import format_run
 from spec_lab.workloads.pocket_form import THINK_START
 from tests.fake_runs import CHOICES
 from tests.lab import part
 from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts, write_tokenizer
 
-Execute = Callable[..., tuple[Summary, Path]]
+Execute = Callable[..., tuple[models.Run, Path]]
 LOOSE = RelaxedThinking(topk=128, delta=1.0)
 PROMPTS = [
     {"id": "open", "category": "thinking", "prompt": f"{THINK_START}abc", "form": "continue", "answer": "7"},
@@ -63,7 +62,7 @@ def execute(pair: tuple[Path, Path], tmp_path: Path) -> Execute:
     """Run a rule over `PROMPTS`; the summary, and the folder of the record."""
     prompts = write_prompts(tmp_path / "prompts.jsonl", PROMPTS)
 
-    def execute(acceptance: AcceptanceConfig, topk: int = 0, **changes: Any) -> tuple[Summary, Path]:
+    def execute(acceptance: AcceptanceConfig, topk: int = 0, **changes: Any) -> tuple[models.Run, Path]:
         config = make_run_config(pair, prompts, references=["plain"], batch_size=2, **changes)
         config.acceptance, config.record = acceptance, RecordConfig(topk=topk)
         folder = tmp_path / acceptance.name
@@ -98,91 +97,84 @@ def test_graphs_are_gone_when_the_processes_part(
 
 def test_a_lossy_run_says_what_it_cost(execute: Execute) -> None:
     summary, folder = execute(LOOSE)
-    rows = {row["id"]: row for row in read_request_rows(folder)}
-    assert summary["acceptance_lossless"] is False
-    assert summary["relaxed"] is not None and summary["relaxed"]["hits"] > 5
-    assert summary["relaxed"]["per_1000_tokens"] == 1000 * summary["relaxed"]["hits"] / summary["emitted_tokens"]
-    parts = summary["by_category"]
-    assert parts["plain"]["relaxed"] == {"hits": 0, "per_1000_tokens": 0.0}
-    assert parts["thinking"]["relaxed"] == summary["relaxed"] | {
-        "per_1000_tokens": 1000 * summary["relaxed"]["hits"] / parts["thinking"]["emitted_tokens"]
-    }
-    assert rows["open"]["num_thinking_tokens"] == 12
-    assert rows["closed"]["num_thinking_tokens"] == 0
-    assert summary["thinking"] == {"mean_tokens": 4.0, "share": 12 / summary["output_tokens"]}
-    assert parts["thinking"]["thinking"] == {"mean_tokens": 12.0, "share": 1.0}
-    assert rows["open"]["divergence"] is not None and rows["open"]["divergence"]["kind"] == "lossy"
+    rows = {row.id: row for row in read_requests(folder)}
+    assert summary.acceptance_lossless is False
+    assert summary["relaxed.hits"] > 5
+    assert summary["relaxed.per_1000_tokens"] == 1000 * summary["relaxed.hits"] / summary["emitted_tokens"]
+    parts = summary.by_category
+    assert (parts["plain"]["relaxed.hits"], parts["plain"]["relaxed.per_1000_tokens"]) == (0, 0.0)
+    assert parts["thinking"]["relaxed.hits"] == summary["relaxed.hits"]
+    in_thinking = 1000 * summary["relaxed.hits"] / parts["thinking"]["emitted_tokens"]
+    assert parts["thinking"]["relaxed.per_1000_tokens"] == in_thinking
+    assert (rows["open"].thinking_spans, rows["closed"].thinking_spans) == ([(0, 12)], [])
+    assert summary.under("thinking") == {"mean_tokens": 4.0, "share": 12 / summary["output_tokens"]}
+    assert (parts["thinking"]["thinking.mean_tokens"], parts["thinking"]["thinking.share"]) == (12.0, 1.0)
+    assert summary["acceptance_length_by.phase.thinking"] > summary["acceptance_length_by.phase.answer"]
+    divergence = rows["open"].divergence
+    assert divergence is not None and divergence.kind == "lossy"
     assert (parts["thinking"]["equal_to_plain"], parts["plain"]["equal_to_plain"]) == (0.0, 1.0)
     assert summary["equal_to_plain"] == pytest.approx(2 / 3)
-    divergence = summary["divergence"]
-    assert divergence is not None
-    assert (divergence["lossy"], divergence["bugs"]) == (1, 0)
-    assert divergence["median_index"] == rows["open"]["divergence"]["index"]
-    assert divergence["median_margin"] == rows["open"]["divergence"]["margin"]
-    change = summary["accuracy_change"]
-    assert change is not None
-    assert (change["over"], change["n"], change["lost"], change["gained"]) == ("plain", 2, 0, 0)
-    assert "acceptance=relaxed_thinking is lossy: 66.7% of the outputs are plain" in summary["verdict"]
-    assert "all checked outputs were cut before an answer; raise max_new_tokens" in summary["verdict"]
+    assert (summary["divergence.lossy"], summary["divergence.bugs"]) == (1, 0)
+    assert summary["divergence.median_index"] == divergence.index
+    assert summary["divergence.median_margin"] == divergence.margin
+    change = summary.under("accuracy_change")
+    assert (change["n"], change["lost"], change["gained"]) == (2, 0, 0)
+    assert "acceptance=relaxed_thinking is lossy: its outputs are plain decoding's in 66.7%" in summary.verdict
+    assert "all checked outputs were cut before an answer; raise max_new_tokens" in summary.verdict
 
 
 def test_rounds_carry_their_relaxed_hits(execute: Execute) -> None:
     summary, folder = execute(LOOSE)
     lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     assert all(len(line["relaxed"]) == len(line["request_ids"]) for line in lines)
-    assert summary["relaxed"] is not None
-    assert sum(sum(line["relaxed"]) for line in lines) == summary["relaxed"]["hits"]
-    rows = read_request_rows(folder)
-    kept = sum((row["token_origins"] or "").count("r") for row in rows)
-    assert 0 < kept <= summary["relaxed"]["hits"], "a limit may cut the last ones"
+    assert sum(sum(line["relaxed"]) for line in lines) == summary["relaxed.hits"]
+    rows = read_requests(folder)
+    kept = sum((row.token_origins or "").count("r") for row in rows)
+    assert 0 < kept <= summary["relaxed.hits"], "a limit may cut the last ones"
     for row in rows:
-        origins, ends = row["token_origins"], row["text_ends"]
-        assert origins is not None and len(origins) == len(row["output_ids"])
-        assert ends is not None and ends[-1] == len(row["text"])
+        origins, ends = row.token_origins, row.text_ends
+        assert origins is not None and len(origins) == len(row.output_ids)
+        assert ends is not None and ends[-1] == len(row.text)
 
 
 def test_a_run_can_be_shown_and_framed(execute: Execute) -> None:
     """Of a real run: each token has its text and origin, and the frame a row a part."""
     summary, folder = execute(LOOSE)
     request = load_request(folder, "open")
-    assert "".join(token.text or "" for token in request.tokens) == request.row["text"]
-    assert TokenOrigin.RELAXED in {token.origin for token in request.tokens}
-    for one in request.rounds[1:-1]:
-        own = one.tokens[-1].origin
-        is_full = one.num_accepted == request.num_draft_tokens
-        assert own == (TokenOrigin.BONUS if is_full else TokenOrigin.CORRECTED)
+    _, *rounds = rounds_of_request(request)
+    looks = [token.look.word for each in rounds for token in each.tokens]
+    assert "relaxed" in looks and len(looks) == len(request.output_ids) - 1
+    for each, accepted in zip(rounds[:-1], request.accepted_per_round or (), strict=False):
+        is_full = accepted == summary.num_draft_tokens
+        assert each.tokens[-1].look.word == ("bonus" if is_full else "corrected")
     frame = load_frame(folder)
     assert list(frame["part"]) == ["this run", "plain"]
     assert frame["emitted_tokens"][0] == summary["emitted_tokens"]
 
 
 def test_a_lossless_run_counts_thinking_too(execute: Execute) -> None:
-    summary, folder = execute(part("acceptance", "strict"))
-    assert summary["acceptance_lossless"] is True
+    summary, folder = execute(Strict())
+    assert summary.acceptance_lossless is True
     assert summary["relaxed"] is None
-    assert summary["thinking"] is not None and summary["thinking"]["mean_tokens"] == 4.0
-    assert summary["references"]["plain"]["thinking"] == summary["thinking"]
+    assert summary["thinking.mean_tokens"] == 4.0
+    assert summary.references["plain"].under("thinking") == summary.under("thinking")
     assert summary["equal_to_plain"] == 1.0
-    assert "lossy" not in summary["verdict"]
+    assert "lossy" not in summary.verdict
     assert json.loads((folder / "rounds.jsonl").read_text().splitlines()[0])["relaxed"] is None
 
 
-def test_imposed_acceptance_has_no_accuracy_and_says_so(execute: Execute, capsys: pytest.CaptureFixture[str]) -> None:
+def test_imposed_acceptance_has_no_accuracy_and_says_so(execute: Execute) -> None:
     summary, _ = execute(Synthetic(mean_length=2.5))
-    assert (summary["acceptance_imposed"], summary["acceptance_lossless"]) == (True, False)
-    assert summary["accuracy"] == {"value": None, "low": None, "high": None, "n": 0, "cut": 0}
-    assert summary["accuracy_change"] is None
-    assert "lossy and imposed: its text comes from neither model" in summary["verdict"]
-    tables = capsys.readouterr().out.split("\n\n")
-    for table in (tables[0], tables[2]):
-        assert "imposed" in table
-        assert "*" in table
+    assert (summary.acceptance_imposed, summary.acceptance_lossless) == (True, False)
+    assert (summary["accuracy"], summary["accuracy.n"], summary["accuracy_change"]) == (None, 0, None)
+    assert "lossy and imposed: its text comes from neither model" in summary.verdict
+    assert "imposed, not measured" in (text := format_run(summary)) and text.count("*") > 2
 
 
 @pytest.mark.parametrize("rule", [LOOSE, part("acceptance", "strict")], ids=["relaxed", "strict"])
 def test_kept_rows_give_the_acceptance_that_was_timed(rule: AcceptanceConfig, execute: Execute) -> None:
     summary, folder = execute(rule, topk=128)
-    accepted = {row["id"]: row["accepted_per_round"] for row in read_request_rows(folder)}
+    accepted = {row.id: row.accepted_per_round for row in read_requests(folder)}
     assert rescore(folder, rule) == accepted
     assert len(load_verify_rows(folder).accepted) == summary["rounds"]
 
@@ -201,7 +193,7 @@ def test_a_tokenizer_without_markers_has_no_thinking(pair: tuple[Path, Path], ex
     finally:
         write_tokenizer(pair[0])
     assert summary["thinking"] is None
-    assert {row["num_thinking_tokens"] for row in read_request_rows(folder)} == {None}
+    assert {row.thinking_spans for row in read_requests(folder)} == {None}
 
 
 def test_what_an_earlier_job_left_is_gone_before_the_next_loads(
@@ -245,12 +237,11 @@ def test_what_a_checker_read_stands_beside_each_answer(
     config = make_run_config(pair, prompts, references=["plain"])
     config.workload.checker = "boxed"
     summary = record_run(config, dict(CHOICES), tmp_path / "run")
-    rows = {row["id"]: row for row in read_request_rows(tmp_path / "run")}
-    assert [rows[name].get("checker") for name in ("any", "none")] == ["exact", "boxed"]
-    read = rows["any"].get("answer_read")
-    assert read and read in rows["any"]["text"] and rows["none"].get("answer_read") is None
-    assert [rows[name]["correct"] for name in rows] == [False, False]
-    accuracy = summary["accuracy"]
-    ended = [row for row in rows.values() if row["finish_reason"] == "eos"]
-    assert accuracy["n"] == 2 and accuracy.get("cut") == 2 - len(ended)
-    assert ("found no answer in" in capsys.readouterr().err) == any(row["id"] == "none" for row in ended)
+    rows = {row.id: row for row in read_requests(tmp_path / "run")}
+    assert [rows[name].checker for name in ("any", "none")] == ["exact", "boxed"]
+    read = rows["any"].answer_read
+    assert read and read in rows["any"].text and rows["none"].answer_read is None
+    assert [rows[name].correct for name in rows] == [False, False]
+    ended = [row for row in rows.values() if row.finish_reason == "eos"]
+    assert summary["accuracy.n"] == 2 and summary["accuracy.cut"] == 2 - len(ended)
+    assert ("found no answer in" in capsys.readouterr().err) == any(row.id == "none" for row in ended)

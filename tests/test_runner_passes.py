@@ -19,8 +19,8 @@ from spec_lab.measure import runner
 from spec_lab.measure.lab import MAIN, Lab, load_lab
 from spec_lab.measure.world import World
 from spec_lab.options.acceptance.rejection import Rejection
-from spec_lab.record.reading import read_request_rows
-from spec_lab.record.schema import Summary
+from spec_lab.record import models
+from spec_lab.record.reading import read_requests
 from spec_lab.record.trace import STAGE_PREFIX, TRACE_FILE
 from tests.fake_runs import CHOICES
 from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts
@@ -29,7 +29,7 @@ PROMPTS = [
     {"id": f"r{index}", "prompt": "round-trip"[: 2 + index] * (1 + 2 * index), "form": "continue"} for index in range(4)
 ]
 IDS = [prompt["id"] for prompt in PROMPTS]
-Execute = Callable[..., Summary]
+Execute = Callable[..., models.Run]
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def configure(pair: tuple[Path, Path], tmp_path: Path) -> Callable[..., Run]:
 @pytest.fixture
 def execute(configure: Callable[..., Run], tmp_path: Path) -> Execute:
     """Run a drafter and record into `tmp_path / "run"`."""
-    return lambda *args, **changes: runner.run(configure(*args, **changes), CHOICES, tmp_path / "run")
+    return lambda *args, **changes: runner.record_run(configure(*args, **changes), CHOICES, tmp_path / "run")
 
 
 @pytest.fixture
@@ -82,9 +82,9 @@ def num_stages(folder: Path) -> Counter[str]:
     return Counter(name.removeprefix(STAGE_PREFIX) for name in names if name.startswith(STAGE_PREFIX))
 
 
-def attention_calls(summary: Summary) -> float:
+def attention_calls(summary: models.Run) -> float:
     """How many attention calls a profiled round has: one a layer of the target, and one a draft step."""
-    [calls] = [k["calls_per_round"] for k in summary["kernels"] if k["name"] == "aten::scaled_dot_product_attention"]
+    [calls] = [k.calls_per_round for k in summary.kernels if k.name == "aten::scaled_dot_product_attention"]
     return calls
 
 
@@ -119,19 +119,19 @@ def test_references_are_those_that_differ_from_the_run(
 
 def test_a_repeated_run_with_references_records_all_of_it(execute: Execute, tmp_path: Path) -> None:
     summary = execute(prune="catchup", repeats=2, warmup_requests=1)
-    plain, unpruned = summary["references"]["plain"], summary["references"]["unpruned"]
-    assert [len(speed["repeats"]) for speed in (summary, plain, unpruned)] == [2, 2, 2]
+    plain, unpruned = summary.references["plain"], summary.references["unpruned"]
+    assert [len(speed.repeats) for speed in (summary, plain, unpruned)] == [2, 2, 2]
     assert [speed["repeats_identical"] for speed in (summary, plain, unpruned)] == [True, True, True]
-    for ratio, over in ((summary["speedup"], "plain"), (summary["pruning_speedup"], "unpruned")):
-        assert ratio is not None and ratio["over"] == over
-        assert 0 < ratio["low"] <= ratio["value"] <= ratio["high"]
+    for name in ("speedup", "pruning_speedup"):
+        assert 0 < summary[f"{name}.low"] <= summary[name] <= summary[f"{name}.high"]
     assert summary["break_even_acceptance_length"] is not None
     assert summary["acceptance_length"] == unpruned["acceptance_length"]
     assert plain["acceptance_length"] is None
-    assert summary["rows"]["catchup_computed"] == summary["rows"]["catchup_live"] > 0
-    assert unpruned["rows"]["catchup_computed"] == 4 * unpruned["rows"]["catchup_live"]
-    assert (summary["divergence"] or {}).get("diverged") == 0
-    assert [row["id"] for row in read_request_rows(tmp_path / "run")] == IDS
+    for name in ("rows.catchup_attention", "rows.catchup_output", "rows.catchup_mlp"):
+        assert summary[name] == summary["rows.catchup_live"] > 0
+        assert unpruned[name] == 4 * unpruned["rows.catchup_live"]
+    assert summary["divergence.diverged"] == 0
+    assert [row.id for row in read_requests(tmp_path / "run")] == IDS
     rounds = read_rounds(tmp_path / "run")
     assert [row["index"] for row in rounds] == 2 * list(range(summary["verify_calls"]))
     assert [row["repeat"] for row in rounds] == sorted(row["repeat"] for row in rounds)
@@ -155,22 +155,22 @@ def test_an_oracle_learns_before_the_clock_starts(
     learning = ("another", IDS)
     assert passes[0] == learning
     assert passes.count(learning) == 1
-    assert set(summary["references"]) == set(references)
+    assert set(summary.references) == set(references)
     if "unpruned" in references:
-        assert summary["references"]["unpruned"]["acceptance_length"] == 4.0
+        assert summary.references["unpruned"]["acceptance_length"] == 4.0
     assert (summary["acceptance_length"], summary["rounds"]) == (4.0, 3 * len(IDS))
-    assert summary["divergence"] is not None and summary["divergence"]["diverged"] == 0
+    assert summary["divergence.diverged"] == 0
 
 
 def test_plain_decoding_is_a_run_too(execute: Execute, tmp_path: Path) -> None:
     summary = execute("none", profile_rounds=2, repeats=2)
-    assert (summary["num_draft_tokens"], summary["acceptance_length"], summary["speedup"]) == (0, None, None)
+    assert (summary.num_draft_tokens, summary["acceptance_length"], summary["speedup"]) == (0, None, None)
     assert summary["emitted_tokens"] == summary["rounds"] > 0
     assert summary["output_tokens"] == summary["emitted_tokens"] + len(IDS)
-    assert summary["divergence"] is not None and summary["divergence"]["bugs"] == 0
-    assert summary["stage_ms_per_round"]["catchup"] is summary["stage_ms_per_round"]["recur"] is None
+    assert summary["divergence.bugs"] == 0
+    assert summary["stage_ms_per_round.catchup"] is summary["stage_ms_per_round.recur"] is None
     assert num_stages(tmp_path / "run")["verify"] == 2
-    assert "drafted nothing" in summary["verdict"]
+    assert "drafted nothing" in summary.verdict
 
 
 def test_a_sampled_run_has_nothing_to_diverge_from(configure: Callable[..., Run], tmp_path: Path) -> None:
@@ -187,10 +187,10 @@ def test_a_profiled_stretch_has_kernels_and_keeps_its_trace(execute: Execute, tm
     stages = num_stages(tmp_path / "run")
     assert [stages[name] for name in ("verify", "accept", "catchup", "recur")] == [3] * 4
     assert stages["commit"] > 0
-    kernels = summary["kernels"]
-    assert [kernel["us_per_round"] for kernel in kernels] == sorted((k["us_per_round"] for k in kernels), reverse=True)
-    assert all(kernel["calls_per_round"] > 0 and kernel["us_per_round"] > 0 for kernel in kernels)
-    assert not [kernel for kernel in kernels if kernel["name"].startswith(STAGE_PREFIX)]
+    kernels = summary.kernels
+    assert [kernel.us_per_round for kernel in kernels] == sorted((k.us_per_round for k in kernels), reverse=True)
+    assert all(kernel.calls_per_round > 0 and kernel.us_per_round > 0 for kernel in kernels)
+    assert not [kernel for kernel in kernels if kernel.name.startswith(STAGE_PREFIX)]
     assert attention_calls(summary) == 4 + 3
 
 
@@ -202,14 +202,14 @@ def test_profiling_ends_where_the_requests_do(execute: Execute, tmp_path: Path) 
 
 
 def test_nothing_is_profiled_unless_asked_for(execute: Execute, tmp_path: Path) -> None:
-    assert execute(profile_rounds=0)["kernels"] == []
+    assert execute(profile_rounds=0).kernels == []
     assert not (tmp_path / "run" / TRACE_FILE).exists()
 
 
 def test_prompts_in_chunks_do_not_count_as_rounds(execute: Execute) -> None:
     """The last of a batch's prompts is still being read, chunk by chunk, while the first is already decoded."""
     summary = execute(batch_size=4, profile_rounds=2, max_new_tokens=24, cache={"prefill_chunk": 4})
-    assert summary["divergence"] is not None and summary["divergence"]["bugs"] == 0
+    assert summary["divergence.bugs"] == 0
     assert attention_calls(summary) == 4 + 3
 
 

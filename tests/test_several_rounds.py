@@ -41,7 +41,7 @@ EOS = [2, 7, 11, 19, 26, 33]
 NUM_DRAFTS = 3
 CPU = torch.device("cpu")
 OF_THE_CLOCK = ("seconds", "stage_seconds", "launch_seconds")
-OF_THE_PADDING = ("drafted", "verified", "catchup_computed")
+OF_THE_PADDING = ("drafted", "verified", "catchup_attention", "catchup_output", "catchup_mlp")
 """The rows that are computed for requests that have ended, too."""
 
 ALL_RULES = {**RULES, "synthetic": synthetic(NUM_DRAFTS)}

@@ -12,10 +12,10 @@ from spec_lab.build.engine import build_engine
 from spec_lab.build.limits import engine_limits
 from spec_lab.build.models import load_models
 from spec_lab.build.workloads import load_requests
+from spec_lab.checkpoints.packaged import ZOO
 from spec_lab.config.checks import admit
 from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
-from spec_lab.options.targets import ZOO
 from spec_lab.workloads.thinking import thinking_markers
 from spec_lab.workloads.tokenizer import TargetTokenizer
 

@@ -16,7 +16,7 @@ from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.gguf_file import read_head
 from spec_lab.checkpoints.packaged import PACKAGED
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
-from spec_lab.record.reading import read_request_rows
+from spec_lab.record.reading import read_requests
 from spec_lab.workloads.prompt_files import shipped_prompts
 from spec_lab.workloads.tokenizer import TargetTokenizer
 from tests.test_gguf_tokenizer import Rules, plainly
@@ -58,16 +58,16 @@ def test_the_command_of_the_readme_writes_the_text_of_transformers_with_weights_
     """Each token is the likeliest one of transformers' model of the same file behind the same text, which is to say
     that its greedy decoding is the same."""
     folder, said = run(tmp_path)
-    rows = list(read_request_rows(folder))
-    assert sum(sum(row["accepted_per_round"]) for row in rows) > len(rows) == 2
+    rows = list(read_requests(folder))
+    assert sum(sum(row.accepted_per_round) for row in rows) > len(rows) == 2
     for row in rows:
-        tokens = torch.tensor([[*row["prompt_ids"], *row["output_ids"]]])
-        likeliest = reference(tokens[:, :-1]).logits[0, len(row["prompt_ids"]) - 1 :].argmax(dim=-1)
-        assert likeliest.tolist() == row["output_ids"]
+        tokens = torch.tensor([[*row.prompt_ids, *row.output_ids]])
+        likeliest = reference(tokens[:, :-1]).logits[0, len(row.prompt_ids) - 1 :].argmax(dim=-1)
+        assert likeliest.tolist() == row.output_ids
 
     summary = json.loads((folder / "summary.json").read_text())
-    assert summary["equal_to_plain"] == 1.0 and summary["divergence"]["diverged"] == 0
-    assert summary["stored_types"] == ["Q4_1", "Q8_0", "F32"] and summary["dtype"] == "float32"
+    assert summary["equal_to_plain"] == 1.0 and summary["divergence.diverged"] == 0
+    assert summary.target.stored_types == ["Q4_1", "Q8_0", "F32"] and summary.target.dtype == "float32"
     assert f"kernels={summary['config']['kernels']}" in said
     memory = summary["memory"]
     # The cache of these two requests is less than the slack that imports on the way have here.

@@ -11,7 +11,7 @@ import pytest
 
 import spec_lab
 from spec_lab.core.text_stops import TextStops
-from spec_lab.record.row_schema import RequestRow
+from spec_lab.record.models import Request
 from spec_lab.workloads.prompt_files import shipped_prompts
 from tests.tiny_checkpoints import refused
 
@@ -26,30 +26,29 @@ def lines() -> list[dict[str, Any]]:
     return [{"id": name, "form": "continue", "prompt": text} for name, text in zip(NAMES, texts, strict=False)]
 
 
-def decoded(folder: Path, lines: list[dict[str, Any]], *overrides: str) -> tuple[dict[str, RequestRow], Any]:
+def decoded(folder: Path, lines: list[dict[str, Any]], *overrides: str) -> tuple[dict[str, Request], Any]:
     file = folder / "prompts.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     composed = spec_lab.compose([*CHEAP, f"workload.path={file}", f"output_dir={folder}", *overrides])
     result = spec_lab.run(composed)
-    return {row["id"]: row for row in result.requests}, result.summary
+    return {row.id: row for row in result.requests}, result.run
 
 
 @pytest.fixture(scope="module")
-def whole(lines: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> dict[str, RequestRow]:
+def whole(lines: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Request]:
     """The outputs without a stop: a token of the prompt pass, then blocks of four, all accepted."""
     return decoded(tmp_path_factory.mktemp("whole"), lines, "references=[]")[0]
 
 
-def text_up_to(row: RequestRow, num_tokens: int) -> str:
+def text_up_to(row: Request, num_tokens: int) -> str:
     """The newest characters of the first tokens, as many as the text did not have before."""
-    ends = row["text_ends"]
+    ends = row.text_ends
     assert ends is not None
     end = ends[num_tokens - 1]
     return next(
         text
         for length in range(1, end)
-        if (text := row["text"][end - length : end]) not in row["text"][: end - 1]
-        and length >= end - ends[num_tokens - 2]
+        if (text := row.text[end - length : end]) not in row.text[: end - 1] and length >= end - ends[num_tokens - 2]
     )
 
 
@@ -65,10 +64,10 @@ def text_up_to(row: RequestRow, num_tokens: int) -> str:
     ids="-".join,
 )
 def test_a_stop_inside_a_block_ends_the_text_there(
-    graph: list[str], lines: list[dict[str, Any]], whole: dict[str, RequestRow], tmp_path: Path
+    graph: list[str], lines: list[dict[str, Any]], whole: dict[str, Request], tmp_path: Path
 ) -> None:
     """Each in the second block. The oracle knows plain decoding's text up to a stop: its drafts behind are wrong."""
-    ids = whole["own_token"]["output_ids"]
+    ids = whole["own_token"].output_ids
     position = next(index for index in (6, 7) if ids[index] not in ids[:index])
     own = [
         {"max_new_tokens": 7},
@@ -89,22 +88,22 @@ def test_a_stop_inside_a_block_ends_the_text_there(
     }
     for name, (num_tokens, judged, reason) in expected.items():
         row = rows[name]
-        assert row["output_ids"] == whole[name]["output_ids"][:num_tokens], name
+        assert row.output_ids == whole[name].output_ids[:num_tokens], name
         accepted = 3 if reason == "length" else min(3, num_tokens - 5)
-        assert (row["accepted_per_round"], row["judged_per_round"]) == ([3, accepted], judged), name
-        assert row["emitted_per_round"] == [4, num_tokens - 5] and row["truncated"], name
-        assert row["finish_reason"] == reason, name
-    assert summary["acceptance_length"] == 4 and summary["divergence"]["diverged"] == 0
+        assert (row.accepted_per_round, row.judged_per_round) == ([3, accepted], judged), name
+        assert row.emitted_per_round == [4, num_tokens - 5] and row.truncated, name
+        assert row.finish_reason == reason, name
+    assert summary["acceptance_length"] == 4 and summary.divergence.diverged == 0
 
 
 def test_the_text_that_is_checked_ends_before_the_stop(
-    lines: list[dict[str, Any]], whole: dict[str, RequestRow], tmp_path: Path
+    lines: list[dict[str, Any]], whole: dict[str, Request], tmp_path: Path
 ) -> None:
     stop = text_up_to(whole["own_text"], 8)
-    before = whole["own_text"]["text"].partition(stop)[0]
+    before = whole["own_text"].text.partition(stop)[0]
     told = lines[1] | {"stop": stop, "answer": before, "checker": "exact"}
     rows, _ = decoded(tmp_path, [told], "references=[]")
-    assert rows["own_text"]["correct"] and rows["own_text"]["text"].endswith(stop)
+    assert rows["own_text"].correct and rows["own_text"].text.endswith(stop)
 
 
 def test_a_stop_is_found_across_tokens_and_only_where_it_is_completed() -> None:

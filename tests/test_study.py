@@ -1,338 +1,308 @@
-"""A study of lossy rules: which runs make one, its table, its plot, and the figures both stand on."""
+"""Frames, tables, figures and the page, of runs made by hand."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import io
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import pandas as pd
 import pytest
-from matplotlib.figure import Figure
 
-from spec_lab.core.results import GenerationResult, GraphCounts
-from spec_lab.record import answer_metrics
-from spec_lab.record.acceptance_metrics import acceptance_length
-from spec_lab.record.measured import Measured
-from spec_lab.record.recorder import Recorder, request_row
-from spec_lab.record.row_schema import RequestRow
-from spec_lab.record.runs import find_runs
-from spec_lab.record.schema import Summary
-from spec_lab.record.summary import build_summary
-from spec_lab.report.__main__ import main
-from spec_lab.report.known_options import describe_rule
-from spec_lab.report.study import bootstrap_acceptance_length, format_study, read_studies
-from spec_lab.report.study_plot import acceptance_against_accuracy
-from tests.covering import each_value
-from tests.fake_runs import make_info, make_request, make_round
+from spec_lab.core.errors import UserError
+from spec_lab.record.metric import Measured
+from spec_lab.record.names import THIS_RUN
+from spec_lab.record.reading import Found, find_runs
+from spec_lab.report import main as report
+from spec_lab.study import compare, lengths, reliability
+from spec_lab.study.figures import svg
+from spec_lab.study.frame import labels, load_frame, own, varied
+from spec_lab.study.rounds import LOOKS, format_request, load_request, request_html, rounds_of_request
+from spec_lab.study.run_table import latency_table, tables_of_run
+from spec_lab.study.studies import FIGURES, TABLES, studies_in, study_tables
+from spec_lab.study.tables import Table, table_of
+from tests.fake_runs import CHOICES, MAIN, PLAIN, UNPRUNED, FakeEngine, make_begun, make_run, measure, record_run
 
-STRICT = {"name": "strict"}
-DELTA = {"name": "relaxed_thinking", "form": "delta", "topk": 10, "delta": 0.6, "ratio": 0.5, "phase": "token"}
-RATIO = DELTA | {"form": "ratio", "ratio": 0.3}
-TOP3 = DELTA | {"topk": 3}
-
-
-@dataclass(frozen=True, slots=True)
-class FakeRun:
-    """A made-up run whose requests all accept `accepted`; those in `wrong` answer wrongly, those in `other` write
-    another text.
-    """
-
-    options: Mapping[str, Any]
-    num_draft_tokens: int
-    accepted: Sequence[int]
-    wrong: Sequence[int] = ()
-    other: Sequence[int] = ()
-    num_requests: int = 10
-    seed: int = 0
-    imposed: bool = False
-    minute: int = 0
-    label: str | None = None
-
-    def record(self, folder: Path) -> Summary:
-        config = {
-            "seed": self.seed,
-            "acceptance": dict(self.options),
-            "drafter": {"name": "eagle3", "num_draft_tokens": self.num_draft_tokens},
-            "record": {"topk": 16 if self.options == STRICT else 0},
-        }
-        requests = [make_request(f"r{i}", self.accepted) for i in range(self.num_requests)]
-        for i in self.other:
-            requests[i].output_ids[-1] += 1
-        is_lossy = self.options != STRICT
-        rounds = [make_round([m + 1] * self.num_requests, 0.01) for m in self.accepted]
-        for record in rounds:
-            record.relaxed = [int(i in self.other) for i in range(self.num_requests)] if is_lossy else None
-        result = GenerationResult(requests, rounds, [], GraphCounts(), self.num_draft_tokens, 1.0)
-        correct = {f"r{i}": None if self.imposed else i not in self.wrong for i in range(self.num_requests)}
-        thinking = {f"r{i}": 4 for i in range(self.num_requests)}
-        info = make_info(config, started_at=f"2026-01-02T03:{self.minute:02d}:00+00:00")
-        if self.label is not None:
-            info = replace(info, choices=info.choices | {"acceptance": self.label})
-        summary = build_summary(
-            info,
-            Measured([result], correct, thinking),
-            seconds=1.0,
-            acceptance_imposed=self.imposed,
-            acceptance_lossless=not is_lossy,
-        )
-        with Recorder(folder, info) as recorder:
-            for request in requests:
-                recorder.request(request_row(request, "text", correct[request.request_id], None, 4))
-            recorder.finish(summary)
-        return summary
-
-
-SWEEP = [
-    FakeRun(RATIO, 3, [3, 3, 3], wrong=[0, 1], other=[0, 1, 2]),
-    FakeRun(DELTA, 3, [3, 3, 2], wrong=[1, 2, 3], other=[0, 1, 2, 3]),
-    FakeRun(TOP3, 3, [3, 2, 2], wrong=[0], other=[4]),
-    FakeRun(STRICT, 3, [2, 2, 2], wrong=[0]),
-    FakeRun(DELTA, 1, [1, 1], wrong=[0], other=[5]),
-    FakeRun(STRICT, 1, [1, 0], wrong=[0]),
-]
-
-
-@pytest.fixture
-def sweep(tmp_path: Path) -> Path:
-    for number, run in enumerate(SWEEP):
-        run.record(tmp_path / "sweep" / str(number))
-    return tmp_path / "sweep"
-
-
-def test_points_come_by_draft_tokens_strict_first(sweep: Path) -> None:
-    [points] = read_studies(find_runs([sweep])).studies
-    assert [(point.num_draft_tokens, point.rule) for point in points] == [
-        (1, "strict"),
-        (1, "top 10, delta 0.6"),
-        (3, "strict"),
-        (3, "top 3, delta 0.6"),
-        (3, "top 10, delta 0.6"),
-        (3, "top 10, ratio 0.3"),
-    ]
-
-
-def test_a_point_is_compared_with_strict_at_its_own_number_of_drafts(sweep: Path) -> None:
-    [points] = read_studies(find_runs([sweep])).studies
-    strict, delta = points[2], points[4]
-    assert strict.change is None
-    assert strict.equal_to_strict == 1.0
-    assert delta.change is not None
-    assert (delta.change["over"], delta.change["n"]) == ("strict", 10)
-    assert (delta.change["lost"], delta.change["gained"]) == (3, 1)
-    assert delta.change["difference"] == pytest.approx(-0.2)
-    assert delta.change["low"] < -0.2 < delta.change["high"]
-    assert delta.accuracy["value"] == 0.7
-    assert delta.acceptance_length is not None
-    assert delta.acceptance_length.value == pytest.approx(11 / 3)
-    assert delta.thinking_tokens == 4
-    # The outputs of all ten are longer than strict's: none is equal.
-    assert delta.equal_to_strict == 0.0
-    assert delta.hits_per_1000_tokens == pytest.approx(1000 * 12 / 110)
-
-
-def test_equal_outputs_are_counted(tmp_path: Path) -> None:
-    FakeRun(STRICT, 3, [2, 2]).record(tmp_path / "a")
-    FakeRun(DELTA, 3, [2, 2], other=[1, 2, 3]).record(tmp_path / "b")
-    [[_, delta]] = read_studies(find_runs([tmp_path])).studies
-    assert delta.equal_to_strict == 0.7
-
-
-def test_runs_that_make_no_study(tmp_path: Path) -> None:
-    FakeRun(STRICT, 3, [2]).record(tmp_path / "strict")
-    assert read_studies(find_runs([tmp_path])).studies == []
-    FakeRun(DELTA, 3, [2], seed=1).record(tmp_path / "other seed")
-    FakeRun(DELTA, 5, [2]).record(tmp_path / "other K")
-    FakeRun({"name": "synthetic"}, 3, [2], imposed=True).record(tmp_path / "imposed")
-    assert read_studies(find_runs([tmp_path])).studies == []
-    FakeRun(DELTA, 3, [2]).record(tmp_path / "paired")
-    [points] = read_studies(find_runs([tmp_path])).studies
-    assert [point.rule for point in points] == ["strict", "top 10, delta 0.6"]
-
-
-def test_of_one_configuration_the_newest_run_counts(tmp_path: Path) -> None:
-    FakeRun(STRICT, 3, [2]).record(tmp_path / "strict")
-    FakeRun(DELTA, 3, [3], minute=2).record(tmp_path / "new")
-    FakeRun(DELTA, 3, [2], minute=1).record(tmp_path / "old")
-    [[_, delta]] = read_studies(find_runs([tmp_path])).studies
-    assert delta.acceptance_length is not None and delta.acceptance_length.value == 4
-
-
-def test_another_seed_is_another_study(sweep: Path) -> None:
-    for number, run in enumerate((FakeRun(STRICT, 3, [2], seed=1), FakeRun(DELTA, 3, [3], seed=1))):
-        run.record(sweep / f"seed-{number}")
-    assert [len(points) for points in read_studies(find_runs([sweep])).studies] == [6, 2]
-
-
-def test_a_run_over_other_prompts_is_left_out(tmp_path: Path) -> None:
-    FakeRun(STRICT, 3, [2], num_requests=9).record(tmp_path / "strict")
-    FakeRun(TOP3, 3, [3], num_requests=9).record(tmp_path / "same")
-    FakeRun(DELTA, 3, [3]).record(tmp_path / "other")
-    [points], [reason] = read_studies(find_runs([tmp_path]))
-    assert [point.rule for point in points] == ["strict", "top 3, delta 0.6"]
-    assert f"{tmp_path / 'other'}: its prompts differ from those of its strict run" in reason
-
-
-CUTS = {
-    "torn": lambda text: text[:-30],
-    "short": lambda text: "".join(text.splitlines(keepends=True)[:-2]),
-    "wrong type": lambda text: text.replace('"output_ids":[', '"output_ids":["x",', 1),
-    "rounds of two lengths": lambda text: text.replace('"accepted_per_round":[', '"accepted_per_round":[3,', 1),
+SPEC: dict[str, Any] = {
+    "question": "What does pruning save?",
+    "keys": {"K": "drafter.num_draft_tokens", "prune": "prune"},
+    "columns": {"length": "acceptance_length", "MLP rows": "rows.catchup_mlp", "over unpruned": "pruning_speedup.mean"},
+    "plot": {"x": "K", "y": "pruning_speedup.mean", "hue": "prune", "even": 1},
 }
 
 
-@pytest.mark.parametrize(("cut", "broken"), each_value(CUTS, ["2", "3"]))
-def test_broken_requests_cost_their_run_and_no_other(
-    sweep: Path, cut: str, broken: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Folder 3 holds the strict run that three others are compared with."""
-    path = sweep / broken / "requests.jsonl"
-    path.write_text(CUTS[cut](path.read_text()))
-    assert main([str(sweep)]) == 0
-    output = capsys.readouterr()
-    assert output.err.count("\n") == 1
-    assert str(path) in output.err
-    assert len(output.out.split("\n\n")[0].splitlines()) == 2 + len(SWEEP)
-    study = output.out.partition("What lossy acceptance costs and brings")[2].partition("95 % intervals")[0]
-    assert ("top 3" in study) is False
-    assert ("ratio 0.3" in study) is (broken == "2")
-    assert "top 10, delta 0.6" in study
-
-
-def test_a_lost_plot_costs_no_table(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The folder may only be read, as a shared one."""
-    (sweep / "acceptance_against_accuracy.png").mkdir()
-    assert main([str(sweep)]) == 0
-    output = capsys.readouterr()
-    assert "What lossy acceptance costs and brings" in output.out
-    assert "plot: " not in output.out
-    assert output.err.count("\n") == 1
-    assert "plot not saved: " in output.err
-    assert "acceptance_against_accuracy.png" in output.err
-
-
-def test_rules_in_words() -> None:
-    def words(options: Mapping[str, Any], label: str | None = None) -> tuple[str, str, float | None]:
-        choices = {} if label is None else {"acceptance": label}
-        info = replace(make_info({"acceptance": dict(options)}), choices=choices)
-        return describe_rule(build_summary(info, Measured([]), seconds=1.0))
-
-    assert words(STRICT, "strict") == ("strict", "strict", None)
-    assert words(RATIO, "relaxed_thinking+formratio") == ("top 10, ratio 0.3", "top 10, ratio", 0.3)
-    assert words(DELTA | {"phase": "round"})[0] == "top 10, delta 0.6, phase=round"
-    assert words({})[0] == "-"
-    assert words({"name": "near", "topk": 3}, "near+topk3") == ("near+topk3", "near", None)
-
-
-def test_rules_of_an_extension_are_points_of_their_own(tmp_path: Path) -> None:
-    """The report knows nothing of them but what their runs are called."""
-    FakeRun(STRICT, 3, [1, 2, 1]).record(tmp_path / "strict")
-    for topk in (4, 2):
-        rule = {"name": "near", "topk": topk}
-        FakeRun(rule, 3, [3, 3, 2], label=f"near+topk{topk}").record(tmp_path / f"near{topk}")
-    [points] = read_studies(find_runs([tmp_path])).studies
-    assert [point.rule for point in points] == ["strict", "near+topk2", "near+topk4"]
-    acceptance_against_accuracy(points)
-
-
-def make_rows(rounds: Sequence[Sequence[int]]) -> list[RequestRow]:
-    """Of requests whose rounds were judged to emit so many tokens."""
-    return [request_row(make_request("r", [n - 1 for n in part]), "", None, None) for part in rounds]
-
-
-def test_bootstrap_resamples_requests() -> None:
-    same = bootstrap_acceptance_length(make_rows([[2, 2, 2]] * 50), 3)
-    assert same is not None
-    assert (same.value, same.low, same.high) == (2, 2, 2)
-    # Two kinds of requests: all the spread is between them, and sqrt(.5 * .5 / 100) * 2 * 1.96 = .196 around 2.
-    mixed = bootstrap_acceptance_length(make_rows([[1] * 10, [3] * 10] * 50), 3)
-    assert mixed is not None
-    assert mixed.value == 2
-    assert mixed.low == pytest.approx(2 - 0.196, abs=0.02)
-    assert mixed.high == pytest.approx(2 + 0.196, abs=0.02)
-    assert bootstrap_acceptance_length(make_rows([[1] * 10, [3] * 10] * 50), 3) == mixed
-
-
-def test_bootstrap_counts_rounds_cut_short_as_the_metric_does() -> None:
-    requests = [
-        make_request("a", [3, 0, 1, 3], [4, 1, 2, 1], truncated=True),
-        make_request("b", [0, 2], [1, 2], judged=[1, 2], truncated=True),
-    ]
-    cut = bootstrap_acceptance_length([request_row(request, "", None, None) for request in requests], 3)
-    assert cut is not None and cut.value == pytest.approx(acceptance_length(requests, 3))
-    unknown = make_request("a", [3], [1], judged=[1], truncated=True)
-    assert bootstrap_acceptance_length([request_row(unknown, "", None, None)], 3) is None
-    assert bootstrap_acceptance_length(make_rows([[]]), 3) is None
-
-
-def test_paired_interval_covers_and_keeps_a_width() -> None:
-    """Agresti and Min (2005), adding half a pair to each of the four cells: 40 pairs, 8 lost, 2 gained."""
-    low, high = answer_metrics.paired_difference_interval(8, 2, 40)
-    change, spread = -6 / 42, 1.959964 * (11 - 36 / 42) ** 0.5 / 42
-    assert (low, high) == (pytest.approx(change - spread), pytest.approx(change + spread))
-    low, high = answer_metrics.paired_difference_interval(0, 0, 40)
-    assert low == -high < 0
-    assert answer_metrics.paired_difference_interval(2, 8, 40)[1] == pytest.approx(
-        -answer_metrics.paired_difference_interval(8, 2, 40)[0]
+def recorded(
+    folder: Path, name: str, engine: FakeEngine = MAIN, rule: str = "strict", seed: int = 0, **found: Any
+) -> Found:
+    """Record one run whose configuration says what `engine` did."""
+    drafter = {"name": "eagle3", "num_draft_tokens": engine.num_draft_tokens}
+    config = {"name": "study", "seed": 0, "batch_size": 1, "drafter": drafter, "study": SPEC}
+    config |= {"prune": {"catchup": name}, "acceptance": {"name": rule}}
+    begun = make_begun(config, name="study", choices=CHOICES | {"prune": name, "acceptance": rule})
+    run = record_run(
+        folder / f"{name}-{rule}-{seed}", begun=begun, main=measure(engine, seed=seed, divergences={}), **found
     )
-    assert answer_metrics.paired_difference_interval(5, 0, 5)[0] >= -1
+    return Found(folder / f"{name}-{rule}-{seed}", run)
 
 
-def test_accuracy_change_counts_prompts_checked_in_both() -> None:
-    ours = {"a": True, "b": False, "c": True, "d": None, "e": True}
-    change = answer_metrics.accuracy_change(ours, {"a": True, "b": True, "c": False, "d": True}, over="plain")
-    assert change is not None
-    assert (change["n"], change["lost"], change["gained"], change["difference"]) == (3, 1, 1, 0)
-    assert answer_metrics.accuracy_change({"a": None}, {"a": True}, over="plain") is None
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study of three runs: unpruned, pruned, and pruned with another K."""
+    place = tmp_path_factory.mktemp("study")
+    recorded(place, "none", UNPRUNED)
+    recorded(place, "catchup", MAIN)
+    recorded(place, "catchup", replace(MAIN, num_draft_tokens=1), seed=1)
+    return place
 
 
-def test_table_has_a_line_a_point(sweep: Path) -> None:
-    [points] = read_studies(find_runs([sweep])).studies
-    subject, _, *lines = format_study(points).splitlines()
-    assert "drafter=eagle3, prune=catchup" in subject
-    assert len(lines) == 2 + len(points) + 1 + 2
-    assert "top 10, delta 0.6" in lines[6]
-    assert "-20.0 (" in lines[6]
-    assert "70.0% (" in lines[6]
+def test_the_frame_has_a_row_a_part_and_a_column_a_choice_a_knob_and_a_number(folder: Path) -> None:
+    rows = load_frame(folder)
+    assert list(rows["part"]) == [THIS_RUN, "plain", "unpruned"] * 3
+    run = find_runs(folder)[0].run
+    first = rows.iloc[0]
+    assert first["rows.verified"] == run["rows.verified"] and first["drafter.num_draft_tokens"] == 3
+    assert (first["prune"], first["target.template"], first["K"]) == (run.choices["prune"], "0f1e2d3c4b5a", 3)
+    assert list(rows["K"][:3]) == [3, 0, 3] and list(rows["drafter"][:3]) == ["eagle3", "none", "eagle3"]
+    assert first["cost.draft"] + first["cost.verify"] + first["cost.rest"] == pytest.approx(
+        run["break_even_acceptance_length"]
+    )
+    assert first["latency_ms.ttft.p99"] == run["latency_ms.ttft.p99"]
 
 
-def test_report_shows_the_study_and_draws_it(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(sweep)]) == 0
-    text = capsys.readouterr().out
-    plot = sweep / "acceptance_against_accuracy.png"
-    assert "What lossy acceptance costs and brings" in text
-    assert f"plot: {plot}" in text
-    assert plot.read_bytes().startswith(b"\x89PNG")
+def test_runs_are_labelled_by_what_differs(folder: Path) -> None:
+    rows = load_frame(folder)
+    assert varied(rows) == ["prune", "drafter.num_draft_tokens"]
+    assert sorted(labels(own(rows))) == [
+        "catchup, num_draft_tokens=1",
+        "catchup, num_draft_tokens=3",
+        "none, num_draft_tokens=3",
+    ]
 
 
-def test_report_of_single_runs_writes_no_plot(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(sweep / "0"), str(sweep / "3")]) == 0
-    assert "difference to strict" in capsys.readouterr().out
-    assert not list(sweep.rglob("*.png"))
+GOLDEN_STUDY = """\
+| K | prune | length | MLP rows | over unpruned |
+| ---: | --- | ---: | ---: | ---: |
+| 1 | catchup | 1.70 (1.60 to 1.80) | 168 | 0.64 (0.61 to 0.66) |
+| 3 | catchup | 2.75 (2.49 to 3.01) | 106 | 1.01 (0.97 to 1.05) |
+| 3 | none | 2.75 (2.49 to 3.01) | 424 | 1.00 (0.96 to 1.04) |"""
 
 
-def test_plot_has_a_bar_both_ways_at_each_point(sweep: Path) -> None:
-    [points] = read_studies(find_runs([sweep])).studies
-    figure = acceptance_against_accuracy(points)
-    assert isinstance(figure, Figure)
-    assert [axes.get_title("left") for axes in figure.axes] == ["K = 1", "K = 3"]
-    for axes, num_points in zip(figure.axes, (2, 4), strict=True):
-        bars = [bar for drawn in axes.collections for bar in drawn.get_segments()]  # type: ignore[attr-defined]
-        assert len(bars) == 2 * num_points
-        upright = sorted(tuple(bar[:, 1]) for bar in bars if bar[0, 1] != bar[1, 1])
-        at_k = [point.accuracy for point in points if axes.get_title("left") == f"K = {point.num_draft_tokens}"]
-        np.testing.assert_allclose(upright, sorted((each["low"], each["high"]) for each in at_k))
-        stars = [line for line in axes.lines if line.get_marker() == "*" and np.size(line.get_xdata())]
-        assert len(stars) == 1
-    [legend] = figure.legends
-    named = [text.get_text() for text in legend.get_texts() if text.get_text()]
-    assert named == ["strict", "top 10, delta 0.6", "top 3, delta 0.6", "top 10, ratio 0.3"]
+def test_a_study_has_its_table_in_every_form(folder: Path) -> None:
+    [(spec, runs)] = studies_in(find_runs(folder))
+    [table] = study_tables(spec, runs)
+    assert table.title == SPEC["question"]
+    assert table.markdown().split("\n\n")[0] == GOLDEN_STUDY
+    assert "weights 91344d74968d" in table.markdown() and "device a test CPU, 2 threads" in table.caption
+    text = table.text().splitlines()
+    assert text[2].split() == ["K", "prune", "length", "MLP", "rows", "over", "unpruned"]
+    csv = pd.read_csv(io.StringIO(table.csv()))
+    assert list(csv["MLP rows"]) == [168, 106, 424] and {"length low", "length high", "revision", "weights"} <= set(csv)
+    latex = table.latex()
+    assert r"\toprule" in latex and "1.70 (1.60 to 1.80)" in latex and r"\caption{What does pruning save" in latex
+    assert "<td>catchup</td>" in table.html()
 
 
-def test_plot_of_one_panel_and_of_none(tmp_path: Path) -> None:
-    FakeRun(STRICT, 3, [2]).record(tmp_path / "strict")
-    FakeRun(DELTA, 3, [3]).record(tmp_path / "delta")
-    [points] = read_studies(find_runs([tmp_path])).studies
-    for chosen in (points, []):
-        assert len(acceptance_against_accuracy(chosen).axes) == 1
+def test_the_latency_table_has_each_part_and_its_change(folder: Path) -> None:
+    run = make_run(
+        references={"plain": measure(PLAIN, (1.0, 1.0, 1.0)), "unpruned": measure(UNPRUNED, (1.0, 1.0, 1.0))}
+    )
+    table = latency_table(run)
+    names = list(table.shown[""])
+    assert names[:3] == ["TTFT mean, ms", "TTFT median, ms", "TTFT P99, ms"]
+    assert names[-4:] == ["requests/s", "output tokens/s", "total tokens/s", "requests in flight"] and len(names) == 16
+    by_name = table.raw.set_index("number")
+    first, last = by_name.loc["output tokens/s", "plain"], by_name.loc["output tokens/s", THIS_RUN]
+    assert (first, last) == (
+        run.references["plain"]["end_to_end_tokens_per_second"],
+        run["end_to_end_tokens_per_second"],
+    )
+    assert by_name.loc["output tokens/s", f"{THIS_RUN} change"] == pytest.approx(100 * (last / first - 1))
+    assert list(table.shown) == ["", "plain", "unpruned", THIS_RUN, "unpruned change", f"{THIS_RUN} change"]
+
+
+def test_a_run_has_its_tables(folder: Path) -> None:
+    run = make_run(acceptance_imposed=True)
+    speed, stages, latency, categories = tables_of_run(run)
+    assert list(speed.shown[""]) == [THIS_RUN, "plain", "unpruned"] and "*" in speed.shown["acceptance length"][0]
+    assert "imposed, not measured" in speed.note and stages.shown["verify"][1] == "2.12"
+    assert len(latency.shown) == 16
+    assert list(categories.shown["category"]) == ["prose", "dates", "code", "all"]
+
+
+def test_runs_are_compared_prompt_by_prompt(folder: Path) -> None:
+    """The same outcomes with another pruning do not differ at all; other seeds do, and one draft less is shorter."""
+    runs = find_runs(folder)
+    table = compare.comparison_table(runs).raw.set_index("#")
+    assert list(table.index) == ["#1 (base)", "#2", "#3"]
+    assert (table.loc["#3", "difference"], table.loc["#3", " "]) == (0.0, "within noise")
+    assert (
+        table.loc["#2", "difference"] < 0
+        and table.loc["#2", "difference high"] < 0
+        and table.loc["#2", " "] == "shorter"
+    )
+    assert set(table["paired"][1:]) == {"yes"}
+    costs = compare.cost_table(runs).raw
+    assert (costs["draft"] + costs["verify"] + costs["rest"]).tolist() == pytest.approx(costs["break-even"].tolist())
+
+
+def test_lossy_rules_are_priced_beside_the_lossless_run(tmp_path: Path) -> None:
+    recorded(tmp_path, "catchup", rule="strict", acceptance_lossless=True)
+    recorded(tmp_path, "catchup", replace(MAIN, num_draft_tokens=3), rule="loose", seed=5, acceptance_lossless=False)
+    table = compare.rule_table(find_runs(tmp_path)).raw
+    assert list(table["rule"]) == ["strict", "loose"] and table["equal outputs"][0] == 1.0
+    gained = table["acceptance length"][1] - table["acceptance length"][0]
+    assert table["gain"][1] == pytest.approx(gained)
+    assert (table["lost"][1], table["gained"][1], table["points to lossless"][1]) == (0, 0, 0.0)
+    assert compare.rule_table(find_runs(tmp_path / "catchup-loose-5")).shown.empty, "there is nothing to compare with"
+
+
+def test_lengths_as_other_tools_count_them() -> None:
+    """Rounds of 4, 1 and 3 judged tokens, the last cut after 2; then a round whose second token ends the text."""
+    first, second = (request for request in measure(MAIN).requests[:2])
+    rounds = {"accepted_per_round": [3, 0, 2], "judged_per_round": [4, 1, 3], "emitted_per_round": [4, 1, 2]}
+    ended = {"accepted_per_round": [3], "judged_per_round": [2], "emitted_per_round": [2], "finish_reason": "eos"}
+    offers = {"offered_per_round": None, "turn": 1}
+    rows = [first.model_copy(update=rounds | offers), second.model_copy(update=ended | offers)]
+    assert lengths.vllm(rows) == pytest.approx(1 + 8 / 4)
+    assert lengths.deepspec(rows) == pytest.approx((4 + 1 + 3 + 2) / 4)
+    assert lengths.aiperf(rows) == pytest.approx(((1 + 5 / 3) + (1 + 3)) / 2)
+    assert lengths.specdec_bench(rows) == pytest.approx((8 / 4 + 2 / 2) / 2)
+
+
+def test_confidences_are_judged_up_to_the_end_of_a_text() -> None:
+    request = (
+        measure(MAIN)
+        .requests[0]
+        .model_copy(
+            update={
+                "accepted_per_round": [1, 2],
+                "judged_per_round": [2, 1],
+                "confidence_per_round": [[0.9, 0.4], [0.8, 0.7]],
+            }
+        )
+    )
+    drafts = reliability.judged_drafts([request])
+    assert drafts[["position", "confidence", "accepted"]].values.tolist() == [
+        [1, 0.9, True],
+        [2, 0.4, False],
+        [1, 0.8, True],
+    ]
+    assert reliability.chance_of_order(drafts) == 1.0
+    assert reliability.calibration_error([0.9, 0.4, 0.8], [1, 0, 1]) == pytest.approx((0.1 + 0.4 + 0.2) / 3)
+    assert reliability.chance_of_order(drafts[drafts["accepted"]]) is None
+
+
+@pytest.mark.parametrize("name", sorted(TABLES))
+def test_every_named_table_can_be_made_of_any_runs(name: str, folder: Path) -> None:
+    table = TABLES[name](find_runs(folder), SPEC)
+    assert isinstance(table, Table) and isinstance(table.text(), str)
+    assert len(table.shown) or name in ("rules", "reliability")
+
+
+@pytest.mark.parametrize("name", sorted(FIGURES))
+def test_every_named_figure_can_be_drawn_of_any_runs(name: str, folder: Path) -> None:
+    runs = find_runs(folder)
+    if name == "rules":
+        pytest.skip("there is no lossy run among them")
+    text = svg(FIGURES[name](runs, SPEC))
+    assert text.startswith("<svg") and ("a test CPU" in text or name == "reliability")
+
+
+def test_columns_that_runs_lack_are_left_out_and_across_spreads_one() -> None:
+    rows = pd.DataFrame({"k": [1, 1, 2, 2], "p": list("abab"), "round_ms": [1.0, 2.0, 3.0, 4.0]})
+    table = table_of(rows, {"K": "k", "ms": "round_ms", "none": "nothing"}, across="p", shown="round_ms")
+    assert table.shown.values.tolist() == [[1, "1.00", "2.00"], [2, "3.00", "4.00"]] or table.shown.shape == (2, 3)
+
+
+def test_a_request_is_shown_round_by_round(folder: Path) -> None:
+    found = find_runs(folder)[0]
+    request = load_request(found.folder, "r1")
+    prompt, *rounds = rounds_of_request(request)
+    assert prompt.title == "prompt pass" and len(rounds) == len(request.accepted_per_round or ())
+    assert sum(len(part.tokens) for part in (prompt, *rounds)) == len(request.output_ids)
+    marked, coloured = format_request(request, False), format_request(request, True)
+    assert f"{LOOKS['a'].mark}[" in marked and "\x1b[30;42m" in coloured and "\x1b" not in marked
+    html = request_html(found.folder, "r1")
+    assert html.count("<tr>") == len(rounds) + 1 and "<script" not in html
+    with pytest.raises(UserError, match="no request 'r99'; it has 12, such as"):
+        load_request(found.folder, "r99")
+
+
+def test_a_request_whose_engine_tells_no_rounds_is_shown_too(folder: Path) -> None:
+    request = load_request(find_runs(folder)[0].folder, "r0")
+    silent = request.model_copy(update=dict.fromkeys(("emitted_per_round", "token_origins", "text_ends")))
+    [only] = rounds_of_request(silent)
+    assert len(only.tokens) == len(request.output_ids) and "unknown" in format_request(silent, False)
+
+
+def call(*arguments: object, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    code = report([str(each) for each in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out + captured.err
+
+
+def test_the_command_prints_and_writes_everything(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, text = call(folder, capsys=capsys)
+    assert code == 0 and SPEC["question"] in text and "The newest finished run" in text
+    files = {"--csv": tmp_path / "a.csv", "--html": tmp_path / "a.html", "--figures": tmp_path / "figures"}
+    code, text = call(folder, *(word for pair in files.items() for word in pair), capsys=capsys)
+    assert code == 0 and len(pd.read_csv(files["--csv"])) == 9
+    assert {"plot.png", "run_stages.png"} <= {path.name for path in files["--figures"].iterdir()}
+    page = files["--html"].read_text()
+    assert not re.search(r"(src|href)=\"?https?:", page), "it opens without a network"
+    assert page.count("<svg") == 5 and "python -m spec_lab" in page and "What does pruning save?" in page
+    assert call(folder, "--markdown", capsys=capsys)[1].startswith("| K | prune |")
+    assert r"\begin{table}" in call(folder, "--latex", capsys=capsys)[1]
+    assert "acceptance_length" in call("--definitions", capsys=capsys)[1]
+    assert "tokens a round" in call(folder, "--request", capsys=capsys)[1]
+    assert "round 1:" in call(folder, "--request", "r0", capsys=capsys)[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere"], "no run here or below"),
+        (["--base", "9"], "the runs are 1 to 3"),
+        (["--rescore", "acceptance=strict"], "record.topk"),
+    ],
+)
+def test_the_command_says_what_is_missing(
+    arguments: list[str], said: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, text = call(*([] if arguments == ["nowhere"] else [folder]), *arguments, capsys=capsys)
+    assert code == 2 and said in text
+
+
+def test_a_run_that_failed_stands_in_the_table_with_its_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from spec_lab.record.recorder import ended, write_run
+
+    recorded(tmp_path, "catchup")
+    write_run(tmp_path / "other", ended(make_begun(), "failed", "out of memory"))
+    code, text = call(tmp_path, capsys=capsys)
+    assert code == 0 and "failed: out of memory" in text
+
+
+def test_what_the_runs_lack_costs_nothing() -> None:
+    """A run of another engine tells tokens and nothing else."""
+    silent = make_begun(engine="another").model_copy(update={"status": "finished"})
+    from spec_lab.record.summary import finished_run
+
+    requests = [
+        request.model_copy(update=dict.fromkeys(("accepted_per_round", "emitted_per_round", "emitted_at")))
+        for request in measure(MAIN).requests
+    ]
+    run = finished_run(silent, Measured(requests, (), 3))
+    assert run["output_tokens"] > 0 and run["acceptance_length"] is None
+    assert next(table.title for table in tables_of_run(run)) == "Speed" or tables_of_run(run)
+    json.loads(run.model_dump_json())
+
+
+Make = Callable[..., Any]

@@ -13,7 +13,7 @@ from spec_lab.core.types import Request, Sequence
 from spec_lab.drafters.hybrid import HybridLookup
 from spec_lab.drafters.suffix import SuffixSizes, SuffixTexts
 from spec_lab.drafters.suffix_tree import DraftLimits, SuffixTree
-from spec_lab.record.acceptance_metrics import parts
+from spec_lab.record.acceptance import parts_of as parts
 from tests.graph_lab import MODES
 from tests.lab import generate, make_config, make_engine, make_pair, random_requests
 

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
+import spec_lab.record.summary  # noqa: F401  defines the metrics
 from spec_lab.app.compose import compose
 from spec_lab.config.checks import problems
-from spec_lab.record.scalars import scalar_paths
+from spec_lab.record.summary import definitions
 
 FILES = sorted((Path(__file__).parents[1] / "sweeps").glob("*.yaml"))
 FIRST, LAST = 0, -1
@@ -46,7 +47,10 @@ def test_both_ends_of_the_space_compose(path: Path, end: int, empty_folder: Path
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_the_metric_is_a_number_that_a_run_logs(path: Path) -> None:
     sweep = yaml.safe_load(path.read_text())
-    assert sweep["metric"]["name"] in scalar_paths() and sweep["metric"]["goal"] in ("minimize", "maximize")
+    assert sweep["metric"]["name"].removeprefix("summary.") in definitions() and sweep["metric"]["goal"] in (
+        "minimize",
+        "maximize",
+    )
     assert sweep["method"] == "grid" or sweep["run_cap"] > 0, "a random or a Bayesian search has no end by itself"
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from spec_lab.checkpoints.packaged import ZOO
 from spec_lab.core.errors import UserError
-from spec_lab.options.targets import ZOO
 from spec_lab.workloads.chat_template import stored_template
 from spec_lab.workloads.pocket_form import (
     ASSISTANT,

@@ -16,7 +16,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from spec_lab.__main__ import main
 from spec_lab.measure.audit import audit
 from spec_lab.measure.lab import load_lab
-from spec_lab.record.reading import read_request_rows, read_summary
+from spec_lab.record.reading import read_requests, read_run
 from tests.tiny_runs import CHEAP, make_run_config, make_runnable_pair, write_prompts
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -105,15 +105,15 @@ def test_two_processes_write_what_one_does(place: Path) -> None:
     assert has_finished, stderr
     assert stdout.count("ms a round") == 1
     (folder,) = (place / "outputs").iterdir()
-    summary = read_summary(folder)
-    assert (summary["status"], summary["world_size"]) == ("finished", 2)
-    assert summary["config"]["target"]["tensor_parallel"] == 2
+    summary = read_run(folder)
+    assert (summary.status, summary.machine.world_size) == ("finished", 2)
+    assert summary.config["target"]["tensor_parallel"] == 2
     divergence = summary["divergence"]
     assert divergence is not None and divergence["bugs"] == 0
     alone = load_lab(make_run_config((place / "target", place / "head"), place / "prompts.jsonl", "none", batch_size=2))
     (engine,) = alone.engines.values()
     plain = {record.request_id: record.output_ids for record in engine.generate(alone.requests).requests}
-    together: list[Any] = [SimpleNamespace(request_id=row["id"], **row) for row in read_request_rows(folder)]
+    together: list[Any] = [SimpleNamespace(request_id=row.id, **row) for row in read_requests(folder)]
     assert [row.request_id for row in together] == list(plain)
     found = audit(together, plain, alone.teacher, alone.models.dtype)
     assert [divergence for divergence in found if divergence.kind == "bug"] == []
@@ -130,4 +130,4 @@ def test_a_process_that_fails_ends_all_and_is_heard_once(place: Path) -> None:
     assert stderr.count("failed: the error above is of rank 1") == 1
     (folder,) = (place / "failed").iterdir()
     summary = json.loads((folder / "summary.json").read_text())
-    assert (summary["status"], summary["reason"]) == ("failed", "rank 1: RuntimeError: no luck")
+    assert (summary.status, summary.reason) == ("failed", "rank 1: RuntimeError: no luck")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -14,24 +15,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from spec_lab.checkpoints.block_checkpoint import load_block
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.core.types import Request
-from spec_lab.train.block_config import (
-    BlockTrainingConfig,
-    DominoTrainingConfig,
-    DsparkTrainingConfig,
+from spec_lab.train.anchored import (
+    Anchored,
+    AnchoredLoss,
+    AnchoredRows,
     Normaliser,
-    PEagleTrainingConfig,
     SlotWeights,
+    counted_slots,
+    drawn_anchors,
+    still_reached,
 )
-from spec_lab.train.blocks.anchors import block_batch, counted_slots, drawn_anchors
-from spec_lab.train.blocks.drafter import TrainableBlock
-from spec_lab.train.blocks.loss import BlockLoss, still_reached
-from spec_lab.train.blocks.p_eagle_recipe import PEagleRecipe
-from spec_lab.train.blocks.recipe import BlockRecipe
-from spec_lab.train.blocks.slot_recipe import SlotRecipe
-from spec_lab.train.blocks.training import block_laws
-from spec_lab.train.frozen_target import FrozenTarget
-from spec_lab.train.options import BLOCKS as BLOCK_SCHEMAS
-from spec_lab.train.packed_rows import PackedRows
+from spec_lab.train.data import Text, Texts
+from spec_lab.train.group import ALONE
+from spec_lab.train.heads import Dflash, Dflash2, Domino, Dspark, Lilicorr, PEagle
+from spec_lab.train.heads.block import BlockModule
+from spec_lab.train.packed import PackedRows
+from spec_lab.train.target import FrozenTarget
 from tests.engine_state import poison
 from tests.lab import make_config, make_engine
 from tests.scripted_rule import install
@@ -61,19 +60,20 @@ def one_text(tokens: list[int], before: int = 0) -> PackedRows:
 class TrainedChain:
     """Drafts by the training forward, with a stranger's text in front of the row."""
 
-    drafter: TrainableBlock
+    drafter: BlockModule
     target: FrozenTarget
 
     @torch.no_grad()
     def draft(self, text: list[int], num_draft_tokens: int) -> tuple[list[int], list[torch.Tensor]]:
         rows, anchor = one_text(text, before=7), torch.tensor([[6 + len(text)]])
-        batch = block_batch(self.target, rows, anchor, self.drafter.config.taps, num_draft_tokens)
-        hidden, context = self.drafter.slots(batch.rows, batch.tapped)
+        tapped = self.target.run(rows, self.drafter.config.taps).tapped
+        anchored = AnchoredRows(rows.tokens, rows.segments, rows.positions, anchor)
+        hidden, context = self.drafter.slots(anchored, tapped)
         joining, tokens, found = self.drafter.joining(), torch.zeros(1, hidden.shape[1] + 1, dtype=torch.long), []
         tokens[0, 0] = text[-1]
-        for number, slot in enumerate(joining.walked(joining.rows(hidden, context), tokens)):
-            tokens[:, number + 1] = slot.law.greedy(hidden)
-            found.append(slot.law.target_logits(hidden)[0])
+        for number, (law, _) in enumerate(joining.walked(joining.rows(hidden, context), tokens)):
+            tokens[:, number + 1] = law.greedy(hidden)
+            found.append(law.target_logits(hidden)[0])
         return tokens[0, 1 : num_draft_tokens + 1].tolist(), found[:num_draft_tokens]
 
 
@@ -88,7 +88,7 @@ def test_training_and_serving_draft_the_same(target: tuple[Path, FrozenTarget], 
     options = {"page_size": 4, "prefill_chunk": 5}
     run = make_config((folder, tmp_path), "dflash", 3, "none", batch_size=2, cache=options, options=block.options)
     engine = make_engine(run, requests)
-    rule = install(engine, TrainedChain(TrainableBlock(config, tensors, frozen), frozen))
+    rule = install(engine, TrainedChain(BlockModule(config, tensors, frozen), frozen))
     poison(engine)
     engine.generate(requests)
     assert rule.compared > 9
@@ -103,7 +103,7 @@ def test_the_head_reads_the_embedding_of_the_drafter(
     write_block(tmp_path, BLOCKS[name], read_model_config(folder))
     config, tensors = load_block(tmp_path, frozen.config, torch.float32, CPU)
     own = {"embed_tokens.weight": torch.ones_like(frozen.decoder.embedding)}
-    heads: list[Any] = [TrainableBlock(config, tensors | more, frozen).joining().head for more in ({}, own)]
+    heads: list[Any] = [BlockModule(config, tensors | more, frozen).joining().head for more in ({}, own)]
     assert torch.equal(heads[0]._parts.embedding, frozen.decoder.embedding)
     assert torch.equal(heads[1]._parts.embedding, own["embed_tokens.weight"])
 
@@ -119,65 +119,51 @@ class OnTheDevice(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-PRESETS = [*(BlockRecipe(each(block_size=4, head_rank=8, head_topk=4, draft_vocab_size=60)) for each in BLOCK_SCHEMAS)]
+PRESETS = Dflash, Dspark, Domino, Dflash2, Lilicorr
+SMALL: dict[str, Any] = {"block_size": 4, "head_rank": 8, "head_topk": 4, "draft_vocab_size": 60}
+
+
+def counted(tokens: torch.Tensor) -> Texts:
+    """Texts of these tokens, all written by the target."""
+    return Texts([Text(tokens.flatten().numpy().astype(np.int32), 0, "x", b"")])
 
 
 @pytest.mark.parametrize(
-    "recipe",
-    [*PRESETS, PEagleRecipe(PEagleTrainingConfig(num_drafts=4, draft_vocab_size=60))],
-    ids=lambda it: it.config.name,
+    "head", [*(kind(**SMALL) for kind in PRESETS), PEagle(num_drafts=4, draft_vocab_size=60)], ids=lambda it: it.name
 )
-def test_a_preset_learns_a_text(target: tuple[Path, FrozenTarget], tmp_path: Path, recipe: SlotRecipe) -> None:
+def test_a_preset_learns_a_text(target: tuple[Path, FrozenTarget], tmp_path: Path, head: Anchored) -> None:
     """All of its weights move, the loss falls, and what is saved drafts as what was trained."""
     _, frozen = target
-    knobs, texts = recipe.config, torch.randint(1, 50, (2, 24), generator=torch.Generator().manual_seed(0))
-    drafter = recipe.build(frozen, Counted(texts), 0)
+    texts = torch.randint(1, 50, (2, 24), generator=torch.Generator().manual_seed(0))
+    module: Any = head.build(frozen, counted(texts), 0)
     rows = PackedRows(
         texts, torch.ones_like(texts), torch.arange(24).expand(2, -1), torch.ones_like(texts, dtype=torch.bool)
     )
     anchors = drawn_anchors(rows, 8, torch.Generator().manual_seed(0))
-    loss, losses = BlockLoss(drafter, frozen, knobs), []
-    optimiser = torch.optim.AdamW(drafter.parameters(), lr=0.01, weight_decay=0)
-    before = {name: tensor.clone() for name, tensor in drafter.tensors().items()}
+    loss, losses = AnchoredLoss(module, frozen, head, ALONE), []
+    optimiser = torch.optim.AdamW(module.parameters(), lr=0.01, weight_decay=0)
+    before = {name: tensor.clone() for name, tensor in module.tensors().items()}
     for step in range(6):
         optimiser.zero_grad()
         with OnTheDevice() if step else nullcontext():  # the first step makes what others find
-            batch = block_batch(frozen, rows, anchors, recipe.taps(frozen), drafter.num_slots)
-            losses.append(loss(*batch.tensors()))
+            losses.append(loss(*head.inputs(module, frozen, rows, anchors)))
             losses[-1].backward()
         optimiser.step()
     assert losses[-1] < losses[0]
-    still = {name for name, tensor in drafter.tensors().items() if torch.equal(tensor, before[name])}
+    still = {name for name, tensor in module.tensors().items() if torch.equal(tensor, before[name])}
     assert still <= {"d2t", "t2d"}
-    recipe.save(drafter, frozen, tmp_path)
-    again = recipe.load(tmp_path, frozen)
-    text = texts[0, :12].tolist()
-    for ours, its in zip(*(laws(each, frozen, recipe.taps(frozen), text) for each in (drafter, again)), strict=True):
-        torch.testing.assert_close(ours, its, rtol=0.05, atol=0.1)  # weights are stored in bfloat16
-
-
-@torch.no_grad()
-def laws(drafter: Any, target: FrozenTarget, taps: Any, text: list[int]) -> list[torch.Tensor]:
-    return list(block_laws(drafter, target, one_text(text), torch.tensor([len(text) - 3]), taps, 3))
-
-
-@dataclass
-class Counted:
-    """Texts that say how often they hold each token."""
-
-    tokens: torch.Tensor
-
-    def count_written_tokens(self, vocab_size: int) -> torch.Tensor:
-        return torch.bincount(self.tokens.flatten(), minlength=vocab_size)
+    head.save(module, frozen, tmp_path)
+    again, row, pending = head.load(tmp_path, frozen), one_text(texts[0, :12].tolist()), torch.tensor([9])
+    ours, its = (head.laws(each, frozen, row, pending, 3) for each in (module, again))
+    torch.testing.assert_close(ours, its, rtol=0.05, atol=0.1)  # weights are stored in bfloat16
 
 
 def test_a_head_on_a_trained_body_begins_as_that_body(target: tuple[Path, FrozenTarget], tmp_path: Path) -> None:
     _, frozen = target
     write_block(tmp_path, TinyBlock(), frozen.config)
-    texts = Counted(torch.arange(40))
-    begun = BlockRecipe(DominoTrainingConfig(body=str(tmp_path), head_rank=8)).build(frozen, texts, 0)
+    begun = Domino(body=str(tmp_path), head_rank=8).build(frozen, counted(torch.arange(40)), 0)
     config, tensors = load_block(tmp_path, frozen.config, torch.float32, CPU)
-    body = TrainableBlock(config, tensors, frozen)
+    body = BlockModule(config, tensors, frozen)
     text = list(range(10, 22))
     for ours, its in zip(*(TrainedChain(each, frozen).draft(text, 3)[1] for each in (begun, body)), strict=True):
         torch.testing.assert_close(ours, its)
@@ -191,9 +177,9 @@ def test_a_head_on_the_body_of_any_preset_is_read_back(
     _, frozen = target
     write_block(tmp_path / "body", TINY_PRESETS[preset], frozen.config)
     sizes = {"body": str(tmp_path / "body"), "head_rank": 8, "block_size": TINY_PRESETS[preset].block_size}
-    for schema in BLOCK_SCHEMAS:
-        recipe, folder = BlockRecipe(schema(**sizes)), tmp_path / schema.name
-        recipe.save(recipe.build(frozen, Counted(torch.arange(40)), 0), frozen, folder)
+    for kind in PRESETS:
+        head, folder = kind(**sizes), tmp_path / kind.name
+        head.save(head.build(frozen, counted(torch.arange(40)), 0), frozen, folder)
         load_block(folder, frozen.config, torch.float32, CPU)
 
 
@@ -213,10 +199,10 @@ def test_a_slot_behind_a_token_that_cannot_be_drafted_counts_for_nothing(target:
     losses = []
     for last in (3, 40):  # of the block [5, 60, last]: 60 cannot be drafted
         rows.tokens[0, 9:13] = torch.tensor([5, 60, last, last])
-        knobs = BlockTrainingConfig(block_size=4, draft_vocab_size=50)
-        drafter = BlockRecipe(knobs).build(frozen, Counted(torch.arange(50)), 0)
-        batch = block_batch(frozen, rows, torch.tensor([[9]]), drafter.config.taps, drafter.num_slots)
-        losses.append(BlockLoss(drafter, frozen, knobs)(*batch.tensors()))
+        head = Dflash(block_size=4, draft_vocab_size=50)
+        module = head.build(frozen, counted(torch.arange(50)), 0)
+        batch = head.inputs(module, frozen, rows, torch.tensor([[9]]))
+        losses.append(AnchoredLoss(module, frozen, head, ALONE)(*batch))
     assert torch.equal(*losses)
 
 
@@ -225,19 +211,18 @@ def test_a_loss_in_chunks_is_that_of_the_whole(
     target: tuple[Path, FrozenTarget], monkeypatch: pytest.MonkeyPatch, by: Normaliser
 ) -> None:
     _, frozen = target
-    knobs = DsparkTrainingConfig(block_size=4, head_rank=8, normalise_by=by, slot_weights=SlotWeights.dpace)
+    head = Dspark(block_size=4, head_rank=8, normalise_by=by, slot_weights=SlotWeights.dpace)
     rows = one_text(list(range(3, 30)))
-    drafter = BlockRecipe(knobs).build(frozen, Counted(rows.tokens), 0)
-    anchors = drawn_anchors(rows, 9, torch.Generator().manual_seed(0))
-    batch = block_batch(frozen, rows, anchors, drafter.config.taps, drafter.num_slots).tensors()
+    drafter = head.build(frozen, counted(rows.tokens), 0)
+    batch = head.inputs(drafter, frozen, rows, drawn_anchors(rows, 9, torch.Generator().manual_seed(0)))
 
     def gradients() -> list[torch.Tensor]:
         drafter.zero_grad()
-        BlockLoss(drafter, frozen, knobs)(*batch).backward()
+        AnchoredLoss(drafter, frozen, head, ALONE)(*batch).backward()
         return [weight.grad.clone() for weight in drafter.parameters() if weight.grad is not None]
 
     whole = gradients()
-    monkeypatch.setattr("spec_lab.train.packed_training.MOST_LOGITS", 4 * drafter.num_slots * frozen.config.vocab_size)
+    monkeypatch.setattr("spec_lab.train.losses.MOST_LOGITS", 4 * drafter.num_slots * frozen.config.vocab_size)
     torch.testing.assert_close(gradients(), whole, rtol=1e-4, atol=1e-6)
 
 

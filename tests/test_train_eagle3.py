@@ -10,9 +10,15 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from spec_lab.train.eagle3 import Eagle3Shape, TrainableEagle3Head
-from spec_lab.train.eagle3_recipe import load_head, save_head
+from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.train.checkpoint import save_drafter
+from spec_lab.train.heads import Eagle3
+from spec_lab.train.heads.eagle3 import Eagle3Module, Eagle3Shape, head_config
+from spec_lab.train.target import FrozenTarget
+from spec_lab.train.unrolled import Places
 from tests.one_row import OneRowAttention, feed_forward, norm
+from tests.tiny_checkpoints import make_tiny_target
+from tests.train_lab import record_run, texts_of
 
 SHAPE = Eagle3Shape(
     hidden_size=12, intermediate_size=20, num_heads=4, num_kv_heads=2, head_dim=6, vocab_size=30, draft_vocab_size=10
@@ -20,23 +26,23 @@ SHAPE = Eagle3Shape(
 DRAFT_TOKEN_IDS = torch.tensor([0, 1, 4, 5, 9, 11, 12, 20, 21, 29])
 
 
-def random_head(shape: Eagle3Shape, draft_token_ids: Tensor) -> TrainableEagle3Head:
+def random_head(shape: Eagle3Shape, draft_token_ids: Tensor) -> Eagle3Module:
     torch.manual_seed(0)
-    head = TrainableEagle3Head(shape, draft_token_ids)
+    head = Eagle3Module(shape, draft_token_ids)
     for name, parameter in head.named_parameters():
         parameter.data.normal_(1.0 if "norm" in name else 0.0, 0.5)
     return head.requires_grad_(False)
 
 
 @pytest.fixture
-def head() -> TrainableEagle3Head:
+def head() -> Eagle3Module:
     return random_head(SHAPE, DRAFT_TOKEN_IDS).double()
 
 
 class OneRowDrafter:
     """A drafter written from the definition: one row at a time."""
 
-    def __init__(self, head: TrainableEagle3Head) -> None:
+    def __init__(self, head: Eagle3Module) -> None:
         self.head = head
         self.attention = OneRowAttention(head.midlayer.self_attn)
 
@@ -49,10 +55,11 @@ class OneRowDrafter:
 
 
 @pytest.mark.parametrize(("num_rows", "num_steps"), [(9, 4), (3, 6)], ids=["long", "more steps than rows"])
-def test_unrolled_rows_equal_drafting_step_by_step(head: TrainableEagle3Head, num_rows: int, num_steps: int) -> None:
+def test_unrolled_rows_equal_drafting_step_by_step(head: Eagle3Module, num_rows: int, num_steps: int) -> None:
     embeddings = torch.randn(num_rows, SHAPE.hidden_size, dtype=torch.float64)
     features = torch.randn(num_rows, 3 * SHAPE.hidden_size, dtype=torch.float64)
-    states = head.unroll(embeddings[None], (features[None],), num_steps)
+    places = Places(torch.arange(num_rows)[None], torch.ones(1, num_rows))
+    states = head.unroll(embeddings[None], (features[None],), num_steps, places)
     assert {state.shape for state in states} == {(1, num_rows, SHAPE.hidden_size)}
     for anchor in range(num_rows):
         drafter = OneRowDrafter(head)
@@ -65,8 +72,8 @@ def test_unrolled_rows_equal_drafting_step_by_step(head: TrainableEagle3Head, nu
             torch.testing.assert_close(states[step][0, anchor + step].double(), hidden, rtol=1e-4, atol=1e-4)
 
 
-def test_checkpoint_has_the_names_and_config_that_engines_load(head: TrainableEagle3Head, tmp_path: Path) -> None:
-    save_head(head, 2048, tmp_path)
+def test_checkpoint_has_the_names_and_config_that_engines_load(head: Eagle3Module, tmp_path: Path) -> None:
+    save_drafter(head.state_dict(), head_config(SHAPE, 2048), tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     layer = "midlayer."
     assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == {
@@ -105,9 +112,16 @@ def test_checkpoint_has_the_names_and_config_that_engines_load(head: TrainableEa
     assert not {"eagle_config", "eagle_aux_hidden_state_layer_ids"} & config.keys()
 
 
-def test_saved_head_loads_again(head: TrainableEagle3Head, tmp_path: Path) -> None:
-    head = head.bfloat16().float()
-    save_head(head, 2048, tmp_path)
-    loaded = load_head(tmp_path)
+@pytest.mark.parametrize("norms", [False, True])
+def test_a_saved_head_loads_again_with_the_norms_of_eagle31_if_they_are_chosen(norms: bool, tmp_path: Path) -> None:
+    make_tiny_target(tmp_path / "target", "llama")
+    texts = texts_of(record_run(tmp_path / "texts", tmp_path / "target"))
+    target = FrozenTarget.load(tmp_path / "target", torch.device("cpu"), torch.float32, 48)
+    kind = Eagle3(draft_vocab_size=40, norms_taps=norms, norms_output=norms)
+    head = kind.build(target, texts, 0).bfloat16().float()
+    kind.save(head, target, tmp_path / "head")
+    loaded = kind.load(tmp_path / "head", target)
+    assert loaded.shape == head.shape and len(loaded.fc_norm) == 3 * norms
+    assert head.shape.intermediate_size == read_model_config(tmp_path / "target").layers[-1].intermediate_size
     for name, tensor in head.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], tensor), name

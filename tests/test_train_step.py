@@ -1,4 +1,4 @@
-"""A training step: what it reads of a batch, and that a recorded one trains as a launched one does."""
+"""A training step: what it reads of a batch, what it moves, and that a captured one trains as a launched one does."""
 
 from __future__ import annotations
 
@@ -9,36 +9,35 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from spec_lab.train.loop import train
-from spec_lab.train.module_config import OptimisationConfig, Optimiser
+from spec_lab.train.config import Optimisation, Optimiser
+from spec_lab.train.group import ALONE
 from spec_lab.train.optimisers import adamw
-from spec_lab.train.step import CapturedStep, make_step
-from tests.test_train_loop import CPU, OPTIMISATION, Batches, Regression
+from spec_lab.train.step import STEPS_BEFORE_CAPTURE, Step
+from spec_lab.train.target import FrozenTarget
+from tests.test_train_loop import CPU, OPTIMISATION, Batches, Regression, as_they_are
+from tests.tiny_checkpoints import make_tiny_target
+from tests.train_lab import HEADS, losses, record_run, texts_of
 
-NUM_STEPS = 20
-FALL = 1.0
-"""How far the losses of these steps fall at least, so that steps that do not train are told from steps that do."""
+
+def make_step(module: nn.Module, knobs: Optimisation) -> Step:
+    return Step(module, as_they_are, module, knobs, ALONE, in_16_bits=False)
 
 
-def test_what_is_made_of_a_batch_is_what_the_module_sees(tmp_path: Path) -> None:
-    """The same training, once from batches and once from what is made of their halves."""
-
-    def doubled(halves: Tensor) -> tuple[Tensor]:
-        return (2 * halves,)
-
+def test_what_is_made_of_a_batch_is_what_the_module_sees() -> None:
+    """The same steps, once from batches and once from what is made of their halves."""
     whole, halves = Regression(), Regression()
-    curve = train(whole, Batches(), OPTIMISATION, tmp_path / "whole.pt", CPU)
-    half_batches = Batches()
-    same = train(
-        halves, lambda step: (half_batches(step)[0] / 2,), OPTIMISATION, tmp_path / "halves.pt", CPU, inputs_of=doubled
-    )
-    assert same == curve and torch.equal(whole.linear.weight, halves.linear.weight)
+    of_whole = make_step(whole, OPTIMISATION)
+    of_halves = Step(halves, lambda half: (2 * half,), halves, OPTIMISATION, ALONE, in_16_bits=False)
+    for number in range(4):
+        (batch,) = Batches()(number)
+        assert torch.equal(of_whole((batch,), 0.05), of_halves((batch / 2,), 0.05))
+    assert torch.equal(whole.linear.weight, halves.linear.weight)
 
 
 @pytest.mark.parametrize("longest", [1e-3, 1e9])
 def test_a_step_clips_its_gradients_and_leaves_those_of_the_step_before(longest: float) -> None:
     module = Regression()
-    step = make_step(module, OptimisationConfig(num_steps=4, num_warmup_steps=1, max_grad_norm=longest), CPU)
+    step = make_step(module, Optimisation(num_steps=4, max_grad_norm=longest))
     norms = []
     for _ in range(2):
         step(Batches()(0), learning_rate=0.0)
@@ -66,10 +65,10 @@ class TwoMatrices(nn.Module):
 
 
 def test_muon_moves_matrices_of_layers_alike_in_all_directions_and_goes_on_from_its_state() -> None:
-    knobs = OptimisationConfig(num_steps=9, num_warmup_steps=1, optimiser=Optimiser.muon, weight_decay=0.0)
+    knobs = Optimisation(num_steps=9, optimiser=Optimiser.muon, weight_decay=0.0)
     rows = torch.randn(16, 8, generator=torch.Generator().manual_seed(1))
     module, again = TwoMatrices(), TwoMatrices()
-    step, other = make_step(module, knobs, CPU), make_step(again, knobs, CPU)
+    step, other = make_step(module, knobs), make_step(again, knobs)
     before = copy.deepcopy(module.state_dict())
     step((rows,), 1e-2)
     moves = {name: module.state_dict()[name] - before[name] for name in before}
@@ -77,10 +76,24 @@ def test_muon_moves_matrices_of_layers_alike_in_all_directions_and_goes_on_from_
     spread = {name: float(values.max() / values[: len(values) - 1].min()) for name, values in directions.items()}
     assert spread["layer.weight"] < 2 < spread["lm_head.weight"] and moves["norm.weight"].abs().min() > 0
     again.load_state_dict(module.state_dict())
-    other.optimiser.load_state_dict(copy.deepcopy(step.optimiser.state_dict()))
+    for mine, its in zip(other.optimisers, step.optimisers, strict=True):
+        mine.load_state_dict(copy.deepcopy(its.state_dict()))
     for each in (step, other):
         each((rows,), 1e-2)
     assert all(torch.equal(value, again.state_dict()[name]) for name, value in module.state_dict().items())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["eagle3", "frozen_kv", "dspark"])
+def test_a_captured_step_trains_as_a_launched_one(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rate and batch are read anew at every replay: a step that keeps one of them comes to other losses."""
+    make_tiny_target(tmp_path / "target", "qwen3")
+    texts = texts_of(record_run(tmp_path / "texts", tmp_path / "target"))
+    target = FrozenTarget.load(tmp_path / "target", torch.device("cuda"), torch.float32, 48)
+    captured = losses(HEADS[name], target, texts, tmp_path / "none.pt", num_steps=12)[1]
+    monkeypatch.setattr("spec_lab.train.step.STEPS_BEFORE_CAPTURE", 99)
+    launched = losses(HEADS[name], target, texts, tmp_path / "none.pt", num_steps=12)[1]
+    assert len(launched) > STEPS_BEFORE_CAPTURE + 1 and captured == pytest.approx(launched, rel=1e-3)
 
 
 @pytest.mark.gpu
@@ -89,10 +102,9 @@ def test_what_asks_the_device_for_a_number_goes_on_being_launched() -> None:
         def forward(self, inputs: Tensor) -> Tensor:
             return super().forward(inputs) * (1.0 + 0.0 * inputs.sum().item())
 
-    device, module = torch.device("cuda"), Asking()
-    step = make_step(module.to(device), OPTIMISATION, device, compiled=lambda module: module)
-    assert isinstance(step, CapturedStep)
+    module = Asking().to("cuda")
+    step = make_step(module, OPTIMISATION)
     before = module.linear.weight.detach().clone()
     for number in range(8):
-        step((Batches()(number)[0].to(device),), 0.05)
-    assert not step.is_recorded and not torch.equal(module.linear.weight, before)
+        step((Batches()(number)[0].to("cuda"),), 0.05)
+    assert not step.is_captured and not torch.equal(module.linear.weight, before)

@@ -22,11 +22,14 @@ def look_at(folder: Path, lengths: Mapping[int, float], monkeypatch: pytest.Monk
         to.mkdir()
         (to / "weights").write_text(str(now))
 
+    def forced() -> dict[str, Any]:
+        return {"acceptance_length": 1.0, "conditional_rates": []}
+
     now = 0
     monkeypatch.setattr(truth, "decoded", decoded)
     serving: Any = None
-    watch = Truth(4, "eagle3", serving, [], export, lambda: {"acceptance_length": 1.0}, folder, None)
-    watch.begin()
+    watch = Truth("eagle3", serving, [], export, forced, folder, lambda step, figures: None)
+    watch.begin(folder)
     for now in lengths:
         watch.look(now)
     return watch

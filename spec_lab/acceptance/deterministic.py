@@ -28,4 +28,4 @@ class DraftJudge(Protocol):
 
 
 class DeterministicRule(AcceptanceRule, DraftJudge, Protocol):
-    """An acceptance rule of a run that can also judge recorded verify rows (`spec_lab.rescore`)."""
+    """An acceptance rule of a run that can also judge recorded verify rows (`spec_lab.report --rescore`)."""

@@ -24,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from spec_lab.app.folder import register_resolvers
 from spec_lab.app.labels import label
+from spec_lab.app.lines import LINE, by_size, store_lines
 from spec_lab.config.extensions import conf_folder as conf_of
 from spec_lab.config.extensions import load_options
 from spec_lab.config.help import keys
@@ -35,7 +36,7 @@ from spec_lab.core.errors import UserError
 
 VERSION_BASE = "1.3"
 SEARCH_PATH = "hydra.searchpath"
-ONLY_SET_KEYS = ("experiment", "size", "debug")
+ONLY_SET_KEYS = ("experiment", LINE, "debug")
 """Groups of `conf/` that are not parts of a run."""
 UNKNOWN = re.compile(
     r"Could not override '(?P<override>[^'@]+)'|Key '[^']+' (is )?not in (.*\n)*? *full_key: (?P<full>\S+)"
@@ -105,15 +106,17 @@ def prepared(arguments: Sequence[str]) -> list[str]:
     have, as in `-m acceptance=strict,typical acceptance.epsilon=0.1`; `to_composed` leaves it out of the other jobs.
     """
     register_resolvers()
+    OmegaConf.register_new_resolver("by_size", by_size, replace=True)
     extensions = load_options(extensions_in(arguments))
     store(schemas())
+    folders = [folder for folder in map(conf_of, extensions) if folder is not None]
+    store_lines(arguments, [conf_folder(), *folders], tuple(GROUPS))
     swept = {key for key, value in map(_split, arguments) if key in GROUPS and ("," in value or "(" in value)}
     own = {key for key in keys() if key.partition(".")[0] in swept and key not in keys(Run)}
     words = [f"++{word}" if _split(word)[0] in own and word[0] not in "+~" else word for word in arguments]
-    folders = [folder.as_uri() for folder in map(conf_of, extensions) if folder is not None]
     if folders:
         typed = [word for word in words if word.startswith(f"{SEARCH_PATH}=")]
-        searched = [*(folder for word in typed for folder in _values(word)), *folders]
+        searched = [*(folder for word in typed for folder in _values(word)), *(folder.as_uri() for folder in folders)]
         words = with_override(
             [word for word in words if word not in typed], f"{SEARCH_PATH}=[{','.join(map(repr, searched))}]"
         )

@@ -10,9 +10,9 @@ from typing import Any
 from spec_lab.app.folder import digest, sources, values_read
 from spec_lab.config.run import Run
 from spec_lab.core.file_stamps import file_stamps
-from spec_lab.record.reading import read_summary
-from spec_lab.record.schema import Summary
-from spec_lab.record.sinks import SUMMARY_FILE
+from spec_lab.record import models
+from spec_lab.record.names import SUMMARY_FILE
+from spec_lab.record.reading import read_run
 
 READ_FILE = "read.txt"
 """The file in a run's folder with the digest of what the run read."""
@@ -26,13 +26,13 @@ def digest_of(run: Run) -> str:
     return digest(sources(tuple(run.extensions)), values, file_stamps([*weights, *_paths(values)]))
 
 
-def finished(sweep: Path, read: str) -> tuple[Path, Summary] | None:
+def finished(sweep: Path, read: str) -> tuple[Path, models.Run] | None:
     """Return the finished run below the folder of a sweep that read the same; None if there is none."""
     for file in sorted(sweep.glob(f"*/{READ_FILE}")):
         if file.read_text() == read and (file.parent / SUMMARY_FILE).exists():
-            summary = read_summary(file.parent)
-            if summary["status"] == "finished":
-                return file.parent, summary
+            run = read_run(file.parent)
+            if run.status == "finished":
+                return file.parent, run
     return None
 
 

@@ -26,7 +26,7 @@ NAMED_GROUPS = ("target", "drafter", "acceptance", "prune", "graph", "tree")
 NOT_NAMED = ("auto", "none")
 """Options that a name does not need: what `auto` becomes is known later, and `tree=none` is usual."""
 MAX_LENGTH = 120
-NOT_READ = ("name", "output_dir", "fresh", "logger", "objective")
+NOT_READ = ("name", "output_dir", "fresh", "logger", "objective", "study", "size")
 """Keys of a configuration that do not change a run's results."""
 NOT_SHOWN = ("extensions", "experiment", "size", "debug", "references", "repeats", "profile_rounds", "warmup_requests")
 """Typed keys that names leave out, beside those of `NOT_READ`."""
@@ -97,7 +97,7 @@ def _typed(override: str) -> str | None:
     key, _, value = override.lstrip("+~").partition("=")
     if key in (*NAMED_GROUPS, *NOT_READ, *NOT_SHOWN):
         return None
-    if "/" in key:  # a point of a study
+    if key == "line":
         return value
     knob = key.rpartition(".")[2]
     return Path(value).name if knob.endswith("path") else f"{knob}{'' if value[:1].isdigit() else '_'}{value}"

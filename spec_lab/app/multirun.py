@@ -11,7 +11,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from spec_lab.app.run import display
-from spec_lab.record.sinks import SUMMARY_FILE
+from spec_lab.record.names import SUMMARY_FILE
 
 
 class Multirun(Callback):
@@ -24,13 +24,13 @@ class Multirun(Callback):
         self._began = time.time()
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
-        from spec_lab.record.runs import search_runs
-        from spec_lab.report.run_table import format_runs
+        from spec_lab.record.reading import find_runs
+        from spec_lab.study.report import sweep_text
 
         folder = Path(config.hydra.sweep.dir)
-        runs = search_runs([folder]).runs
-        print(f"{format_runs(runs)}\n\nmore: python -m spec_lab.report {display(folder)}\n{display(folder)}")
-        ended = {run.summary["status"] for run in runs if _changed(run.folder) >= self._began}
+        runs = find_runs(folder)
+        print(f"{sweep_text(runs)}\n\nmore: python -m spec_lab.report {display(folder)}\n{display(folder)}")
+        ended = {found.run.status for found in runs if _changed(found.folder) >= self._began}
         if ended - {"finished"}:
             sys.exit(2 if ended <= {"finished", "refused"} else 1)
 

@@ -11,10 +11,9 @@ from pathlib import Path
 from spec_lab.app.compose import Composed
 from spec_lab.app.folder import NAMED_GROUPS, NOT_NAMED, folder_name, free
 from spec_lab.app.run import run as run_in
-from spec_lab.record.reading import read_all_request_rows
-from spec_lab.record.row_schema import RequestRow
-from spec_lab.record.schema import Summary
-from spec_lab.report.run_table import format_run
+from spec_lab.record.models import Request, Run
+from spec_lab.record.reading import read_requests
+from spec_lab.study.run_table import format_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,20 +21,20 @@ class Result:
     """The results of a finished run. `print` shows its tables and its verdict, and so does a notebook.
 
     Attributes:
-        summary: as in `summary.json`; `python -m spec_lab.report` prints the definition of every number.
+        run: as in `summary.json`; `python -m spec_lab.report` prints the definition of every number.
         folder: the folder with all of its files.
     """
 
-    summary: Summary
+    run: Run
     folder: Path
 
     @property
-    def requests(self) -> list[RequestRow]:
-        """Return a row for each request; `spec_lab.record.runs.load_requests` returns a pandas frame."""
-        return read_all_request_rows(self.folder, self.summary)
+    def requests(self) -> list[Request]:
+        """Return the requests; `spec_lab.study.frame.requests_frame` makes a frame of them."""
+        return read_requests(self.folder)
 
     def __str__(self) -> str:
-        return format_run(self.summary)
+        return format_run(self.run)
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(str(self))}\n{escape(str(self.folder))}</pre>"

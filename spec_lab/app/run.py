@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import asdict
 from functools import cache
@@ -17,18 +16,17 @@ from spec_lab.app.finished import READ_FILE, digest_of, finished
 from spec_lab.config.checks import admit
 from spec_lab.config.devices import take_own_gpu
 from spec_lab.config.extensions import load_options
+from spec_lab.config.nearest import hint, nearest
 from spec_lab.config.option import get
 from spec_lab.core.ending import print_error
 from spec_lab.core.errors import Breakdown, UserError, describe_error
 from spec_lab.core.ranks import ranks
-from spec_lab.record.amend import amend_status
-from spec_lab.record.measured import RunInfo
-from spec_lab.record.provenance import collect_provenance, origins
-from spec_lab.record.recorder import LOADING, NOT_ENDED, utc_now, write_status
-from spec_lab.record.scalars import scalars
-from spec_lab.record.schema import Status, Summary
-from spec_lab.record.sinks import SUMMARY_FILE
-from spec_lab.report.run_table import format_run
+from spec_lab.record.models import Run
+from spec_lab.record.names import SUMMARY_FILE, Status
+from spec_lab.record.provenance import origins
+from spec_lab.record.reading import read_run
+from spec_lab.record.recorder import LOADING, NOT_ENDED, begun, ended, write_run
+from spec_lab.study.run_table import format_run
 
 if TYPE_CHECKING:
     from spec_lab.build.models import LastModels
@@ -46,24 +44,25 @@ def job(cfg: DictConfig) -> float | None:
         if in_sweep and ranks().size > 1:
             raise UserError("a multirun works in one process; start each of its runs with its own torchrun")
         composed = to_composed(cfg, settings)
+        _require_number(composed.config.objective)
         if ranks().rank > 0:  # the first one records
             composed.config.logger = get("logger", "jsonl")()
         if in_sweep:
             composed.config.logger.join_sweep(folder.parent.name)
-        summary = run(composed, folder, folder.parent if in_sweep and not composed.config.fresh else None)
-        print(f"{format_run(summary)}\n{display(folder)}")
-        return scalars(summary).get(composed.config.objective)
+        done = run(composed, folder, folder.parent if in_sweep and not composed.config.fresh else None)
+        print(f"{format_run(done)}\n{display(folder)}")
+        return done.scalars().get(composed.config.objective)
     except Exception as error:
         if not (folder / SUMMARY_FILE).exists():  # it could not be composed
             values: Any = OmegaConf.to_container(cfg, throw_on_missing=False)
-            write_status(folder, _info(values, chosen_options(settings)), *_ending(error))
+            write_run(folder, ended(_begun(values, chosen_options(settings)), *_ending(error)))
         if not in_sweep:
             raise
         print_error(error)
         return None
 
 
-def run(composed: Composed, folder: Path, sweep: Path | None = None) -> Summary:
+def run(composed: Composed, folder: Path, sweep: Path | None = None) -> Run:
     """Check a run, run it in `folder`, and return its record.
 
     Args:
@@ -78,7 +77,7 @@ def run(composed: Composed, folder: Path, sweep: Path | None = None) -> Summary:
         print(f"finished before: {display(before[0])}")
         return before[1]
     folder.mkdir(parents=True, exist_ok=True)
-    write_status(folder, _info(asdict(composed.config), composed.choices), "interrupted", LOADING)
+    write_run(folder, ended(_begun(asdict(composed.config), composed.choices), "interrupted", LOADING))
     (folder / READ_FILE).write_text(read)
     try:
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # silences the profiler; torch reads it when it loads
@@ -86,8 +85,8 @@ def run(composed: Composed, folder: Path, sweep: Path | None = None) -> Summary:
 
         return record_run(composed.config, composed.choices, folder, last_models())
     except BaseException as error:
-        if json.loads((folder / SUMMARY_FILE).read_text())["reason"] in NOT_ENDED:
-            amend_status(folder, *_ending(error))
+        if (so_far := read_run(folder)).reason in NOT_ENDED:
+            write_run(folder, ended(so_far, *_ending(error)))
         elif isinstance(error, UserError):  # the run had begun
             raise Breakdown(str(error)) from error
         raise
@@ -101,9 +100,18 @@ def last_models() -> LastModels:
     return LastModels()
 
 
-def _info(values: dict[str, Any], choices: dict[str, str]) -> RunInfo:
-    provenance = collect_provenance(extensions=origins(load_options(values["extensions"])))
-    return RunInfo(values["name"], choices, values, provenance, utc_now())
+def _require_number(objective: str) -> None:
+    """Raise UserError for an objective that no record has, without which all trials of a search would fail."""
+    import spec_lab.record.summary  # noqa: F401  defines the metrics
+    from spec_lab.record.metric import METRICS
+
+    names = {f"summary.{name}" for name in METRICS}
+    if not any(objective == name or objective.startswith((f"{name}.", "summary.metrics.")) for name in names):
+        raise UserError(f"objective={objective} is not a number of a record{hint(nearest(objective, names))}")
+
+
+def _begun(values: dict[str, Any], choices: dict[str, str]) -> Run:
+    return begun(values, choices, origins(load_options(values["extensions"])))
 
 
 def _ending(error: BaseException) -> tuple[Status, str]:

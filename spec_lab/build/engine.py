@@ -98,7 +98,14 @@ def build_engine(run: Run, models: Models, limits: Limits, make_drafter: Drafter
         experts_read=models.experts_read,
     )
     allocator = PageAllocator(limits.num_pages)
-    scheduler = Scheduler(limits.num_slots, allocator, limits.page_size, limits.max_seq_len, limits.margin)
+    scheduler = Scheduler(
+        limits.num_slots,
+        allocator,
+        limits.page_size,
+        limits.max_seq_len,
+        limits.margin,
+        run.workload.max_in_flight,
+    )
     graph = run.graph.build(lab)
     return Engine(
         build_rounds(lab, parts, graph.recorder),

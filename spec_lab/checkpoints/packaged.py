@@ -7,6 +7,11 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+ZOO = Path(__file__).parents[1] / "zoo"
+"""The shipped weights, each in the folder TARGET or TARGET-DRAFTER."""
+SHAPES = Path(__file__).parent / "shapes"
+"""Folders with the config.json of known models, without weights."""
+
 
 @dataclass(frozen=True, slots=True)
 class PackagedFile:

@@ -12,14 +12,12 @@ from typing import Any
 
 from spec_lab.config.choices import ByRequest, Dtype, KernelsChoice, WeightDtype
 from spec_lab.config.devices import runs_on_cuda
-from spec_lab.config.nearest import hint, nearest
 from spec_lab.config.offers import MAX_DRAFT_TOKENS
 from spec_lab.config.option import VALUES, Part, options
 from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
 from spec_lab.core.ranks import ranks
 from spec_lab.engine.k_schedule import problem_of
-from spec_lab.record.scalars import VARYING, scalar_paths
 
 WORDS = {"least": "at least", "most": "at most", "above": "above"}
 """The bounds of a knob, in words."""
@@ -39,7 +37,7 @@ def problems(run: Run) -> Iterator[str]:
         part = getattr(run, field.name)
         if isinstance(part, Part):
             yield from part.check(run)
-    for check in (_values, _objective, _rules, _trees, _offers, _graphs, _kernels, _ranks):
+    for check in (_values, _rules, _trees, _offers, _graphs, _kernels, _ranks):
         yield from check(run)
 
 
@@ -65,16 +63,8 @@ def _values(run: Run) -> Iterator[str]:
     """The knobs whose values are options have one that is registered."""
     for group in VALUES:
         part, _, key = group.partition(".")
-        value = getattr(getattr(run, part, None), key, None) if key else None
-        if value is not None and value not in options(group):
+        if (value := getattr(getattr(run, part), key)) not in options(group):
             yield f"{group}={value} is not registered; use one of {', '.join(options(group))}"
-
-
-def _objective(run: Run) -> Iterator[str]:
-    """The objective is a number of a record, without which all trials of a search would fail."""
-    name = run.objective
-    if name not in scalar_paths() and not name.startswith(VARYING):
-        yield f"objective={name} is not a number of a record{hint(nearest(name, scalar_paths()))}"
 
 
 def lossless_rule(run: Run) -> str:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from spec_lab.config.run import Run
 
 Class = TypeVar("Class", bound=type)
-VALUES = ("prune.prefill", "prune.catchup", "workload.checker", "metric")
-"""Groups whose options are the values of one knob, or are not chosen at all. They have no knobs and no YAML file."""
+VALUES = ("prune.prefill", "prune.catchup", "workload.checker")
+"""Groups whose options are the values of one knob. They have no knobs and no YAML file."""
 
 _options: dict[str, dict[str, type[Any]]] = {}
 _schemas: dict[str, type[Any]] = {}
@@ -45,8 +45,8 @@ def knob(
 ) -> Any:
     """Make a field with its line in `--help` and its bounds; in a list the bounds are those of each number."""
     metadata = {"help": explanation, "least": least, "most": most, "above": above}
-    if isinstance(default, list):
-        return field(default_factory=lambda: list(default), metadata=metadata)
+    if isinstance(default, (list, dict)):
+        return field(default_factory=lambda: default.copy(), metadata=metadata)
     return field(default=default, metadata=metadata)
 
 

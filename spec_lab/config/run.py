@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from spec_lab.core.types import Request
     from spec_lab.drafters.growth import TreeShape
     from spec_lab.engine.graphs.mode import GraphMode
-    from spec_lab.record.sinks import Sink
+    from spec_lab.record.recorder import Sink
     from spec_lab.workloads.tokenizer import Tokenizer
 
 
@@ -327,6 +327,7 @@ class RecordConfig:
         least=0,
         most=128,
     )
+    audit: bool = knob(True, "check the outputs by the target's own forward; false for a run that only writes texts")
 
 
 @dataclass
@@ -351,6 +352,16 @@ class WorkloadConfig(Part):
     )
     checker: str = knob("answer", "how the answer is read from an output; a prompt of a file may name its own")
     ignore_eos: bool = knob(False, "continue after the end-of-sequence token, up to max_new_tokens")
+    request_rate: float | None = knob(
+        None, "requests that arrive per second; null lets the next one arrive as soon as a slot is free", above=0
+    )
+    burstiness: float = knob(
+        1.0, "shape of the gaps between arrivals: 1 is a Poisson process, less is burstier", above=0
+    )
+    duration: float | None = knob(None, "seconds after which no request arrives; needs request_rate", above=0)
+    max_in_flight: int | None = knob(
+        None, "most requests that have arrived and not ended, beyond which none arrives; null is no bound", least=1
+    )
     stop: list[str] | None = knob(None, "texts that end an output; a line of a file may have its own `stop`")
     stop_token_ids: list[int] | None = knob(None, "tokens that end an output; a line may have its own `stop_token_ids`")
 
@@ -385,10 +396,24 @@ class LoggerConfig(Part):
         return []
 
 
+@dataclass
+class StudyConfig:
+    """What a study's runs show: `spec_lab.study.studies` explains the keys."""
+
+    question: str | None = knob(None, "what the study asks")
+    lines: dict[str, Any] = knob({}, "overrides of each line, by name: what `line=NAME` stands for")
+    keys: dict[str, str] = knob({}, "what names a row of the table: column of the frame by header")
+    columns: dict[str, str] = knob({}, "numbers of a row: column of the frame by header")
+    across: str | None = knob(None, "a key whose values become columns")
+    plot: dict[str, Any] = knob({}, "x, y, hue and even of the figure")
+    tables: list[str] = knob([], "tables that are printed; [] is the one of keys and columns")
+    figures: list[str] = knob([], "figures that are drawn; [] is the plot")
+
+
 @schema("run")
 @dataclass
 class Run:
-    """A whole run. `experiment`, `debug` and `size` only set other keys, so they are not part of it."""
+    """A whole run. `experiment`, `line` and `debug` only set other keys, so they are not part of it."""
 
     target: TargetConfig = knob(MISSING, "the model whose decoding is to become faster")
     drafter: DrafterConfig = knob(MISSING, "what proposes the draft tokens")
@@ -406,6 +431,8 @@ class Run:
     recurrent: RecurrentConfig = field(default_factory=RecurrentConfig, metadata={"help": "layers that keep a state"})
     cache: CacheConfig = field(default_factory=CacheConfig, metadata={"help": "the paged KV cache"})
     record: RecordConfig = field(default_factory=RecordConfig, metadata={"help": "what is recorded besides"})
+    study: StudyConfig = field(default_factory=StudyConfig, metadata={"help": "what a study's runs show"})
+    size: str = knob("small", "small or full, which studies read")
     name: str = knob("run", "first part of the name of the run's folder")
     seed: int = knob(0, "seed of everything random")
     device: str = knob("auto", "auto (CUDA where there is one), cpu, cuda, cuda:1")

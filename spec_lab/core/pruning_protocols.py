@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +25,14 @@ class Drop(Enum):
     NOWHERE = auto()
     BEFORE_ATTENTION = auto()
     BEHIND_ATTENTION = auto()
+
+
+class LayerRows(NamedTuple):
+    """The rows that parts of a layer compute: queries of attention, its output product, and the MLP."""
+
+    attention: int
+    output: int
+    mlp: int
 
 
 class PromptPruning(Protocol):
@@ -67,8 +75,8 @@ class CatchupPruning(Protocol):
         end at the live row."""
         ...
 
-    def num_computed(self, live_lens: Sequence[int], num_rows: int) -> int:
-        """Return how many rows are computed past the KV write, in a pass of `num_rows` rows for each request.
+    def num_computed(self, live_lens: Sequence[int], num_rows: int) -> LayerRows:
+        """Return how many rows are computed past the last KV write, in a pass of `num_rows` rows for each request.
 
         Args:
             live_lens: L + n of each request; 1 for a request that only pads the batch.

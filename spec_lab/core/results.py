@@ -9,26 +9,39 @@ from spec_lab.core.types import FinishReason
 
 @dataclass(slots=True)
 class RowCounts:
-    """Counts of drafts and rows. Drafted, verified and computed rows include those of padding.
+    """Counts of drafts and rows. These sentences are the definitions of `rows.drafted` and its kin in records.
 
     Attributes:
-        drafted: drafts that the device or the host made, offered or not.
-        offered: drafts that could be accepted.
-        verified: verify rows: pending tokens and drafts, offered or not.
-        catchup_computed: rows of the catch-up step's passes that were computed past the KV write. Context rows of a
-            block drafter end with that write; they count if they are written.
-        catchup_live: one for each active request and pass, since the output of one row is read. P-EAGLE reads the
+        drafted: Drafts that the draft steps of rounds made, offered or not, those of padded and surplus rows included;
+            the prompt pass's are not in it. Of a tree its rows but for the root. Places for which ngram finds nothing
+            count, in a chain and in a tree; of suffix those that it found.
+        offered: Drafts that verification could accept. Fewer than were drafted where drafter.stop, drafter.k_schedule
+            or verify.budget leave some out. Places for which ngram finds nothing count here too.
+        verified: Rows of the target's verify: pending tokens and drafts, those that are not offered and fill the shape,
+            padded and surplus rows included.
+        catchup_attention: Rows whose queries attended in the last layer of the drafter, in the passes of its catch-up
+            step, padded and surplus rows included; mtp_vanilla has a pass for each draft, the others one. KV is written
+            for all rows, whatever is pruned. Context rows of a block drafter end with that write; in these three counts
+            they count if they are written.
+        catchup_output: Rows of these passes in that layer's attention output product.
+        catchup_mlp: Rows of these passes in that layer's MLP.
+        catchup_live: Rows of these passes whose output anybody reads: one an active request and pass. P-EAGLE reads the
             output of K rows, and they count as one too.
-        prefill_hidden: prompt rows whose features the target returned to the drafter.
-        prefill_logits: prompt rows for which the target computed logits.
-        prefill_shared: prompt rows that entered the target's layers which only read KV; 0 if there are no such layers.
+        prefill_computed: Prompt rows that the target's last layer carried past its KV write.
+        prefill_hidden: Prompt rows for which the target handed features to the drafter.
+        prefill_logits: Prompt rows for which the target computed logits.
+        prefill_shared: Prompt rows that entered the target's layers that only read KV (Gemma 4 E2B and E4B); 0 where
+            there are none.
     """
 
     drafted: int = 0
     offered: int = 0
     verified: int = 0
-    catchup_computed: int = 0
+    catchup_attention: int = 0
+    catchup_output: int = 0
+    catchup_mlp: int = 0
     catchup_live: int = 0
+    prefill_computed: int = 0
     prefill_hidden: int = 0
     prefill_logits: int = 0
     prefill_shared: int = 0
@@ -37,8 +50,11 @@ class RowCounts:
         self.drafted += other.drafted
         self.offered += other.offered
         self.verified += other.verified
-        self.catchup_computed += other.catchup_computed
+        self.catchup_attention += other.catchup_attention
+        self.catchup_output += other.catchup_output
+        self.catchup_mlp += other.catchup_mlp
         self.catchup_live += other.catchup_live
+        self.prefill_computed += other.prefill_computed
         self.prefill_hidden += other.prefill_hidden
         self.prefill_logits += other.prefill_logits
         self.prefill_shared += other.prefill_shared
@@ -61,7 +77,7 @@ class RoundRecord:
     """The engine's record of one round; lists have an entry for each request.
 
     Rounds that were launched together (`graph.rounds_per_replay`) each get an equal share of their time. A recorder
-    writes the record as a line, `RoundRow`, with the same figures.
+    writes the record as a line, `record.models.Round`, with the same figures.
 
     Attributes:
         stage_seconds: by stage, for the stages that could be timed separately.
@@ -117,6 +133,8 @@ class RequestRecord:
         drafted_by: the name of the drafter of each round, if there are several; else empty.
         token_origins: a letter of `core.origins` for each of `output_ids`.
         truncated: whether the last round was cut by EOS or the length limit.
+        turn: which turn of its conversation it is, from 1.
+        arrived_at: when it was to begin (`Request.arrives_at`); `admitted_at` is when it got a slot.
         emitted_at: time of the first token, then of each round's tokens.
     """
 
@@ -137,6 +155,8 @@ class RequestRecord:
     emitted_at: list[float]
     confidence_per_round: list[list[float]] = field(default_factory=list)
     drafted_by: list[str] = field(default_factory=list)
+    arrived_at: float = 0.0
+    turn: int = 1
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ import torch
 
 from spec_lab.core.layer_protocols import RowSelection
 from spec_lab.core.prompts import LiveRows
+from spec_lab.core.pruning_protocols import LayerRows
 from spec_lab.core.rows import rows_at
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide
 
@@ -161,8 +162,9 @@ class NoCatchupPruning:
     def selection(self, live_rows: torch.Tensor, live_attention: AttentionMetadata) -> RowSelection:
         return AllRows(live_rows)
 
-    def num_computed(self, live_lens: Sequence[int], num_rows: int) -> int:
-        return len(live_lens) * num_rows
+    def num_computed(self, live_lens: Sequence[int], num_rows: int) -> LayerRows:
+        num_all = len(live_lens) * num_rows
+        return LayerRows(num_all, num_all, num_all)
 
 
 class PruneAfterAttention:
@@ -173,8 +175,8 @@ class PruneAfterAttention:
     def selection(self, live_rows: torch.Tensor, live_attention: AttentionMetadata) -> RowSelection:
         return AfterAttention(live_rows)
 
-    def num_computed(self, live_lens: Sequence[int], num_rows: int) -> int:
-        return len(live_lens)
+    def num_computed(self, live_lens: Sequence[int], num_rows: int) -> LayerRows:
+        return LayerRows(len(live_lens) * num_rows, len(live_lens), len(live_lens))
 
 
 class PruneBeforeAttention:
@@ -185,5 +187,5 @@ class PruneBeforeAttention:
     def selection(self, live_rows: torch.Tensor, live_attention: AttentionMetadata) -> RowSelection:
         return BeforeAttention(live_rows, live_attention)
 
-    def num_computed(self, live_lens: Sequence[int], num_rows: int) -> int:
-        return len(live_lens)
+    def num_computed(self, live_lens: Sequence[int], num_rows: int) -> LayerRows:
+        return LayerRows(len(live_lens), len(live_lens), len(live_lens))

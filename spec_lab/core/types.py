@@ -41,6 +41,8 @@ class Request:
         num_draft_tokens: the most drafts in its rounds; 0 for plain decoding, None for K.
         stop_token_ids: tokens that end it, besides the target's ends of sequence.
         stops: texts that end it; None if there are none.
+        turn: which turn of its conversation it is, from 1.
+        arrives_at: seconds after the start of a pass at which it arrives; None if it arrives when it gets a slot.
     """
 
     request_id: str
@@ -53,6 +55,8 @@ class Request:
     checker: str | None = None
     system: str | None = None
     num_draft_tokens: int | None = None
+    turn: int = 1
+    arrives_at: float | None = None
     stop_token_ids: frozenset[int] = frozenset()
     stops: TextStops | None = None
 
@@ -86,6 +90,7 @@ class Sequence:
     emitted_per_round: list[int] = field(default_factory=list)
     confidence_per_round: list[list[float]] = field(default_factory=list)
     drafted_by: list[str] = field(default_factory=list)
+    arrived_at: float = 0.0
     emitted_at: list[float] = field(default_factory=list)
     truncated: bool = False
     finish_reason: FinishReason | None = None

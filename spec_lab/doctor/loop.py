@@ -16,8 +16,8 @@ from spec_lab.doctor.rounds import rounds_of
 from spec_lab.doctor.subject import Subject
 from spec_lab.doctor.teacher_forced import Drafted
 from spec_lab.measure.audit import audit
-from spec_lab.record.acceptance_metrics import acceptance_length
-from spec_lab.record.answer_metrics import wilson_interval
+from spec_lab.record.draft_counts import acceptance_length
+from spec_lab.record.statistics import wilson_interval
 
 # A uniformly random draft is right once in vocab_size times, so chance almost never gives a larger length.
 MAX_RANDOM_LENGTH = 1.15
@@ -163,7 +163,7 @@ def _divergences(subject: Subject, records: list[RequestRecord]) -> tuple[int, i
     """Return how many outputs differ from plain decoding's: by a bug, and at a near-tie."""
     plain = {record.request_id: record.output_ids for record in subject.plain}
     found = audit(records, plain, subject.greedy_teacher(), subject.models.dtype)
-    num_bugs = sum(divergence.kind == "bug" for divergence in found)
+    num_bugs = sum(divergence.kind == "bug" for divergence in found.values())
     return num_bugs, len(found) - num_bugs
 
 

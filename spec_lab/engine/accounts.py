@@ -17,7 +17,7 @@ from itertools import chain
 from typing import Any
 
 from spec_lab.core.origins import round_origins
-from spec_lab.core.pruning_protocols import CatchupPruning
+from spec_lab.core.pruning_protocols import CatchupPruning, LayerRows
 from spec_lab.core.results import RequestRecord, RoundRecord, RowCounts
 from spec_lab.core.types import FinishReason, Sequence
 from spec_lab.engine.graphs.mode import GraphMode
@@ -227,16 +227,18 @@ class RoundAccounts:
         passes = requirements.rows_of_passes(result.num_rows) if settled.catches_up else ()
         live_lens = _live_lens(settled, result, emitted)
         live_lens += [1] * (padded - len(live_lens))
-        computed = sum(self._catchup.num_computed(live_lens, rows) for rows in passes)
+        by_pass = [self._catchup.num_computed(live_lens, rows) for rows in passes]
         if requirements.count_catchup is not None and settled.catches_up:
-            computed = requirements.count_catchup(result.num_emitted, result.num_rows)
+            by_pass = [LayerRows(*[requirements.count_catchup(result.num_emitted, result.num_rows)] * 3)]
         count_drafts = self._drafts_of_chains if self._tree_rows is None else self._drafts_of_trees
         num_drafted, num_offered = count_drafts(settled, result, emitted, padded)
         return RowCounts(
             drafted=num_drafted,
             offered=num_offered,
             verified=padded * settled.num_verified,
-            catchup_computed=computed,
+            catchup_attention=sum(rows.attention for rows in by_pass),
+            catchup_output=sum(rows.output for rows in by_pass),
+            catchup_mlp=sum(rows.mlp for rows in by_pass),
             catchup_live=len(passes) * len(emitted),
         )
 
@@ -311,4 +313,6 @@ def request_record(sequence: Sequence, finish_reason: FinishReason) -> RequestRe
         emitted_at=sequence.emitted_at,
         confidence_per_round=sequence.confidence_per_round,
         drafted_by=sequence.drafted_by,
+        arrived_at=sequence.arrived_at,
+        turn=request.turn,
     )

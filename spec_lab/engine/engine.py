@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from time import perf_counter
+from time import perf_counter, sleep
 
 import torch
 
@@ -134,7 +134,10 @@ class _GenerationRun:
         scheduler = self._engine.scheduler
         for sequence in scheduler.admit(self._now()):
             self._admit(sequence)
-        assert scheduler.running, "submit refuses requests that do not fit an empty engine"
+        if not scheduler.running:  # submit refuses requests that do not fit an empty engine, so one is yet to arrive
+            self._accounts.catch_up()
+            sleep(scheduler.seconds_to_arrival(self._now()))
+            return
         prefilling = [s for s in scheduler.running if s.is_prefilling] if self._prefilling else []
         if self._in_flight is not None and (prefilling or self._ended_on_device(self._in_flight)):
             in_flight, self._in_flight = self._in_flight, None

@@ -202,9 +202,10 @@ class RowShare(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RowsComputed:
-    """The rows of a forward for which the target returned features, computed logits, and ran layers that only read
-    KV."""
+    """The rows of a forward that the target carried past its last KV write, for which it returned features and computed
+    logits, and that entered layers which only read KV."""
 
+    kept: RowShare
     features: RowShare
     logits: RowShare
     shared: RowShare
@@ -218,12 +219,13 @@ class RowsComputed:
             return RowShare.ALL if count == num_rows else RowShare.LIVE if count else RowShare.NONE
 
         num_features = 0 if output.features is None else output.features.shape[0]
-        return cls(share(num_features), share(num_logits), share(output.num_shared_rows))
+        return cls(share(output.hidden.shape[0]), share(num_features), share(num_logits), share(output.num_shared_rows))
 
     def of(self, span: PromptSpan) -> RowCounts:
         """Count the rows of one request."""
         counts = {RowShare.NONE: 0, RowShare.LIVE: int(span.is_last), RowShare.ALL: span.num_rows}
         return RowCounts(
+            prefill_computed=counts[self.kept],
             prefill_hidden=counts[self.features],
             prefill_logits=counts[self.logits],
             prefill_shared=counts[self.shared],

@@ -18,15 +18,31 @@ from spec_lab.engine.pages import PageAllocator
 class Scheduler:
     """Admits requests in order of arrival. A request waits until a slot and all pages it can ever need are free."""
 
-    def __init__(self, num_slots: int, allocator: PageAllocator, page_size: int, max_seq_len: int, margin: int) -> None:
-        """`margin`: positions past a request's last token that a round may write, as in `spec_lab.build.limits`."""
+    def __init__(
+        self,
+        num_slots: int,
+        allocator: PageAllocator,
+        page_size: int,
+        max_seq_len: int,
+        margin: int,
+        max_in_flight: int | None = None,
+    ) -> None:
+        """Keep the sizes.
+
+        Args:
+            margin: positions past a request's last token that a round may write, as in `spec_lab.build.limits`.
+            max_in_flight: while so many have arrived and not ended, the next one does not arrive; None for no bound.
+        """
+        self._max_in_flight = max_in_flight
+        self._coming: deque[Request] = deque()
+        self._is_full = False
         self.num_slots = num_slots
         self.free_slots = list(range(num_slots - 1, -1, -1))
         self.allocator = allocator
         self._page_size = page_size
         self._max_seq_len = max_seq_len
         self._margin = margin
-        self._waiting: deque[Request] = deque()
+        self._waiting: deque[tuple[Request, float | None]] = deque()
         self.running: list[Sequence] = []
 
     def submit(self, requests: Iterable[Request]) -> None:
@@ -34,24 +50,44 @@ class Scheduler:
         requests = list(requests)
         for request in requests:
             self.check(request)
-        self._waiting.extend(requests)
+        self._coming.extend(requests)
 
     @property
     def has_work(self) -> bool:
-        return bool(self._waiting or self.running)
+        return bool(self._coming or self._waiting or self.running)
+
+    def seconds_to_arrival(self, now: float) -> float:
+        """Return how long it is until the next request arrives, if no other one ends before."""
+        return max(0.0, (self._coming[0].arrives_at or 0.0) - now) if self._coming else 0.0
 
     def admit(self, now: float) -> list[Sequence]:
-        """Move waiting requests into free slots."""
+        """Move requests that have arrived into free slots."""
+        self._arrive(now)
         admitted = []
         while self._waiting and self.free_slots:
-            num_pages = self._num_pages(self._waiting[0])
+            request, arrived_at = self._waiting[0]
+            num_pages = self._num_pages(request)
             if num_pages > self.allocator.num_free:
                 break
-            request = self._waiting.popleft()
+            self._waiting.popleft()
             slot, pages = self.free_slots.pop(), self.allocator.take(num_pages)
-            admitted.append(Sequence(request, slot, pages, admitted_at=now, tokens=list(request.prompt_ids)))
+            sequence = Sequence(request, slot, pages, admitted_at=now, tokens=list(request.prompt_ids))
+            sequence.arrived_at = now if arrived_at is None else arrived_at
+            admitted.append(sequence)
         self.running.extend(admitted)
         return admitted
+
+    def _arrive(self, now: float) -> None:
+        """Let requests arrive whose time has come. One that the bound held back arrives now."""
+        most = self._max_in_flight
+        while self._coming and (self._coming[0].arrives_at or 0.0) <= now:
+            if most is not None and len(self._waiting) + len(self.running) >= most:
+                self._is_full = True
+                return
+            request = self._coming.popleft()
+            arrives_at = now if self._is_full and request.arrives_at is not None else request.arrives_at
+            self._waiting.append((request, arrives_at))
+        self._is_full = False
 
     def release(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
@@ -60,6 +96,7 @@ class Scheduler:
 
     def abort(self) -> None:
         """Drop all requests, so that the engine can be used again after an error."""
+        self._coming.clear()
         self._waiting.clear()
         for sequence in list(self.running):
             self.release(sequence)

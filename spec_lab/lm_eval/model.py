@@ -24,8 +24,8 @@ from spec_lab.config.checks import admit
 from spec_lab.core.results import RequestRecord, RoundRecord
 from spec_lab.core.types import Request
 from spec_lab.lm_eval.reading import answer_in, most_new_tokens, overrides_of, require_sampling
-from spec_lab.record.acceptance_metrics import acceptance_length, num_output_tokens
-from spec_lab.record.time_metrics import decode_tokens_per_second
+from spec_lab.record.draft_counts import acceptance_length
+from spec_lab.record.times import decode_rate
 from spec_lab.record.wording import number
 from spec_lab.workloads.chat_template import Rendered
 from spec_lab.workloads.conversations import before_end
@@ -103,9 +103,10 @@ class SpecLabModel(LM):  # type: ignore[misc]  # mypy does not follow the harnes
         """Return a line with the amount generated so far, acceptance length and speed."""
         drafts = self._run.drafter.num_draft_tokens
         length = acceptance_length(self.records, drafts) if drafts else None
-        rate = decode_tokens_per_second(self.rounds)
+        rate = decode_rate(self.rounds)
+        num_tokens = sum(len(record.output_ids) for record in self.records)
         return (
-            f"spec_lab: {len(self.records)} answers, {num_output_tokens(self.records):,} tokens, acceptance length "
+            f"spec_lab: {len(self.records)} answers, {num_tokens:,} tokens, acceptance length "
             f"{number(length)}, {number(rate, 1)} tokens a second while decoding"
         )
 

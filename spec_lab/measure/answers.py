@@ -28,11 +28,6 @@ def check_answers(lab: Lab, name: str, records: Iterable[RequestRecord]) -> dict
     }
 
 
-def correct_of(checked: Mapping[str, Checked | None]) -> dict[str, bool | None]:
-    """Return whether each request's answer is correct; None if it was not checked."""
-    return {request_id: None if found is None else found.correct for request_id, found in checked.items()}
-
-
 def note_unread(records: Iterable[RequestRecord], checked: Mapping[str, Checked | None]) -> None:
     """Warn if a checker found no answer in outputs that were not cut by a limit, since it may be the wrong checker."""
     ended = [record.request_id for record in records if record.finish_reason is not FinishReason.LENGTH]

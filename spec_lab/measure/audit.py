@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import FinishReason
 from spec_lab.engine.teacher import GreedyChoice, TeacherForcing
-from spec_lab.record.measured import Divergence
+from spec_lab.record.models import Divergence
 
 FLOAT32_TIE = 1e-4
 
@@ -53,8 +53,9 @@ def audit(
     teacher: TeacherForcing,
     dtype: torch.dtype,
     lossless: bool = True,
-) -> list[Divergence]:
-    """Find the first token of each request that plain decoding would not have emitted.
+) -> dict[str, Divergence]:
+    """Find the first token of each request that plain decoding would not have emitted, by request id; a request whose
+    output is plain decoding's has no entry.
 
     Args:
         plain_outputs: outputs of the plain reference by request id; without one the target scores the text by teacher
@@ -62,14 +63,16 @@ def audit(
         lossless: whether the rule promises plain decoding's tokens; if not, divergences are expected.
     """
     judge = _Judge(teacher, dtype)
-    divergences = (
-        judge.against_target(record)
-        if plain_outputs is None
-        else judge.against_plain(record, list(plain_outputs[record.request_id]))
-        for record in records
-    )
-    found = [divergence for divergence in divergences if divergence is not None]
-    return found if lossless else [replace(divergence, kind="lossy") for divergence in found]
+    found: dict[str, Divergence] = {}
+    for record in records:
+        divergence = (
+            judge.against_target(record)
+            if plain_outputs is None
+            else judge.against_plain(record, list(plain_outputs[record.request_id]))
+        )
+        if divergence is not None:
+            found[record.request_id] = divergence if lossless else divergence.model_copy(update={"kind": "lossy"})
+    return found
 
 
 @dataclass(slots=True)
@@ -87,13 +90,13 @@ class _Judge:
         shorter = min(len(record.output_ids), len(plain))
         index = next((i for i, (ours, theirs) in pairs if ours != theirs), shorter)
         if index == shorter:  # one text is a prefix of the other, which no near-tie explains
-            return Divergence(record.request_id, index, None, "bug")
+            return Divergence(index=index, margin=None, kind="bug")
         choice = self.teacher.greedy_choices(record.prompt_ids, record.output_ids[: index + 1])
         return self._judged(record, index, choice)
 
     def against_target(self, record: RequestRecord) -> Divergence | None:
         if not _ends_where_it_should(record, self.teacher.eos_token_ids):
-            return Divergence(record.request_id, len(record.output_ids), None, "bug")
+            return Divergence(index=len(record.output_ids), margin=None, kind="bug")
         choice = self.teacher.greedy_choices(record.prompt_ids, record.output_ids)
         for index, (ours, theirs) in enumerate(zip(record.output_ids, choice.token_ids, strict=True)):
             if ours != theirs:
@@ -105,7 +108,7 @@ class _Judge:
         decoding's."""
         gap, top_logit = choice.gaps[index], choice.top_logits[index]
         is_tie = gap < near_tie_tolerance(self.dtype, top_logit) or self._is_noise(record, gap, top_logit)
-        return Divergence(record.request_id, index, choice.margins[index], "near_tie" if is_tie else "bug")
+        return Divergence(index=index, margin=choice.margins[index], kind="near_tie" if is_tie else "bug")
 
     def _is_noise(self, record: RequestRecord, gap: float, top_logit: float) -> bool:
         if self.dtype == torch.float32:

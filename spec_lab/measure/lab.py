@@ -25,8 +25,8 @@ from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.teacher import TeacherForcing
 from spec_lab.measure.world import ALONE, World
+from spec_lab.record.names import THIS_RUN
 from spec_lab.record.progress import Progress
-from spec_lab.record.schema import THIS_RUN
 from spec_lab.workloads.conversations import longest_conversation, output_text, with_later_turns
 from spec_lab.workloads.thinking import thinking_markers
 from spec_lab.workloads.tokenizer import Tokenizer

@@ -18,24 +18,25 @@ from spec_lab.core.trees import tensors_in
 from spec_lab.engine.tape_rules import ALLOCATIONS, HOST_READS, UPLOADS
 from spec_lab.engine.torch_internals import OperatorMode, is_composite, run_composite, schema_of, storage_id
 from spec_lab.measure.watched_rounds import WatchedRounds
-from spec_lab.record.schema import RoundWork
 from spec_lab.record.trace import LAUNCH, SYNC, Interval, TraceEvent, outermost, union
 
+Work = dict[str, float | None]
+"""Counts a round, by the names of `spec_lab.record.times`' metrics."""
 _HOST_READS = {getattr(torch.Tensor, name) for name in HOST_READS}
 
 
-def count_trace(events: Iterable[TraceEvent], num_rounds: int, num_replays: int) -> RoundWork:
+def count_trace(events: Iterable[TraceEvent], num_rounds: int, num_replays: int) -> Work:
     """Return the work of one round from a trace of `num_rounds`. Only host calls inside the lab's spans are counted."""
     events = list(events)
     spans = union((e.start_us, e.end_us) for e in events if e.is_span and not e.on_device)
     calls = [e for e in events if not e.is_span and not e.on_device and _is_inside(e.start_us, spans)]
     busy = union((e.start_us, e.end_us) for e in events if e.on_device and not e.is_span)
-    return RoundWork(
-        launches_per_round=_count_outermost(calls, LAUNCH) / num_rounds,
-        replays_per_round=num_replays / num_rounds,
-        host_syncs_per_round=_count_outermost(calls, SYNC) / num_rounds,
-        gpu_busy_ms_per_round=sum(end - start for start, end in busy) / 1e3 / num_rounds,
-    )
+    return {
+        "launches_per_round": _count_outermost(calls, LAUNCH) / num_rounds,
+        "replays_per_round": num_replays / num_rounds,
+        "host_syncs_per_round": _count_outermost(calls, SYNC) / num_rounds,
+        "gpu_busy_ms_per_round": sum(end - start for start, end in busy) / 1e3 / num_rounds,
+    }
 
 
 def _count_outermost(calls: Iterable[TraceEvent], names: re.Pattern[str]) -> int:
@@ -56,16 +57,16 @@ class CountedRounds(WatchedRounds):
         self._launches, self._reads = _Launches(), _HostReads()
         self._is_counting = False
 
-    def work(self) -> RoundWork | None:
-        """Return the work of a round; None if the requests ended before a whole round was counted."""
+    def work(self) -> Work:
+        """Return the work of a round; empty if the requests ended before a whole round was counted."""
         if self.num_rounds == 0:
-            return None
-        return RoundWork(
-            launches_per_round=(self._launches.count + self.num_replays) / self.num_rounds,
-            replays_per_round=self.num_replays / self.num_rounds,
-            host_syncs_per_round=self._reads.count / self.num_rounds,
-            gpu_busy_ms_per_round=None,
-        )
+            return {}
+        return {
+            "launches_per_round": (self._launches.count + self.num_replays) / self.num_rounds,
+            "replays_per_round": self.num_replays / self.num_rounds,
+            "host_syncs_per_round": self._reads.count / self.num_rounds,
+            "gpu_busy_ms_per_round": None,
+        }
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import torch
 
-from spec_lab.record.schema import Memory
-
 STATUS, FORGET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 NOW, PEAK = "VmRSS", "VmHWM"
 FORGET_PEAK = "5"
@@ -37,10 +35,10 @@ class MemoryWatch:
             FORGET.write_text(FORGET_PEAK)
         return cls(_resident(NOW))
 
-    def read(self, device: torch.device) -> Memory:
+    def read(self, device: torch.device) -> dict[str, float | None]:
         """Return the peaks up to now."""
         on_gpu = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-        return Memory(start_rss_bytes=self.start, peak_rss_bytes=_resident(PEAK), peak_cuda_bytes=on_gpu)
+        return {"start_rss_bytes": self.start, "peak_rss_bytes": _resident(PEAK), "peak_cuda_bytes": on_gpu}
 
 
 def _resident(field: str) -> int:

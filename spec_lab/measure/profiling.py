@@ -15,18 +15,26 @@ from torch.autograd.profiler import profile, record_function
 
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
-from spec_lab.measure.launch_counts import CountedRounds, count_trace
+from spec_lab.measure.launch_counts import CountedRounds, Work, count_trace
 from spec_lab.measure.watched_rounds import WatchedRounds, watch_rounds
-from spec_lab.record.schema import Kernel, RoundWork
 from spec_lab.record.trace import STAGE_PREFIX, TRACE_FILE, TraceEvent
 
 
 @dataclass(frozen=True, slots=True)
+class Kernel:
+    """One kernel of the profiled rounds; on a CPU, one operator."""
+
+    name: str
+    calls_per_round: float
+    us_per_round: float
+
+
+@dataclass(frozen=True, slots=True)
 class RoundProfile:
-    """The results of profiled rounds: `kernels` by time, largest first; `work` is None if no round was profiled."""
+    """The results of profiled rounds: `kernels` by time, largest first, and `work`; empty if no round was profiled."""
 
     kernels: list[Kernel]
-    work: RoundWork | None
+    work: Work
 
 
 class ProfiledRounds(WatchedRounds):
@@ -62,7 +70,7 @@ def profile_rounds(engine: Engine, requests: list[Request], num_rounds: int, fol
     profiler = profile(use_device="cuda" if on_gpu else None, use_kineto=True)
     watched = watch_rounds(engine, requests, num_rounds, lambda *stretch: ProfiledRounds(profiler, *stretch))
     if watched.num_rounds == 0:
-        return RoundProfile([], None)
+        return RoundProfile([], {})
     _keep_trace(profiler, folder / TRACE_FILE)
     kernels = _kernels(profiler, watched.num_rounds, on_gpu)
     if on_gpu:
@@ -104,7 +112,5 @@ def _kernels(profiler: profile, num_rounds: int, on_gpu: bool) -> list[Kernel]:
         is_kernel = event.device_type == torch.autograd.DeviceType.CUDA if on_gpu else True
         microseconds = event.self_device_time_total if on_gpu else event.self_cpu_time_total
         if is_kernel and not event.key.startswith(STAGE_PREFIX) and microseconds > 0:
-            rows.append(
-                Kernel(name=event.key, calls_per_round=event.count / num_rounds, us_per_round=microseconds / num_rounds)
-            )
-    return sorted(rows, key=lambda row: -row["us_per_round"])
+            rows.append(Kernel(event.key, event.count / num_rounds, microseconds / num_rounds))
+    return sorted(rows, key=lambda row: -row.us_per_round)

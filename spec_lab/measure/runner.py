@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -15,14 +15,16 @@ from spec_kernels.native.build import register_file
 from spec_lab.acceptance.phase import thinking_mask
 from spec_lab.build.limits import engine_limits
 from spec_lab.build.models import LastModels
+from spec_lab.checkpoints.digest import target_digest
 from spec_lab.checkpoints.gguf import quantizations
 from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.config.choices import KernelsChoice, WeightDtype, Weights
 from spec_lab.config.extensions import load_options
-from spec_lab.config.option import options
 from spec_lab.config.run import Run
+from spec_lab.core.errors import UserError
 from spec_lab.core.results import GenerationResult, GraphCounts, RequestRecord
-from spec_lab.measure.answers import check_answers, correct_of, note_unread
+from spec_lab.core.types import Request
+from spec_lab.measure.answers import check_answers, note_unread
 from spec_lab.measure.audit import audit
 from spec_lab.measure.company import Company
 from spec_lab.measure.lab import MAIN, Lab, load_lab, plain_engine
@@ -30,24 +32,25 @@ from spec_lab.measure.memory import MemoryWatch
 from spec_lab.measure.profiling import RoundProfile, profile_rounds
 from spec_lab.measure.trajectory import fitting, record_verify_rows
 from spec_lab.measure.world import World, world_of
-from spec_lab.record.measured import Divergence, Measured, RunInfo
-from spec_lab.record.metrics import OwnMetrics
-from spec_lab.record.paired import order_of_turn
-from spec_lab.record.progress import Progress, said_to_go_on
-from spec_lab.record.provenance import Provenance, collect_provenance, origins
-from spec_lab.record.recorder import Recorder, request_row, utc_now
-from spec_lab.record.row_schema import RequestRow
-from spec_lab.record.schema import Summary
-from spec_lab.record.summary import build_summary
+from spec_lab.record import models
+from spec_lab.record.metric import EXTENSION_METRICS, Measured, Metric
+from spec_lab.record.models import Divergence, Target
+from spec_lab.record.models import Request as RequestRow
+from spec_lab.record.progress import Progress, announced
+from spec_lab.record.provenance import machine_of, origins
+from spec_lab.record.recorder import Recorder, begun, request_row
+from spec_lab.record.summary import finished_run
 from spec_lab.record.verify_rows import save_verify_rows
+from spec_lab.workloads.arrivals import arriving
 from spec_lab.workloads.chat_template import NO_TEMPLATE, template_digest
 from spec_lab.workloads.checker import Checked
 from spec_lab.workloads.text_ends import text_ends
 
 WARMUP_TOKENS = 32
+SHARED = "its times mean nothing, since another process was on its device"
 
 
-def record_run(config: Run, choices: dict[str, str], folder: Path, last: LastModels | None = None) -> Summary:
+def record_run(config: Run, choices: dict[str, str], folder: Path, last: LastModels | None = None) -> models.Run:
     """Run and record into `folder`. `last` has the models of the run before, which are used again if they are the same.
 
     Raises:
@@ -66,32 +69,29 @@ def _record_in(
     folder: Path,
     memory: MemoryWatch,
     last: LastModels | None,
-) -> Summary:
+) -> models.Run:
     """Run and record. What is loaded here can be freed when this returns, before the process group is closed."""
-    with said_to_go_on("loading prompts and weights"):
+    with announced("loading prompts and weights"):
         lab = load_lab(config, world, last)
-    info = RunInfo(config.name, choices, dataclasses.asdict(lab.config), _provenance(lab), utc_now())
-    own: list[Any] = list(options("metric").values())
-    metrics = OwnMetrics(own)
-    with Recorder(folder, info, config.logger.sinks(), metrics) as recorder:
-        summary = _measure(lab, info, recorder, memory, metrics)
-        recorder.finish(summary)
-    return summary
+    metrics = list(EXTENSION_METRICS.values())
+    info = begun(dataclasses.asdict(lab.config), choices).model_copy(update=_identity(lab))
+    with Recorder(folder, info, config.logger.sinks()) as recorder:
+        recorded = _measure(lab, info, recorder, memory, metrics)
+        recorder.finish(recorded)
+    return recorded
 
 
-def _measure(lab: Lab, info: RunInfo, recorder: Recorder, memory: MemoryWatch, metrics: OwnMetrics) -> Summary:
+def _measure(lab: Lab, info: models.Run, recorder: Recorder, memory: MemoryWatch, metrics: list[Metric]) -> models.Run:
     """Warm up, time the repeats, audit and profile, and return the finished record."""
-    config = lab.config
+    config, offered = lab.config, _offered(lab)
     passes: dict[str, list[GenerationResult]] = {name: [] for name in lab.engines}
-    checked: dict[str, dict[str, Checked | None]] = {}
-    thinking: dict[str, dict[str, int] | None] = {}
-    divergences: list[Divergence] | None = None
+    rows: dict[str, list[RequestRow]] = {}
 
     def keep_it(record: RequestRecord) -> None:
         finished.append(record)
         recorder.decoded(record)
 
-    num_requests = config.repeats * len(lab.engines) * len(lab.requests)
+    num_requests = config.repeats * len(lab.engines) * len(offered)
     company = Company(lab.models.device) if lab.world.size == 1 else None  # ranks share a CPU
     with Progress(num_requests, "request") as progress, _kept_if_interrupted(lab, recorder) as finished:
         _warm_up(lab, progress)
@@ -99,39 +99,63 @@ def _measure(lab: Lab, info: RunInfo, recorder: Recorder, memory: MemoryWatch, m
         for repeat in range(config.repeats):
             for name in order_of_turn(list(lab.engines), repeat):
                 keep = keep_it if (repeat, name) == (0, MAIN) else None
-                passes[name].append(_timed_pass(lab, name, repeat, progress, keep))
-            recorder.rounds(repeat, passes[MAIN][-1].rounds)
+                passes[name].append(_timed_pass(lab, name, repeat, offered, progress, keep))
+            recorder.rounds(repeat, passes[MAIN][-1].rounds, metrics)
             if repeat == 0:
-                progress.stage("checking the answers")
-                checked = {name: check_answers(lab, name, results[0].requests) for name, results in passes.items()}
-                thinking = {name: _count_thinking(lab, results[0].requests) for name, results in passes.items()}
                 records = passes[MAIN][0].requests
-                for record in progress.counted("checking the outputs", records):
+                for record in progress.counted("checking the outputs", records if config.record.audit else []):
                     lab.teacher.require_finite([*record.prompt_ids, *record.output_ids[:-1]])
                 divergences = _audit(lab, passes, progress)
+                rows = {name: _rows(lab, name, passes[name][0].requests, {}) for name in passes if name != MAIN}
+                rows[MAIN] = _rows(lab, MAIN, records, divergences or {}, note=True)
                 finished.clear()
-                note_unread(records, checked[MAIN])
-                _record_requests(lab, recorder, records, checked[MAIN], thinking[MAIN], divergences or [])
+                recorder.requests(rows[MAIN])
         gc.unfreeze()
         profile = _profile(lab, recorder.folder, progress)
         _keep_verify_rows(lab, passes[MAIN][0].requests, recorder.folder, progress)
-    measured = {name: Measured(results, correct_of(checked[name]), thinking[name]) for name, results in passes.items()}
+    references = {
+        name: Measured(rows[name], results, results[0].num_draft_tokens)
+        for name, results in passes.items()
+        if name != MAIN
+    }
+    work = {**profile.work, **memory.read(lab.models.device)}
+    main = Measured(
+        rows[MAIN], passes[MAIN], lab.engines[MAIN].num_draft_tokens, references, divergences is not None, work
+    )
     traits = lab.engines[MAIN].parts.rule.traits
-    return build_summary(
+    return finished_run(
         info,
-        measured.pop(MAIN),
-        measured,
+        main,
+        metrics,
         seconds=recorder.seconds,
-        divergences=divergences,
         kernels=profile.kernels,
-        work=profile.work,
         acceptance_imposed=traits.imposed,
         acceptance_lossless=traits.lossless,
         row_invariant=lab.models.row_invariant,
-        memory=memory.read(lab.models.device),
-        shared_device=company is not None and company.seen(),
-        metrics=metrics,
+        tree_rows=passes[MAIN][0].tree_rows,
+        notes=[SHARED] if company is not None and company.seen() else [],
     )
+
+
+def order_of_turn(names: Sequence[str], turn: int) -> list[str]:
+    """Return the names rotated by `turn` places, so that a slowing machine does not always affect the same one."""
+    shift = turn % len(names)
+    return [*names[shift:], *names[:shift]]
+
+
+def _offered(lab: Lab) -> list[Request]:
+    """Return the requests of a timed pass, with their arrival times if there is a rate: the same in every pass."""
+    load = lab.config.workload
+    if load.request_rate is None:
+        if load.duration is not None:
+            raise UserError("workload.duration ends arrivals, so it needs workload.request_rate")
+        return lab.requests
+    if lab.world.size > 1:
+        raise UserError("workload.request_rate needs one process, since arrivals differ between processes")
+    offered = arriving(lab.requests, load.request_rate, load.burstiness, load.duration, lab.config.seed)
+    if not offered:
+        raise UserError(f"workload.duration={load.duration} ends before the first request arrives; raise it")
+    return offered
 
 
 def _warm_up(lab: Lab, progress: Progress) -> None:
@@ -176,9 +200,14 @@ def _plain_outputs(lab: Lab) -> dict[str, list[int]]:
 
 
 def _timed_pass(
-    lab: Lab, name: str, repeat: int, progress: Progress, keep: Callable[[RequestRecord], None] | None
+    lab: Lab,
+    name: str,
+    repeat: int,
+    offered: list[Request],
+    progress: Progress,
+    keep: Callable[[RequestRecord], None] | None,
 ) -> GenerationResult:
-    """Decode all requests with one engine, and call `keep` with each when it ends."""
+    """Decode the offered requests with one engine, and call `keep` with each when it ends."""
 
     def end(record: RequestRecord) -> None:
         if keep is not None:
@@ -189,7 +218,7 @@ def _timed_pass(
     gc.collect()
     engine = lab.engines[name]
     before = dataclasses.replace(engine.graph.counts)
-    result = engine.generate(lab.requests, on_finish=end)
+    result = engine.generate(offered, on_finish=end)
     check_replayed(before, result, must_replay=name == MAIN and lab.config.graph.captures)
     lab.world.require_agreement(result)
     return result
@@ -213,17 +242,10 @@ def check_replayed(before: GraphCounts, result: GenerationResult, must_replay: b
         )
 
 
-def _count_thinking(lab: Lab, records: Iterable[RequestRecord]) -> dict[str, int] | None:
-    """Count each request's output tokens inside thinking; None if the tokenizer has no thinking markers."""
-    markers = lab.models.markers
-    if markers is None:
-        return None
-    return {record.request_id: sum(thinking_mask(record.prompt_ids, record.output_ids, markers)) for record in records}
-
-
-def _audit(lab: Lab, passes: Mapping[str, list[GenerationResult]], progress: Progress) -> list[Divergence] | None:
-    """Compare the outputs with plain decoding's; None with sampling, where they need not be equal."""
-    if lab.config.sampling.temperature > 0:
+def _audit(lab: Lab, passes: Mapping[str, list[GenerationResult]], progress: Progress) -> dict[str, Divergence] | None:
+    """Compare the outputs with plain decoding's; None with sampling, where they need not be equal, and without
+    record.audit."""
+    if lab.config.sampling.temperature > 0 or not lab.config.record.audit:
         return None
     plain = _outputs(passes["plain"][0].requests) if "plain" in passes else None
     lossless = lab.engines[MAIN].parts.rule.traits.lossless
@@ -245,42 +267,51 @@ def _kept_if_interrupted(lab: Lab, recorder: Recorder) -> Iterator[list[RequestR
     except KeyboardInterrupt as error:
         if finished:
             error.add_note(f"{len(finished)} requests were decoded and are kept; their outputs were not checked")
-            checked, thinking = check_answers(lab, MAIN, finished), _count_thinking(lab, finished)
-            _record_requests(lab, recorder, finished, checked, thinking, [])
+            recorder.requests(_rows(lab, MAIN, finished, {}))
         raise
 
 
-def _record_requests(
+def _rows(
     lab: Lab,
-    recorder: Recorder,
-    records: Iterable[RequestRecord],
-    checked: Mapping[str, Checked | None],
-    thinking: Mapping[str, int] | None,
-    divergences: Iterable[Divergence],
-) -> None:
-    by_request = {divergence.request_id: divergence for divergence in divergences}
-
-    def row(record: RequestRecord) -> RequestRow:
-        request_id = record.request_id
-        text = lab.tokenizer.decode(record.output_ids)
-        answer = checked[request_id]
-        return request_row(
-            record,
-            text,
-            None if answer is None else answer.correct,
-            by_request.get(request_id),
-            (thinking or {}).get(request_id),
-            text_ends(lab.tokenizer, record.output_ids, text),
-            None if answer is None else answer.checker,
-            None if answer is None else answer.read,
+    name: str,
+    records: Sequence[RequestRecord],
+    divergences: Mapping[str, Divergence],
+    note: bool = False,
+) -> list[RequestRow]:
+    """Make the records of some requests of one configuration: text, answer, thinking, and the divergence if known."""
+    checked: Mapping[str, Checked | None] = check_answers(lab, name, records)
+    if note:
+        note_unread(records, checked)
+    rows = []
+    for record in records:
+        text, answer = lab.tokenizer.decode(record.output_ids), checked[record.request_id]
+        rows.append(
+            request_row(
+                record,
+                text=text,
+                text_ends=text_ends(lab.tokenizer, record.output_ids, text) if name == MAIN else None,
+                correct=None if answer is None else answer.correct,
+                checker=None if answer is None else answer.checker,
+                answer_read=None if answer is None else answer.read,
+                divergence=divergences.get(record.request_id),
+                thinking_spans=_thinking_spans(lab, record),
+            )
         )
+    return rows
 
-    recorder.requests(map(row, records))
+
+def _thinking_spans(lab: Lab, record: RequestRecord) -> list[tuple[int, int]] | None:
+    """Return the stretches of the output inside thinking; None if the tokenizer has no thinking markers."""
+    if lab.models.markers is None:
+        return None
+    mask = thinking_mask(record.prompt_ids, record.output_ids, lab.models.markers)
+    edges = [place for place, (one, other) in enumerate(pairwise([False, *mask, False])) if one != other]
+    return list(zip(edges[::2], edges[1::2], strict=True))
 
 
 def _profile(lab: Lab, folder: Path, progress: Progress) -> RoundProfile:
     if lab.config.profile_rounds == 0:
-        return RoundProfile([], None)
+        return RoundProfile([], {})
     progress.stage("profiling")
     batch = lab.requests[: lab.config.batch_size]
     return profile_rounds(lab.engines[MAIN], batch, lab.config.profile_rounds, folder)
@@ -297,21 +328,29 @@ def _keep_verify_rows(lab: Lab, records: list[RequestRecord], folder: Path, prog
     save_verify_rows(folder, rows)
 
 
-def _provenance(lab: Lab) -> Provenance:
-    dtype = str(lab.models.dtype).removeprefix("torch.")
-    extensions = origins(load_options(lab.config.extensions))
-    narrow = lab.config.target.weight_dtype
-    is_random, path = lab.config.target.weights == Weights.random, lab.config.target.folder
-    return collect_provenance(
-        str(lab.models.device),
-        dtype,
-        torch.get_num_threads(),
-        extensions,
-        lab.world.size,
-        weight_dtype=dtype if narrow == WeightDtype.auto else str(narrow),
-        stored_types=quantizations(path) if is_gguf(path) and not is_random else None,
-        template=NO_TEMPLATE if is_random else template_digest(path),
-        thinking_markers=lab.models.markers is not None,
-        register_file=register_file() if lab.config.kernels == KernelsChoice.native else None,
-        warnings=list(dict.fromkeys(lab.models.warnings)),
-    )
+def _identity(lab: Lab) -> dict[str, object]:
+    """Return what decoded, on which machine: fields of the record."""
+    config = lab.config
+    dtype, narrow = str(lab.models.dtype).removeprefix("torch."), config.target.weight_dtype
+    is_random, path = config.target.weights == Weights.random, config.target.folder
+    return {
+        "target": Target(
+            name=config.target.name,
+            digest=target_digest(path, config.seed if is_random else None),
+            template=NO_TEMPLATE if is_random else template_digest(path),
+            thinking_markers=lab.models.markers is not None,
+            dtype=dtype,
+            weight_dtype=dtype if narrow == WeightDtype.auto else str(narrow),
+            stored_types=quantizations(path) if is_gguf(path) and not is_random else None,
+        ),
+        "machine": machine_of(
+            str(lab.models.device),
+            torch.get_num_threads(),
+            lab.world.size,
+            origins(load_options(config.extensions)),
+            register_file() if config.kernels == KernelsChoice.native else None,
+        ),
+        "notes": list(dict.fromkeys(lab.models.warnings)),
+        "sampling": dataclasses.asdict(config.sampling),
+        "thinking": config.workload.thinking,
+    }

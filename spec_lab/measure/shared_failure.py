@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from spec_lab.core.errors import Breakdown, UserError, describe_error, one_line
 from spec_lab.core.ranks import Ranks
-from spec_lab.record.amend import amend_status
+from spec_lab.record.recorder import amend
 
 NEWS = "spec_lab/ending"
 NOTHING = ""
@@ -65,7 +65,7 @@ def _listen(store: dist.Store, folder: Path) -> None:
         return
     told = json.loads(news)
     with suppress(OSError):  # on a full disk the record keeps saying that the run was killed
-        amend_status(folder, "failed", told["reason"])
+        amend(folder, "failed", told["reason"])
     print(told["shown"], file=sys.stderr, flush=True)
     os._exit(1)
 

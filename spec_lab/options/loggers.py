@@ -9,7 +9,7 @@ from spec_lab.config.option import knob, option
 from spec_lab.config.run import LoggerConfig
 
 if TYPE_CHECKING:
-    from spec_lab.record.sinks import Sink
+    from spec_lab.record.recorder import Sink
 
 
 @option("logger", "jsonl")
@@ -32,6 +32,6 @@ class Wandb(LoggerConfig):
 
     def sinks(self) -> list[Sink]:
         from spec_lab.record.wandb_sink import WandbSink
-        from spec_lab.report.saved_plots import run_plots_of
+        from spec_lab.study.figures import draw_run
 
-        return [WandbSink(self.project, self.entity, self.mode, self.group, run_plots_of)]
+        return [WandbSink(self.project, self.entity, self.mode, self.group, draw_run)]

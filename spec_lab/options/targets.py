@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from spec_lab.checkpoints.packaged import PACKAGED
+from spec_lab.checkpoints.packaged import PACKAGED, SHAPES, ZOO
 from spec_lab.config.choices import Weights
 from spec_lab.config.option import option
 from spec_lab.config.run import Run, TargetConfig
 from spec_lab.core.errors import UserError
-
-ZOO = Path(__file__).parents[1] / "zoo"
-"""The shipped weights, each in the folder TARGET or TARGET-DRAFTER."""
-SHAPES = Path(__file__).parents[1] / "checkpoints" / "shapes"
 
 
 def _path_is_read(target: TargetConfig) -> Iterator[str]:

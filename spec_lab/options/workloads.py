@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spec_lab.config.option import knob, option
@@ -93,6 +94,35 @@ class RandomIds(FixedLength):
         from spec_lab.workloads.load import random_id_requests
 
         return random_id_requests(self, run, tokenizer)
+
+
+@option("workload", "user_turns")
+class UserTurns(WorkloadConfig):
+    """The target writes prompts itself: it continues the start of a user's turn. For the texts that a head learns."""
+
+    num_requests: int = knob(100, "number of turns that are begun", most=10**6, least=1)
+
+    def load(self, run: Run, tokenizer: Tokenizer) -> list[Request]:
+        from spec_lab.workloads.own_turns import user_turn_requests
+
+        return user_turn_requests(self, run, tokenizer)
+
+
+@option("workload", "outputs")
+class Outputs(WorkloadConfig):
+    """What another run answered, as prompts."""
+
+    path: str | None = knob(None, "folder of the run")
+
+    def check(self, run: Run) -> Iterator[str]:
+        if self.path is None:
+            yield "workload=outputs asks what another run answered; add workload.path=FOLDER of the run"
+
+    def load(self, run: Run, tokenizer: Tokenizer) -> list[Request]:
+        from spec_lab.workloads.load import in_turn
+        from spec_lab.workloads.own_turns import outputs_of
+
+        return in_turn(outputs_of(Path(self.path or ""), tokenizer), run, tokenizer)
 
 
 @option("workload.checker", "answer")

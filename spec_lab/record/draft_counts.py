@@ -19,6 +19,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import repeat
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from spec_lab.core.results import RequestRecord
+    from spec_lab.record.models import Request
 
 
 @dataclass(slots=True)
@@ -104,6 +110,35 @@ class DraftCounts:
                 share = None if rate is None else share * rate
             shares.append(share)
         return shares
+
+
+def draft_counts(requests: Iterable[RequestRecord | Request], num_draft_tokens: int) -> DraftCounts:
+    """Return the drafts reached and accepted at each position, pooled over requests; those whose engine does not tell
+    have none."""
+    counts = DraftCounts.empty(num_draft_tokens)
+    for request in requests:
+        for accepted, judged, offered in rounds_of(request):
+            counts.add_round(accepted, judged, offered)
+    return counts
+
+
+def rounds_of(request: RequestRecord | Request) -> Iterable[tuple[int, int, int | None]]:
+    """Yield the accepted drafts, the judged tokens and the offered drafts of each round (`DraftCounts.add_round`).
+
+    A histogram has no rounds that end inside a text, since the engine did not tell them.
+    """
+    accepted = request.accepted_per_round
+    if accepted is None:
+        for offered, count, times in getattr(request, "rounds_histogram", None) or ():
+            yield from [(count, count + 1, offered)] * times
+        return
+    judged = request.judged_per_round or [count + 1 for count in accepted]
+    yield from zip(accepted, judged, request.offered_per_round or repeat(None, len(accepted)), strict=True)
+
+
+def acceptance_length(requests: Iterable[RequestRecord | Request], num_draft_tokens: int) -> float | None:
+    """Return the acceptance length of some requests; None if too few drafts were judged."""
+    return draft_counts(requests, num_draft_tokens).acceptance_length
 
 
 def _rates(accepted: Iterable[int], before: Iterable[int]) -> list[Fraction | None]:

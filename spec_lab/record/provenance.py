@@ -1,7 +1,4 @@
-"""Records where a run's numbers come from: versions, revision, machine.
-
-It collects nothing private, so nothing needs redacting: no environment, host name, user name, command line or path.
-"""
+"""Records where a run's numbers come from: versions, revision, machine; no host name, user name, command or path."""
 
 from __future__ import annotations
 
@@ -9,93 +6,48 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
-from spec_lab.record.schema import ExtensionOrigin
+if TYPE_CHECKING:
+    from spec_lab.record.models import Machine
 
 PACKAGES = (
-    "torch",
-    "triton",
-    "transformers",
-    "tokenizers",
-    "safetensors",
-    "numpy",
-    "hydra-core",
-    "omegaconf",
-    "wandb",
+    *("torch", "triton", "transformers", "tokenizers", "safetensors", "numpy"),
+    *("pydantic", "hydra-core", "omegaconf", "wandb"),
 )
 GIT_TIMEOUT_SECONDS = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Provenance:
-    """The machine and versions of a run. `device_name` is that of the accelerator, or of the CPU for a run on one.
-
-    Before anything is loaded (a refused run) the device, dtypes and threads are unknown: None.
-    """
-
-    versions: dict[str, str | None]
-    git_revision: str | None
-    cpu_model: str
-    device: str | None
-    device_name: str | None
-    dtype: str | None
-    num_threads: int | None
-    extensions: dict[str, ExtensionOrigin] = field(default_factory=dict)
-    world_size: int | None = None
-    weight_dtype: str | None = None
-    stored_types: list[str] | None = None
-    template: str | None = None
-    thinking_markers: bool | None = None
-    register_file: str | None = None
-    warnings: list[str] = field(default_factory=list)
-
-
-def collect_provenance(
+def machine_of(
     device: str | None = None,
-    dtype: str | None = None,
     num_threads: int | None = None,
-    extensions: Mapping[str, ExtensionOrigin] | None = None,
     world_size: int | None = None,
-    weight_dtype: str | None = None,
-    stored_types: list[str] | None = None,
-    template: str | None = None,
-    thinking_markers: bool | None = None,
+    extensions: Mapping[str, dict[str, str | None]] | None = None,
     register_file: str | None = None,
-    warnings: list[str] | None = None,
-) -> Provenance:
-    """Collect the provenance from this process and machine, without network.
+) -> Machine:
+    """Describe this process and machine, without network.
 
     Args:
-        device: as torch spells it, such as `cpu`, `cuda` or `cuda:1`.
-        extensions: modules outside this package that added options, by name.
+        device: as torch spells it; None before anything is loaded.
         world_size: how many processes the run has.
-        weight_dtype: type in which weights of the products in the target's layers are stored.
-        stored_types: the types in a GGUF file; None for other files.
-        template: digest of the chat template, twelve digits; `none` if there is none.
-        thinking_markers: whether the tokenizer has tokens that begin and end thinking.
+        extensions: version and revision of the modules outside this package that added options.
         register_file: the vector registers for which kernels=native was compiled; None for other kernels.
-        warnings: what may make the numbers mean less than they seem to, in sentences.
     """
-    return Provenance(
+    from spec_lab.record.models import Machine
+
+    return Machine(
         versions=package_versions(),
         git_revision=git_revision(),
         cpu_model=cpu_model(),
         device=device,
         device_name=None if device is None else device_name(device),
-        dtype=dtype,
         num_threads=num_threads,
-        extensions=dict(extensions or {}),
         world_size=world_size,
-        weight_dtype=weight_dtype,
-        stored_types=stored_types,
-        template=template,
-        thinking_markers=thinking_markers,
+        extensions=dict(extensions or {}),
         register_file=register_file,
-        warnings=warnings or [],
     )
 
 
@@ -116,9 +68,9 @@ def package_versions() -> dict[str, str | None]:
     return versions
 
 
-def origins(extensions: Iterable[ModuleType]) -> dict[str, ExtensionOrigin]:
+def origins(extensions: Iterable[ModuleType]) -> dict[str, dict[str, str | None]]:
     """Return version and git revision of each extension, by the name of its module."""
-    found: dict[str, ExtensionOrigin] = {}
+    found: dict[str, dict[str, str | None]] = {}
     for module in extensions:
         file = Path(module.__file__ or "").resolve()
         distributions = metadata.packages_distributions().get(module.__name__.partition(".")[0], [])
@@ -129,11 +81,10 @@ def origins(extensions: Iterable[ModuleType]) -> dict[str, ExtensionOrigin]:
 
 def git_revision(folder: Path | None = None, tracked: str = "__init__.py") -> str | None:
     """Return the commit of the checkout that `folder` (default: this package) is tracked in, with `+dirty` for local
-    changes.
+    changes; None outside a checkout.
 
-    `tracked` is a file in the folder that git must track. Without this check, a package installed in a virtual
-    environment inside an unrelated repository would get that repository's commit. The result is None outside a
-    checkout, and if git does not answer.
+    `tracked` is a file in the folder that git must track, since a package in a virtual environment inside an unrelated
+    repository would get that repository's commit.
     """
     folder = folder or Path(__file__).resolve().parents[1]
     if _git(folder, "ls-files", "--error-unmatch", tracked) is None:
@@ -146,12 +97,9 @@ def git_revision(folder: Path | None = None, tracked: str = "__init__.py") -> st
 def cpu_model() -> str:
     """Return the processor's name according to the system, or its architecture if that is unknown."""
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == "model name":
-                return value.strip()
-    return platform.processor() or platform.machine()
+    lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines() if cpuinfo.exists() else []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())
 
 
 def device_name(device: str) -> str:

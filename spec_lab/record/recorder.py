@@ -1,69 +1,100 @@
-"""Turns the engine's results into rows, and keeps the run's record valid at all times."""
+"""Writes a run's record, which is valid at all times, and sends the same to further sinks."""
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from time import perf_counter
 from types import TracebackType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from spec_lab.core.errors import describe_error
-from spec_lab.record.measured import Divergence, Measured, RunInfo
-from spec_lab.record.metrics import OwnMetrics
-from spec_lab.record.row_schema import RequestDivergence, RequestRow, RoundRow
-from spec_lab.record.schema import Rows, Status, Summary
-from spec_lab.record.sinks import CONFIG_FILE, SUMMARY_FILE, FileSink, Sink, write_config, write_json
-from spec_lab.record.summary import build_summary
+from spec_lab.record.names import CONFIG_FILE, REQUESTS_FILE, ROUNDS_FILE, SUMMARY_FILE, Status
 
 if TYPE_CHECKING:
     from spec_lab.core.results import RequestRecord, RoundRecord
+    from spec_lab.record.metric import Metric
+    from spec_lab.record.models import Model, Request, Round, Run
 
-DIGITS = 5
-"""Number of decimals of a confidence in a record."""
 LOADING = "it was killed while its models were loaded"
 STILL_RUNNING = "it still runs, or was killed before its end"
 NOT_ENDED = (LOADING, STILL_RUNNING)
 """Reasons in the record of a run that has not ended, or was killed."""
+DIGITS = 5
+"""Decimals of a confidence in a record."""
+
+
+class Sink(Protocol):
+    """Receives one run's record. `start` is called first, before there are results, and `finish` last, even if the run
+    failed."""
+
+    def start(self, folder: Path, run: Run) -> None: ...
+
+    def round(self, row: Round) -> None: ...
+
+    def request(self, row: Request) -> None: ...
+
+    def finish(self, run: Run) -> None: ...
+
+
+class FileSink:
+    """Writes `summary.json`, `config.yaml`, and a line for each request and round.
+
+    `summary.json` says `interrupted` from the start, so that a killed run has the right status. A kill can cut off the
+    last line of a JSON Lines file, but no earlier line.
+    """
+
+    def start(self, folder: Path, run: Run) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        write_run(folder, run)
+        self._requests: BinaryIO = (folder / REQUESTS_FILE).open("wb", buffering=0)
+        self._rounds: BinaryIO = (folder / ROUNDS_FILE).open("wb", buffering=0)
+
+    def round(self, row: Round) -> None:
+        self._rounds.write(_line(row))
+
+    def request(self, row: Request) -> None:
+        self._requests.write(_line(row))
+
+    def finish(self, run: Run) -> None:
+        self._requests.close()
+        self._rounds.close()
+        write_run(self._folder, run)
 
 
 class Recorder:
-    """Records one run into its folder: `with Recorder(folder, info) as recorder: ...; recorder.finish(summary)`.
+    """Records one run into its folder: `with Recorder(folder, run) as recorder: ...; recorder.finish(run)`.
 
-    A provisional `summary.json` with status `interrupted` is written at once, so that a killed process leaves a valid
-    record. An exception changes it to `failed`, and Ctrl-C to `interrupted`, each with a reason; both are raised again.
-    Files are the first sink, so that errors of other sinks cannot lose them.
+    An exception makes the record `failed`, and Ctrl-C `interrupted`, each with a reason; both are raised again. Files
+    are the first sink, so that errors of other sinks cannot lose them.
 
     Args:
-        sinks: further sinks, such as `WandbSink`.
-        metrics: metrics of extensions, whose numbers for a round are written in its line.
+        run: what is known of the run before it decodes.
     """
 
-    def __init__(
-        self, folder: Path, info: RunInfo, sinks: Sequence[Sink] = (), metrics: OwnMetrics | None = None
-    ) -> None:
+    def __init__(self, folder: Path, run: Run, sinks: Sequence[Sink] = ()) -> None:
         self.folder = folder
-        self._metrics = metrics or OwnMetrics()
-        self._info = info
+        self._begun = run
         self._files = FileSink()
         self._sinks: list[Sink] = [self._files, *sinks]
         self._started: list[Sink] = []
-        self._started_at = time.perf_counter()
+        self._started_at = perf_counter()
         self._is_finished = False
 
     @property
     def seconds(self) -> float:
-        """Return the wall time since the recorder was made, for `build_summary`."""
-        return time.perf_counter() - self._started_at
+        """Return the wall time since the recorder was made."""
+        return perf_counter() - self._started_at
 
     def __enter__(self) -> Recorder:
-        provisional = self._without_results("interrupted", STILL_RUNNING)
+        begun = ended(self._begun, "interrupted", STILL_RUNNING)
         try:
             for sink in self._sinks:
-                sink.start(self.folder, provisional)
+                sink.start(self.folder, begun)
                 self._started.append(sink)
         except BaseException as error:
             self._give_up(error)
@@ -72,130 +103,134 @@ class Recorder:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is None:
-            assert self._is_finished, "the runner left without recorder.finish(summary)"
+            assert self._is_finished, "the runner left without recorder.finish(run)"
         elif not self._is_finished:
             self._give_up(error)
 
-    def rounds(self, repeat: int, records: Sequence[RoundRecord]) -> None:
+    def rounds(self, repeat: int, records: Iterable[RoundRecord], metrics: Sequence[Metric] = ()) -> None:
         """Record the rounds of one timed repeat of the main configuration."""
         for record in records:
-            row = round_row(repeat, record, self._metrics.of_round(record))
+            row = round_row(repeat, record, metrics)
             for sink in self._started:
                 sink.round(row)
 
     def decoded(self, record: RequestRecord) -> None:
         """Write the line of a request that has just ended, without its text and the results of checks."""
-        self._files.request(request_row(record, "", None, None))
+        self._files.request(request_row(record))
 
-    def requests(self, rows: Iterable[RequestRow]) -> None:
-        """Record the finished requests of the first repeat, in place of the lines of `decoded`; see `request_row`."""
-        with self._files.requests_anew():
+    def requests(self, rows: Sequence[Request]) -> None:
+        """Record the requests of the first repeat, in place of the lines of `decoded`."""
+        replace_bytes(self.folder / REQUESTS_FILE, b"".join(map(_line, rows)))
+        for sink in self._started[1:]:
             for row in rows:
-                self.request(row)
+                sink.request(row)
 
-    def request(self, row: RequestRow) -> None:
-        """Record a finished request; `row` is made by `request_row`."""
-        for sink in self._started:
-            sink.request(row)
-
-    def finish(self, summary: Summary) -> None:
+    def finish(self, run: Run) -> None:
         """Write the final record, once. When its files are written, the run has ended, whatever other sinks do."""
         assert not self._is_finished, "a run ends once"
         for sink in self._started:
-            sink.finish(summary)
+            sink.finish(run)
             self._is_finished = True
 
     def _give_up(self, error: BaseException) -> None:
         status: Status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        ended = "KeyboardInterrupt", *getattr(error, "__notes__", ())
-        reason = "; ".join(ended) if status == "interrupted" else describe_error(error)
-        self.finish(self._without_results(status, reason))
-
-    def _without_results(self, status: Status, reason: str) -> Summary:
-        return build_summary(self._info, Measured(), seconds=self.seconds, status=status, reason=reason)
+        said = "; ".join(("KeyboardInterrupt", *getattr(error, "__notes__", ())))
+        self.finish(
+            ended(self._begun, status, said if status == "interrupted" else describe_error(error), self.seconds)
+        )
 
 
-def write_status(folder: Path, info: RunInfo, status: Status, reason: str) -> Summary:
-    """Record a run that has not begun, such as a refused one: write `summary.json` and `config.yaml`, nothing else."""
+def begun(
+    config: dict[str, Any], choices: dict[str, str], extensions: Mapping[str, dict[str, str | None]] | None = None
+) -> Run:
+    """Return the record of a run that begins, and of which nothing is loaded yet."""
+    from spec_lab.core.version import VERSION
+    from spec_lab.record.models import Run
+    from spec_lab.record.provenance import machine_of
+
+    return Run(
+        status="interrupted",
+        reason=STILL_RUNNING,
+        name=config["name"],
+        choices=choices,
+        config=config,
+        started_at=utc_now(),
+        engine_version=VERSION,
+        machine=machine_of(extensions=extensions),
+    )
+
+
+def ended(run: Run, status: Status, reason: str, seconds: float = 0.0) -> Run:
+    """Return the record of a run that ended so, without results."""
+    from spec_lab.record.verdict import verdict
+
+    found = run.model_copy(update={"status": status, "reason": reason, "seconds": seconds})
+    return found.model_copy(update={"verdict": verdict(found)})
+
+
+def write_run(folder: Path, run: Run) -> None:
+    """Write the record and its configuration, also of a run that has not begun, such as a refused one."""
+    from omegaconf import OmegaConf
+
     folder.mkdir(parents=True, exist_ok=True)
-    summary = build_summary(info, Measured(), seconds=0.0, status=status, reason=reason)
-    write_config(folder / CONFIG_FILE, info.config)
-    write_json(folder / SUMMARY_FILE, summary)
-    return summary
+    replace_text(folder / CONFIG_FILE, OmegaConf.to_yaml(OmegaConf.create(dict(run.config))))
+    replace_text(folder / SUMMARY_FILE, run.model_dump_json(indent=1) + "\n")
+
+
+def amend(folder: Path, status: Status, reason: str) -> None:
+    """Write how a run ended into its record, whose recorder could not."""
+    from spec_lab.record.reading import read_run
+
+    write_run(folder, ended(read_run(folder), status, reason))
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write strict JSON so that a reader sees the whole old file or the whole new one."""
+    replace_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Do the same as `replace_bytes`, with text."""
+    replace_bytes(path, text.encode())
+
+
+def replace_bytes(path: Path, content: bytes) -> None:
+    """Write a file so that the old one stays complete until the new one is complete, even if the process is killed."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def utc_now() -> str:
-    """Return the current time in the format of `RunInfo.started_at`."""
+    """Return the current time in the format of `Run.started_at`."""
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
-def request_row(
-    record: RequestRecord,
-    text: str,
-    correct: bool | None,
-    divergence: Divergence | None,
-    num_thinking_tokens: int | None = None,
-    text_ends: Sequence[int] | None = None,
-    checker: str | None = None,
-    answer_read: str | None = None,
-) -> RequestRow:
-    """Make the line of `requests.jsonl` for a request, with its decoded output and the results of the checks."""
-    return RequestRow(
-        id=record.request_id,
-        category=record.category,
-        prompt_ids=list(record.prompt_ids),
-        output_ids=list(record.output_ids),
-        text=text,
-        offered_per_round=list(record.offered_per_round),
-        confidence_per_round=_rounded(record.confidence_per_round),
-        accepted_per_round=list(record.accepted_per_round),
-        judged_per_round=list(record.judged_per_round),
-        emitted_per_round=list(record.emitted_per_round),
-        truncated=record.truncated,
-        finish_reason=record.finish_reason.value,
-        admitted_at=record.admitted_at,
-        emitted_at=list(record.emitted_at),
-        answer=record.answer,
-        correct=correct,
-        checker=checker,
-        answer_read=answer_read,
-        divergence=None
-        if divergence is None
-        else RequestDivergence(index=divergence.index, margin=divergence.margin, kind=divergence.kind),
-        num_thinking_tokens=num_thinking_tokens,
-        drafted_by=list(record.drafted_by) or None,
-        token_origins=record.token_origins,
-        text_ends=None if text_ends is None else list(text_ends),
-    )
+def request_row(record: RequestRecord, **found: Any) -> Request:
+    """Make the record of a request from the engine's, and what was `found` out about its output."""
+    from spec_lab.record.models import Request
+
+    told = {name: getattr(record, name) for name in Request.model_fields if hasattr(record, name)}
+    sure = [[round(number, DIGITS) for number in numbers] for numbers in record.confidence_per_round]
+    none_if_empty = {"drafted_by": record.drafted_by or None, "confidence_per_round": sure if any(sure) else None}
+    ending = record.finish_reason.value
+    return Request(**{**told, "id": record.request_id, "finish_reason": ending, **none_if_empty, **found})
 
 
-def round_row(repeat: int, record: RoundRecord, metrics: dict[str, float | None] | None = None) -> RoundRow:
-    """Make the line of `rounds.jsonl` for a round, with the numbers of extensions' metrics."""
-    return RoundRow(
-        repeat=repeat,
-        index=record.index,
-        request_ids=record.request_ids,
-        accepted=record.accepted,
-        emitted=record.emitted,
-        truncated=record.truncated,
-        seconds=record.seconds,
-        stage_seconds=record.stage_seconds,
-        rows=cast(Rows, asdict(record.rows)),
-        relaxed=record.relaxed,
-        launch_seconds=record.launch_seconds,
-        num_surplus=record.num_surplus,
-        distance=None if record.distance is None else [_finite(apart) for apart in record.distance],
-        metrics=metrics or {},
-    )
+def round_row(repeat: int, record: RoundRecord, metrics: Sequence[Metric] = ()) -> Round:
+    """Make the record of a round from the engine's, with the numbers of extensions' metrics."""
+    from spec_lab.record.metric import round_numbers
+    from spec_lab.record.models import Round
+
+    fields = {name: getattr(record, name) for name in Round.model_fields if name not in ("repeat", "metrics")}
+    return Round(repeat=repeat, metrics=round_numbers(record, metrics), **fields)
 
 
-def _rounded(confidences: list[list[float]]) -> list[list[float]] | None:
-    """Return confidences rounded to `DIGITS` decimals; None if none were stored."""
-    noted = [[round(number, DIGITS) for number in numbers] for numbers in confidences]
-    return noted if any(noted) else None
-
-
-def _finite(numbers: list[float]) -> list[float | None]:
-    """Replace infinity by None, since JSON does not have it. KL is infinite if a token can be drawn to which the target
-    gives no probability."""
-    return [number if math.isfinite(number) else None for number in numbers]
+def _line(row: Model) -> bytes:
+    return f"{row.model_dump_json()}\n".encode()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from html import escape
-
-from spec_lab.core.errors import visible
+from collections.abc import Sequence
 
 ABSENT = "-"
 
@@ -26,11 +24,12 @@ def with_range(value: float | None, low: float | None, high: float | None, digit
     return f"{number(value, digits)} ({number(low, digits)} to {number(high, digits)})"
 
 
-def in_html(text: str) -> str:
-    """Escape text for HTML."""
-    return escape(visible(text, keep="\n"))
-
-
-def gibibytes(num_bytes: int) -> str:
-    """Write an amount of memory."""
-    return f"{num_bytes / 2**30:.2f} GiB"
+def format_table(header: Sequence[str], body: Sequence[Sequence[str]], left: Sequence[str] = ()) -> str:
+    """Write a table of text; columns are right-aligned except those in `left`. It needs no pandas."""
+    lines = [header, *body]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    sides = ["<" if name in left else ">" for name in header]
+    return "\n".join(
+        "  ".join(f"{text:{side}{width}}" for text, side, width in zip(line, sides, widths, strict=True)).rstrip()
+        for line in lines
+    )

@@ -14,7 +14,7 @@ from spec_lab.models.rope import inverse_frequencies
 
 
 class TrainableRMSNorm(nn.Module):
-    """RMSNorm that computes in float32, whatever the dtype of its input."""
+    """TrainableRMSNorm that computes in float32, whatever the dtype of its input."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()

@@ -1,103 +1,66 @@
-"""Other projects' layouts of EAGLE-3 heads and block drafters.
+"""Layouts of other projects, written besides a head's own, and compared with it.
 
-Our own layout of EAGLE-3 heads is that of SpecForge and SGLang, which vLLM also reads. For block drafters it is
-z-lab's.
+An EAGLE-3 head's own layout is that of SpecForge, SGLang and vLLM, and a block drafter's that of z-lab.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
-from spec_lab.checkpoints.block_checkpoint import load_block
-from spec_lab.checkpoints.block_layouts import DEEPSPEC, SPECULATORS, BlockLayout
-from spec_lab.checkpoints.block_writing import TABLES, write_block
+from spec_lab.checkpoints.block_writing import TABLES
 from spec_lab.checkpoints.taps import SPELLINGS, Tap
-from spec_lab.models.blocks.model import drafted_rows
-from spec_lab.models.eagle3 import draft_to_target_ids
-from spec_lab.train.checkpoint import load_drafter, load_weights, save_drafter
-from spec_lab.train.frozen_target import FrozenTarget
+from spec_lab.train.checkpoint import load_drafter
 
-LAYER = "midlayer."
+if TYPE_CHECKING:
+    from spec_lab.train.proof import Prover
+
 ARCHITECTURES = {"eagle3": "Eagle3Speculator", "peagle": "PEagleSpeculator"}
-OF_HEAD = ("draft_vocab_size", "norm_before_residual", "fc_norm", "norm_output", "architectures", "torch_dtype")
-"""Keys of our config.json that speculators' layout does not put into `transformer_layer_config`."""
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenFor:
-    """The target of a drafter: its name, and the hidden states that the drafter reads."""
+def write_layouts(names: Iterable[str], folder: Path, prover: Prover) -> None:
+    """Write a head's folder in other layouts, each into a folder within it, and read each back.
 
-    target: FrozenTarget
-    name: str
-    taps: Sequence[Tap]
-
-
-@dataclass(frozen=True, slots=True)
-class OtherLayout:
-    """A layout of another project.
-
-    Attributes:
-        write: takes a drafter's folder, the output folder, and the target.
-        renamed: takes our name of a tensor, and returns this layout's.
-        copies: the names of tensors of the target that it may contain as copies.
+    Raises:
+        UserError: a layout that is not known for the head, or that cannot hold it.
+        NotServed: the engine's logits are not those of the head's own layout.
     """
-
-    write: Callable[[Path, Path, WrittenFor], None]
-    renamed: Callable[[str], str] = str
-    copies: frozenset[str] = frozenset()
-
-    def holds(self, folder: Path, other: Path) -> bool:
-        """Return whether a folder in our layout and one in this layout hold the same tensors, apart from `copies`."""
-        ours = {self.renamed(name): tensor for name, tensor in load_weights(folder).items()}
-        theirs = load_weights(other)
-        return set(theirs) - set(ours) <= self.copies and all(
-            name in theirs and torch.equal(tensor, theirs[name]) for name, tensor in ours.items()
-        )
+    for name in names:
+        prover.head.write_as(name, folder, folder / name, prover.target, prover.path.name)
+        assert hold_the_same(folder, folder / name)
+        prover.require_same(folder, folder / name)
 
 
-def _write_block(layout: BlockLayout, folder: Path, output: Path, written_for: WrittenFor) -> None:
-    target = written_for.target
-    config, tensors = load_block(folder, target.config, torch.bfloat16, "cpu")
-    tables = {"embed_tokens.weight": target.decoder.embedding, "lm_head.weight": target.head_weight}
-    # Tied tensors are cloned, since a file may not hold one tensor under two names.
-    copies = {name: table.bfloat16().clone() for name, table in tables.items()} if layout is DEEPSPEC else {}
-    token_map = draft_to_target_ids(tensors.get("d2t"))
-    if layout is SPECULATORS and token_map is not None:
-        copies["lm_head.weight"] = _as_narrow_as_it_is(drafted_rows(target.head_weight.cpu(), token_map))
-    write_block(output, config, copies | tensors, target.config.num_layers, layout, written_for.name)
+def hold_the_same(folder: Path, other: Path) -> bool:
+    """Return whether two layouts hold the same tensors, apart from copies of the target's."""
+    theirs = load_drafter(other)[0]
+    ours = {
+        name if name in theirs else in_speculators(name): tensor for name, tensor in load_drafter(folder)[0].items()
+    }
+    same = all(name in theirs and torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+    return same and set(theirs) - set(ours) <= TABLES
 
 
-def _as_narrow_as_it_is(table: torch.Tensor) -> torch.Tensor:
-    """Return rows of the target's head in bf16 if that is exact, otherwise unchanged. Either way no value changes."""
+def as_narrow_as_it_is(table: Tensor) -> Tensor:
+    """Return a table in bfloat16 if that is exact, otherwise unchanged."""
     narrow = table.bfloat16()
     return narrow if torch.equal(narrow.to(table), table) else table
 
 
-def _write_eagle3(folder: Path, output: Path, written_for: WrittenFor) -> None:
-    tensors, config = load_drafter(folder)
-    layer = {key: value for key, value in config.items() if key not in OF_HEAD}
-    content: dict[str, Any] = {
-        **speculators_config("eagle3", layer, written_for.taps, written_for.name, 3),
-        "draft_vocab_size": config["draft_vocab_size"],
-        "norm_before_residual": config["norm_before_residual"],
-        **{key: config[key] for key in ("fc_norm", "norm_output") if key in config},
-    }
-    save_drafter({in_speculators(name): tensor for name, tensor in tensors.items()}, content, output)
+def in_speculators(name: str) -> str:
+    """Return the name of an EAGLE-3 or P-EAGLE head's tensor in speculators' layout."""
+    return name.replace("midlayer.", "layers.0.", 1) if name.startswith("midlayer.") else name
 
 
 def speculators_config(
-    kind: str, layer: Mapping[str, Any], taps: Sequence[Tap], target: str, num_drafts: int
+    kind: str, layer: Mapping[str, Any], taps: Sequence[Tap], num_drafts: int, target: str
 ) -> dict[str, Any]:
-    """Return the config.json of a `kind` of head, without the keys of vocabulary and norms.
-
-    `layer` is the config of its layers, `target` the target's name.
-    """
+    """Return config.json of an EAGLE-3 or P-EAGLE head in the layout of speculators, version 0.9, without the keys of
+    vocabulary and norms. `layer` is the config of its layers, and `target` the target's name."""
     proposal = {
         "proposal_type": "greedy",
         "speculative_tokens": num_drafts,
@@ -120,16 +83,3 @@ def speculators_config(
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
     }
-
-
-def in_speculators(name: str) -> str:
-    """Return a tensor's name in speculators' layout."""
-    return name.replace(LAYER, "layers.0.", 1) if name.startswith(LAYER) else name
-
-
-LAYOUTS: Mapping[tuple[str, str], OtherLayout] = {
-    ("eagle3", "speculators"): OtherLayout(_write_eagle3, in_speculators),
-    ("block", "speculators"): OtherLayout(partial(_write_block, SPECULATORS), copies=frozenset({"lm_head.weight"})),
-    ("block", "deepspec"): OtherLayout(partial(_write_block, DEEPSPEC), copies=TABLES),
-}
-"""The layouts by kind of drafter and name. EAGLE-3 heads follow vLLM's speculators, version 0.9."""

@@ -1,4 +1,4 @@
-"""The training loop shared by the target and every drafter: warm-up, linear decay, checkpoints, a loss curve."""
+"""The training loop: warm-up, linear decay, checkpoints, a loss curve, and looks at the head while it is trained."""
 
 from __future__ import annotations
 
@@ -8,26 +8,23 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from spec_lab.core.errors import Breakdown
-from spec_lab.train.module_config import OptimisationConfig
-from spec_lab.train.optimisers import Several
-from spec_lab.train.reading import reading
-from spec_lab.train.step import Batch, Compile, make_step
-
-if TYPE_CHECKING:
-    from spec_lab.train.group import TrainingGroup
+from spec_lab.core.errors import Breakdown, UserError
+from spec_lab.train.config import Optimisation, TrainConfig
+from spec_lab.train.data import Texts
+from spec_lab.train.group import Processes
+from spec_lab.train.head import HeadRecipe
+from spec_lab.train.packed import PackedRows, generator_of
+from spec_lab.train.step import Batch, Step
+from spec_lab.train.target import FrozenTarget
 
 log = logging.getLogger(__name__)
 
 STEPS_BETWEEN_READS = 16
-LOWER_IT = (
-    "lower drafter.optimisation.peak_learning_rate, or target.optimisation.peak_learning_rate if the target is trained"
-)
+"""On a GPU so many losses are read at once, since reading one makes the host wait."""
 
 
 class TrainingDiverged(Breakdown):
@@ -35,207 +32,170 @@ class TrainingDiverged(Breakdown):
 
 
 @dataclass(frozen=True, slots=True)
-class CurvePoint:
-    """The mean loss of the steps since the previous point; `step` is the last of them."""
+class Watch:
+    """What else happens during a training.
 
-    step: int
-    loss: float
-
-
-class Watch(Protocol):
-    """Observes a training while it runs."""
-
-    @property
-    def every(self) -> int:
-        """The number of steps between calls of `look`, which is also called at the end."""
-
-    def point(self, point: CurvePoint) -> None:
-        """Receive a point of the loss curve."""
-
-    def look(self, step: int) -> None:
-        """Look at the module after `step` steps."""
-
-
-def learning_rate(optimisation: OptimisationConfig, step: int, elapsed: float = 0.0) -> float:
-    """Return the learning rate of update `step`, counted from 0, `elapsed` seconds after the first.
-
-    With a time limit, the rate falls with the steps or with the seconds, whichever are further advanced.
+    Attributes:
+        every: steps between two calls of `look`, which is also called at the end.
+        point: receives a step and the mean loss of the steps since the previous point.
+        look: looks at the head after so many steps.
     """
+
+    every: int
+    point: Callable[[int, float], None]
+    look: Callable[[int], None]
+
+
+def learning_rate(knobs: Optimisation, step: int, elapsed: float = 0.0) -> float:
+    """Return the learning rate of update `step`, counted from 0, `elapsed` seconds after the first."""
     done = float(step)
-    if (seconds := optimisation.max_seconds) is not None:
-        done = max(done, min(elapsed / seconds, 1.0) * optimisation.num_steps)
-    rising = (step + 1) / optimisation.num_warmup_steps
-    falling = (optimisation.num_steps - done) / (optimisation.num_steps - optimisation.num_warmup_steps)
-    return optimisation.peak_learning_rate * min(rising, falling, 1.0)
+    if knobs.max_seconds is not None:
+        done = max(done, min(elapsed / knobs.max_seconds, 1.0) * knobs.num_steps)
+    rising = (step + 1) / max(knobs.num_warmup_steps, 1)
+    falling = (knobs.num_steps - done) / max(knobs.num_steps - knobs.num_warmup_steps, 1)
+    return knobs.peak_learning_rate * min(rising, falling, 1.0)
 
 
-def train(
-    loss_module: nn.Module,
-    batch_of: Callable[[int], Batch],
-    optimisation: OptimisationConfig,
-    checkpoint: Path,
-    device: torch.device,
-    inputs_of: Callable[..., Batch] | None = None,
-    compiled: Compile = torch.compile,
-    watch: Watch | None = None,
-    group: TrainingGroup | None = None,
-    in_16_bits: bool | None = None,
-) -> list[CurvePoint]:
-    """Minimise `loss_module(*batch_of(step))`, a scalar, over the module's parameters, and return the loss curve.
+@dataclass(slots=True)
+class Training:
+    """A head in training: what makes a step, and how far it is.
 
-    `batch_of` must depend only on the step. `checkpoint` holds weights, moments and the step, from which an interrupted
-    call resumes; the caller deletes it once the result is saved. `inputs_of(*batch)`, if given, turns a batch into the
-    module's inputs, as part of the step. A GPU replays whole steps if it can (`train.step`), and computes the loss by
-    `compiled(loss_module)`.
-
-    `watch` looks before a checkpoint is written. So a resumed training looks again at exactly the steps after its
-    checkpoint. With several processes in a `group`, the loss is the sum of theirs. The first process watches, and
-    writes the checkpoint for all.
-
-    Products are computed in bfloat16 if `in_16_bits`; None uses the device's default.
-
-    Raises:
-        TrainingDiverged: a loss is not finite, or a weight at a checkpoint or at the end.
-    """
-    loss_module.to(device).train()
-    add_up = group.add_up if group is not None and group.size > 1 else None
-    take_step = make_step(loss_module, optimisation, device, inputs_of, compiled, add_up, in_16_bits)
-    resumed = _resume(checkpoint, loss_module, take_step.optimiser, device)
-    first_step, curve = resumed.step, resumed.curve
-    losses = LossReader(device, *resumed.summed)
-    started = time.perf_counter() - resumed.seconds
-    done, looked, seconds = first_step, None, optimisation.max_seconds
-
-    def add_point() -> None:
-        curve.append(CurvePoint(done, losses.mean()))
-        log.info("step %d loss %.4f, %.0f s", done, curve[-1].loss, time.perf_counter() - started)
-        if watch is not None:
-            watch.point(curve[-1])
-
-    for step in range(first_step, optimisation.num_steps):
-        elapsed = time.perf_counter() - started
-        if group is not None and group.size > 1 and seconds is not None:
-            elapsed = group.agree(elapsed)
-        if seconds is not None and elapsed >= seconds and step > first_step:
-            log.info("%.0f s are over at step %d", elapsed, step)
-            break
-        losses.add(step + 1, take_step(batch_of(step), learning_rate(optimisation, step, elapsed)))
-        done = step + 1
-        if done % optimisation.log_every == 0:
-            add_point()
-        if watch is not None and done % watch.every == 0:
-            looked = done
-            watch.look(done)
-        if done % optimisation.checkpoint_every == 0:
-            _refuse_unless_finite(losses, loss_module, done)
-            state = TrainingState(done, curve, time.perf_counter() - started, losses.summed)
-            if group is None or group.rank == 0:
-                _save(checkpoint, loss_module, take_step.optimiser, state)
-    _refuse_unless_finite(losses, loss_module, done)
-    if losses.num_summed:  # the curve ends at the last step
-        add_point()
-    if watch is not None and looked != done:
-        watch.look(done)
-    return curve
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingState:
-    """The progress of a training, besides weights and moments. `summed` is the sum and number of the losses since the
-    last point of the curve."""
-
-    step: int
-    curve: list[CurvePoint]
-    seconds: float
-    summed: tuple[float, int]
-
-
-class LossReader:
-    """Sums the losses of a point of the curve, and stops the training if one is not finite.
-
-    Reading a loss makes the host wait for a GPU, so there up to `STEPS_BETWEEN_READS` losses are read at once. On a CPU
-    every loss is read immediately.
+    Attributes:
+        step: makes an update of a batch at a learning rate.
+        batch_of: returns the batch of a step, which depends on its number alone.
+        curve: steps with the mean loss of the steps since the one before.
+        summed: losses since the last point of the curve: their sum, and their number.
+        seconds: that passed before this process.
     """
 
-    def __init__(self, device: torch.device, total: float = 0.0, num_summed: int = 0) -> None:
-        self._sum, self.num_summed = torch.tensor(total, device=device), num_summed
-        self._unread: list[tuple[int, Tensor]] = []
-        self._steps_between_reads = 1 if device.type == "cpu" else STEPS_BETWEEN_READS
+    loss: nn.Module
+    step: Step
+    batch_of: Callable[[int], Batch]
+    knobs: Optimisation
+    device: torch.device
+    group: Processes
+    done: int = 0
+    curve: list[tuple[int, float]] | None = None
+    summed: tuple[float, int] = (0.0, 0)
+    seconds: float = 0.0
 
-    def add(self, step: int, loss: Tensor) -> None:
-        """Add the loss of `step`, a detached scalar."""
-        self._sum, self.num_summed = self._sum + loss, self.num_summed + 1
-        self._unread.append((step, loss))
-        if len(self._unread) >= self._steps_between_reads:
-            self.refuse_unless_finite()
+    @classmethod
+    def of(
+        cls, config: TrainConfig, module: nn.Module, target: FrozenTarget, texts: Texts, group: Processes
+    ) -> Training:
+        """Make the training of a head on texts. `module` moves to the target's device."""
+        kind: HeadRecipe = config.drafter
+        knobs, seed = config.optimisation, config.seed
+        rows = texts.packed(config.row_length, seed).to(target.device)
+        loss = kind.loss_module(module, target, group).to(target.device).train()
+        share = 100 * float(rows.is_supervised.float().mean())
+        log.info("%d rows of %d tokens, %.0f%% of them supervised", len(rows), config.row_length, share)
 
-    @property
-    def summed(self) -> tuple[float, int]:
-        """The sum and number of the losses since the last mean."""
-        return self._sum.item(), self.num_summed
+        def batch_of(step: int) -> Batch:
+            batch = rows.batch(step, knobs.batch_size, seed)
+            drawn = kind.drawn(batch, generator_of(step, seed))
+            own = slice(group.rank, None, group.size)
+            return *batch.rows(own).tensors(), *(each[own] for each in drawn)
 
-    def mean(self) -> float:
-        """Return the mean of the losses since the previous call."""
-        self.refuse_unless_finite()
-        mean = self._sum.item() / self.num_summed
-        self._sum, self.num_summed = torch.zeros_like(self._sum), 0
-        return mean
+        def inputs_of(*batch: Tensor) -> Batch:
+            return kind.inputs(module, target, PackedRows(*batch[:4]), *batch[4:])
 
-    def refuse_unless_finite(self) -> None:
-        """Raise TrainingDiverged if a loss that has not been read yet is not finite."""
-        unread, self._unread = self._unread, []
-        values = torch.stack([loss for _, loss in unread]).tolist() if unread else []
-        for (step, _), value in zip(unread, values, strict=True):
+        loss_of = kind.compiled(loss) if target.device.type == "cuda" else loss
+        step = Step(loss, inputs_of, loss_of, knobs, group, target.in_16_bits)
+        return cls(loss, step, batch_of, knobs, target.device, group, curve=[])
+
+    def run(self, checkpoint: Path, settings: str, watch: Watch | None) -> list[tuple[int, float]]:
+        """Train, and return the loss curve. `checkpoint` holds weights, moments and the step, from which an interrupted
+        training with the same `settings` continues.
+
+        `watch` looks before a checkpoint is written. So a resumed training looks again at exactly the steps after its
+        checkpoint.
+
+        Raises:
+            TrainingDiverged: a loss is not finite, or a weight at a checkpoint or at the end.
+            UserError: the checkpoint is of other settings.
+        """
+        self._resume(checkpoint, settings)
+        knobs, began, looked = self.knobs, time.perf_counter() - self.seconds, -1
+        first, losses = self.done, []
+        curve = self.curve or []
+        for number in range(first, knobs.num_steps):
+            elapsed = time.perf_counter() - began
+            if knobs.max_seconds is not None:
+                elapsed = self.group.agree(elapsed, self.device)
+                if elapsed >= knobs.max_seconds and number > first:
+                    log.info("%.0f s are over at step %d", elapsed, number)
+                    break
+            losses.append(self.step(self.batch_of(number), learning_rate(knobs, number, elapsed)))
+            self.done = number + 1
+            at_point, saves = self.done % knobs.log_every == 0, self.done % knobs.checkpoint_every == 0
+            if at_point or saves or len(losses) >= (STEPS_BETWEEN_READS if self.device.type == "cuda" else 1):
+                self._read(losses)
+            if at_point:
+                self._add_point(curve, began, watch)
+            if watch is not None and self.done % watch.every == 0:
+                looked = self.done
+                watch.look(self.done)
+            if saves:
+                self.seconds = time.perf_counter() - began
+                self._save(checkpoint, settings, curve)
+        self._read(losses)
+        self._require_finite_weights()
+        if self.summed[1]:  # the curve ends at the last step
+            self._add_point(curve, began, watch)
+        if watch is not None and looked != self.done:
+            watch.look(self.done)
+        self.seconds = time.perf_counter() - began
+        return curve
+
+    def _read(self, losses: list[Tensor]) -> None:
+        """Add unread losses to the sum, and forget them."""
+        values = torch.stack(losses).tolist() if losses else []
+        for step, value in enumerate(values, start=self.done - len(values) + 1):
             if not math.isfinite(value):
-                raise TrainingDiverged(f"the loss of step {step} is {value}; {LOWER_IT}")
+                raise TrainingDiverged(f"the loss of step {step} is {value}; lower optimisation.peak_learning_rate")
+        self.summed = self.summed[0] + sum(values), self.summed[1] + len(values)
+        losses.clear()
 
+    def _add_point(self, curve: list[tuple[int, float]], began: float, watch: Watch | None) -> None:
+        total, number = self.summed
+        self.summed = 0.0, 0
+        curve.append((self.done, total / number))
+        log.info("step %d loss %.4f, %.0f s", self.done, total / number, time.perf_counter() - began)
+        if watch is not None:
+            watch.point(self.done, total / number)
 
-def _refuse_unless_finite(losses: LossReader, module: nn.Module, step: int) -> None:
-    """Raise TrainingDiverged if losses or weights are not finite: a bad gradient in the last step is in no loss."""
-    losses.refuse_unless_finite()
-    spoilt = [name for name, weight in module.named_parameters() if not weight.isfinite().all()]
-    if spoilt:
-        raise TrainingDiverged(
-            f"{len(spoilt)} weights such as {spoilt[0]} are not finite after step {step}; {LOWER_IT}"
-        )
+    def _require_finite_weights(self) -> None:
+        """A bad gradient in the last step is in no loss."""
+        for name, weight in self.loss.named_parameters():
+            if not weight.isfinite().all():
+                raise TrainingDiverged(
+                    f"{name} is not finite after step {self.done}; lower optimisation.peak_learning_rate"
+                )
 
+    def _save(self, checkpoint: Path, settings: str, curve: list[tuple[int, float]]) -> None:
+        """Write to a temporary file and rename it, so that a killed training keeps the previous checkpoint."""
+        self._require_finite_weights()
+        if self.group.rank:
+            return
+        states = [optimiser.state_dict() for optimiser in self.step.optimisers]
+        content = {"loss": self.loss.state_dict(), "optimisers": states, "settings": settings, "done": self.done}
+        checkpoint.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = checkpoint.with_suffix(".tmp")
+        torch.save(content | {"curve": curve, "summed": self.summed, "seconds": self.seconds}, unfinished)
+        unfinished.replace(checkpoint)
 
-def _save(
-    checkpoint: Path, module: nn.Module, optimiser: torch.optim.Optimizer | Several, state: TrainingState
-) -> None:
-    """Write to a temporary file and rename it, so that a killed training keeps the previous checkpoint."""
-    checkpoint.parent.mkdir(parents=True, exist_ok=True)
-    content = {
-        "module": module.state_dict(),
-        "optimiser": optimiser.state_dict(),
-        "step": state.step,
-        "curve": [(point.step, point.loss) for point in state.curve],
-        "seconds": state.seconds,
-        "summed": list(state.summed),
-    }
-    unfinished = checkpoint.with_suffix(".tmp")
-    with unfinished.open("wb") as opened:
-        try:
-            torch.save(content, opened)
-        except RuntimeError as error:  # torch's own error hides the file's, such as a full disk
-            if isinstance(error.__context__, OSError):
-                raise error.__context__ from None
-            raise
-    unfinished.replace(checkpoint)
-
-
-def _resume(
-    checkpoint: Path, module: nn.Module, optimiser: torch.optim.Optimizer | Several, device: torch.device
-) -> TrainingState:
-    if not checkpoint.exists():
-        return TrainingState(0, [], 0.0, (0.0, 0))
-    with reading(checkpoint):
-        with checkpoint.open("rb") as opened:
-            content = torch.load(opened, map_location=device, weights_only=True)
-        module.load_state_dict(content["module"])
-        optimiser.load_state_dict(content["optimiser"])
-        total, number = content.get("summed", (0.0, 0))
-        curve = [CurvePoint(step, loss) for step, loss in content["curve"]]
-        state = TrainingState(int(content["step"]), curve, float(content["seconds"]), (float(total), int(number)))
-    log.info("resumed from %s at step %d", checkpoint, state.step)
-    return state
+    def _resume(self, checkpoint: Path, settings: str) -> None:
+        if not checkpoint.exists():
+            return
+        content = torch.load(checkpoint, map_location=self.device, weights_only=True)
+        if content["settings"] != settings:
+            raise UserError(
+                f"{checkpoint} was begun with other settings or data; delete it, or choose another hydra.run.dir"
+            )
+        self.loss.load_state_dict(content["loss"])
+        for optimiser, state in zip(self.step.optimisers, content["optimisers"], strict=True):
+            optimiser.load_state_dict(state)
+        self.done, self.curve, self.seconds = content["done"], content["curve"], content["seconds"]
+        self.summed = content["summed"]
+        log.info("resumed from %s at step %d", checkpoint, self.done)

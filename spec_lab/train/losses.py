@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from spec_lab.train.drafter_config import Loss
+from spec_lab.train.config import Loss
 
 RowLoss = Callable[[Tensor, Tensor], Tensor]
 LEAST_OVERLAP = 1e-6
@@ -49,6 +49,22 @@ def likelihood_of_acceptance(draft_logits: Tensor, log_p: Tensor) -> Tensor:
     shared = overlap(draft_logits, log_p)
     weight = torch.exp(-3 * shared.detach())
     return weight * against_distribution(draft_logits, log_p) + (1 - weight) * (1 - shared)
+
+
+MOST_LOGITS = 2**28
+"""The most logits of a chunk of rows, for the target and for each step of the head: a gigabyte each in float32."""
+
+
+def chunks(num_rows: int, vocab_size: int) -> list[slice]:
+    """Divide rows into parts with about `MOST_LOGITS` logits each at most; without rows there is one empty part.
+
+    All parts have the same size if that takes at most twice as many parts. With two sizes torch.compile would make two
+    functions. The recomputation for gradients might then use the other function, which PyTorch refuses.
+    """
+    needed = max(1, -(-num_rows * vocab_size // MOST_LOGITS))
+    num_chunks = next((parts for parts in range(needed, 2 * needed + 1) if num_rows % parts == 0), needed)
+    size = max(1, -(-num_rows // num_chunks))
+    return [slice(start, min(start + size, num_rows)) for start in range(0, max(1, num_rows), size)]
 
 
 LOSSES: Mapping[Loss, RowLoss] = {

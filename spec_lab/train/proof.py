@@ -1,4 +1,4 @@
-"""Proves that a drafter's training forward and the engine's draft steps give the same logits for the same rows.
+"""Proves that a head's training forward and the engine's draft steps give the same logits for the same rows.
 
 Both compute on a CPU in float32, from the exported files, so only a mistake can make them differ by more than rounding.
 `prove_rounded` compares the training forward with an engine in 16 bits too.
@@ -15,11 +15,11 @@ from torch import Tensor
 
 from spec_lab.core.errors import Breakdown
 from spec_lab.core.types import Request
-from spec_lab.record.acceptance_metrics import acceptance_length
-from spec_lab.train.frozen_target import FrozenTarget
-from spec_lab.train.head_recipe import HeadRecipe
-from spec_lab.train.packed_rows import PackedRows
-from spec_lab.train.serving import Serving
+from spec_lab.record.draft_counts import acceptance_length
+from spec_lab.train.head import HeadRecipe
+from spec_lab.train.packed import PackedRows
+from spec_lab.train.serving import Serving, for_a_while
+from spec_lab.train.target import FrozenTarget
 
 TOLERANCE = 1e-4
 """The largest allowed difference of logits in float32, relative to the largest logit."""
@@ -40,8 +40,7 @@ class NotServed(Breakdown):
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """The result of a comparison: the largest difference of logits at each position, and whether the drafts are
-    equal."""
+    """The largest difference of logits at each position, and whether the drafts are equal."""
 
     differences: list[float]
     largest_logit: float
@@ -50,27 +49,12 @@ class Proof:
     def require(self) -> None:
         """Raise NotServed if the two disagree."""
         worst = max(self.differences)
-        if worst > bound(self.largest_logit) or not self.same_drafts:
+        if worst > TOLERANCE * max(self.largest_logit, 1.0) or not self.same_drafts:
             raise NotServed(
                 f"the training forward and the engine differ by {worst:g} in logits of up to "
                 f"{self.largest_logit:g}, by position {[f'{d:g}' for d in self.differences]}: "
                 "this is a mistake of the lab"
             )
-
-
-def bound(largest_logit: float) -> float:
-    """Return the largest allowed difference of two logits."""
-    return TOLERANCE * max(largest_logit, 1.0)
-
-
-def packed_texts(texts: Sequence[Tensor], device: torch.device) -> tuple[PackedRows, list[int]]:
-    """Pack texts into one row, with all tokens supervised; also return where each begins."""
-    tokens = torch.cat(list(texts))[None].to(device)
-    lengths = torch.tensor([len(text) for text in texts])
-    segments = torch.repeat_interleave(torch.arange(1, len(texts) + 1), lengths)[None].to(device)
-    positions = torch.cat([torch.arange(length) for length in lengths.tolist()])[None].to(device)
-    starts = (lengths.cumsum(0) - lengths).tolist()
-    return PackedRows(tokens, segments, positions, torch.ones_like(tokens, dtype=torch.bool)), starts
 
 
 def compared(trained: Tensor, served: Tensor) -> Proof:
@@ -95,76 +79,78 @@ def apart_by_rounding(trained: Tensor, served: Tensor) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Prover:
-    """A target in the training's and in the engine's form, and two texts on which to compare drafters.
+    """A target in the training's and in the engine's form, both in float32, and texts on which to compare heads.
 
-    Both compute in float32.
+    Attributes:
+        path: the target's checkpoint.
     """
 
+    path: Path
     target: FrozenTarget
     serving: Serving
     texts: tuple[Tensor, ...]
-    recipe: HeadRecipe
+    head: HeadRecipe
 
     @classmethod
-    def of(cls, path: Path, tokens: Tensor, num_draft_tokens: int, recipe: HeadRecipe) -> Prover:
+    def of(cls, path: Path, tokens: Tensor, num_draft_tokens: int, head: HeadRecipe) -> Prover:
         """Load the target of `path` twice. `tokens` [any number of ids] is text of any kind."""
         cpu, longest = torch.device("cpu"), max(TEXT_LENGTHS) + ORACLE_ROUNDS * (num_draft_tokens + 1)
         longest += num_draft_tokens
         target = FrozenTarget.load(path, cpu, torch.float32, longest)
-        serving = Serving.load(
-            path, cpu, "float32", num_draft_tokens, 1, longest, "kernels=torch", of_drafter=recipe.config.drafter_words
-        )
+        words = "dtype=float32", "kernels=torch", "batch_size=1"
+        serving = Serving.load(path, cpu, num_draft_tokens, longest, *words, of_drafter=head.run_words)
         # A short text is repeated, since its meaning does not matter here.
         text = tokens.long().repeat(-(-sum(TEXT_LENGTHS) // len(tokens)))[: sum(TEXT_LENGTHS)]
-        return cls(target, serving, text.split(list(TEXT_LENGTHS)), recipe)
+        return cls(path, target, serving, text.split(list(TEXT_LENGTHS)), head)
 
-    def prove(self, name: str, folder: Path) -> Proof:
+    def prove(self, folder: Path) -> Proof:
         """Compare an export's training forward with the engine, and raise NotServed if they disagree.
 
         Both use the exported values. They are compared after several prefixes of each text, used as prompts.
         """
-        proof = compared(*self._laws(name, folder, self.serving))
+        proof = compared(*self._laws(folder, self.serving))
         proof.require()
         return proof
 
-    def prove_rounded(self, name: str, folder: Path, serving: Serving) -> float:
-        """Compare the training forward in float32 with an engine in 16 bits, and return the difference.
+    @for_a_while()
+    def prove_rounded(self, folder: Path, device: torch.device) -> float:
+        """Compare the training forward in float32 with an engine in bfloat16, and return the difference.
 
         Raises:
             NotServed: it exceeds `BOUND_IN_16_BITS`.
         """
-        trained, served = self._laws(name, folder, serving)
+        longest = len(self.serving.longest.prompt_ids) + self.serving.longest.max_new_tokens
+        words, num_drafts = ("dtype=bfloat16", "kernels=torch", "batch_size=1"), self.serving.num_draft_tokens
+        serving = Serving.load(self.path, device, num_drafts, longest, *words, of_drafter=self.head.run_words)
+        trained, served = self._laws(folder, serving)
         apart = apart_by_rounding(trained, served.to(trained))
         if apart > BOUND_IN_16_BITS:
             raise NotServed(
-                f"served in bfloat16 the drafter differs from the training forward by {apart:.3f} of the variation of "
-                f"its logits, but rounding explains at most {BOUND_IN_16_BITS:g}: this is a mistake of the lab"
+                f"served in bfloat16 the head differs from the training forward by {apart:.3f} of the variation of its "
+                f"logits, but rounding explains at most {BOUND_IN_16_BITS:g}: this is a mistake of the lab"
             )
         return apart
 
-    def _laws(self, name: str, folder: Path, serving: Serving) -> tuple[Tensor, Tensor]:
+    def _laws(self, folder: Path, serving: Serving) -> tuple[Tensor, Tensor]:
         """Return an export's logits in the training forward and in an engine, [places, K, scored] each."""
-        num_drafts, form, taps = serving.num_draft_tokens, self.recipe.form, self.recipe.taps(self.target)
-        drafter, engine = self.recipe.load(folder, self.target).eval(), serving.engine(name, folder)
-        rows, starts = packed_texts(self.texts, self.target.device)
+        num_drafts, head = serving.num_draft_tokens, self.head
+        module, engine = head.load(folder, self.target).eval(), serving.engine(head.name, folder)
+        rows, starts = packed_texts(self.texts)
         places = [
             (text, start, length)
             for text, start in zip(self.texts, starts, strict=True)
             for length in sorted({2, len(text) // 2, len(text) - num_drafts - 1})
         ]
         pending = torch.tensor([start + length for _, start, length in places])
-        trained = form.trained_laws(drafter, self.target, rows, pending, taps, num_drafts)
-        served = torch.stack([form.served_laws(serving, engine, text, length) for text, _, length in places])
+        trained = head.laws(module, self.target, rows, pending, num_drafts)
+        served = torch.stack([head.served(serving, engine, text, length) for text, _, length in places])
         return trained, served
 
-    def require_same(self, name: str, folder: Path, other: Path) -> None:
-        """Raise NotServed if the engine's logits change when it reads the drafter in another layout."""
+    def require_same(self, folder: Path, other: Path) -> None:
+        """Raise NotServed if the engine's logits change when it reads a head in another layout."""
         for text in self.texts:
-            said = [
-                self.recipe.form.served_laws(self.serving, self.serving.engine(name, each), text, len(text) // 2)
-                for each in (folder, other)
-            ]
-            if not torch.equal(*said):
+            engines = (self.serving.engine(self.head.name, each) for each in (folder, other))
+            if not torch.equal(*(self.head.served(self.serving, each, text, len(text) // 2) for each in engines)):
                 raise NotServed(f"{other} drafts differently from {folder}: this is a mistake of the lab")
 
     def require_oracle(self) -> None:
@@ -177,3 +163,12 @@ class Prover:
         reached = acceptance_length(self.serving.decode("oracle", None, requests), num_drafts)
         if reached != num_drafts + 1:
             raise NotServed(f"the oracle reaches {reached}, not {num_drafts + 1}: this is a mistake of the lab")
+
+
+def packed_texts(texts: Sequence[Tensor]) -> tuple[PackedRows, list[int]]:
+    """Pack texts into one row, with all tokens supervised; also return where each begins."""
+    tokens, lengths = torch.cat(list(texts))[None], torch.tensor([len(text) for text in texts])
+    segments = torch.repeat_interleave(torch.arange(1, len(texts) + 1), lengths)[None]
+    positions = torch.cat([torch.arange(length) for length in lengths.tolist()])[None]
+    starts = (lengths.cumsum(0) - lengths).tolist()
+    return PackedRows(tokens, segments, positions, torch.ones_like(tokens, dtype=torch.bool)), starts

@@ -1,9 +1,15 @@
-"""Runs a drafter in the engine during its training, to decode with it and to compare its logits with training's."""
+"""The lab as the trainer uses it: a target in the engine, drafters from the folders of their exports, and runs that
+write texts.
+
+It is the only file of the trainer that composes runs.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,11 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spec_lab.app.compose import compose, quoted
+import spec_lab
+from spec_lab.app.compose import quoted
 from spec_lab.build.auto import with_auto_chosen
 from spec_lab.build.engine import build_engine
 from spec_lab.build.limits import Limits, engine_limits
 from spec_lab.build.models import Models, load_models
+from spec_lab.checkpoints.digest import target_digest
 from spec_lab.config.checks import admit
 from spec_lab.config.run import Run
 from spec_lab.core.prompts import PromptPack
@@ -25,10 +33,75 @@ from spec_lab.core.selection import AllRows
 from spec_lab.core.types import DraftStep, Request
 from spec_lab.drafters.picking import DraftedRows, DraftHead, GivenDrafts
 from spec_lab.engine.engine import Engine
+from spec_lab.train.config import TargetChoice, TextsConfig, TrainConfig
+from spec_lab.train.data import TextsOrigin
+from spec_lab.workloads.chat_template import template_digest
 
 ROWS_BEHIND = 2 * 64 + 1
 """Positions reserved past the longest request: up to 64 drafts and the pending token of a verify pass, then a block of
 up to 64 rows."""
+
+
+def words_of(target: TargetChoice) -> tuple[str, ...]:
+    """Return the overrides of a run that choose this target."""
+    return (f"target={target.name}", *(() if target.path is None else (quoted("target.path", target.path),)))
+
+
+def target_path(target: TargetChoice) -> Path:
+    """Return the folder or file of a target's checkpoint; UserError if a run would refuse it."""
+    return admit(spec_lab.compose([*words_of(target), "drafter=none", "references=[]"]).config).target.folder
+
+
+def origin_of(path: Path) -> TextsOrigin:
+    """Return what the texts of a target depend on, whatever they were asked to think."""
+    return TextsOrigin(target_digest(path), template_digest(path), None)
+
+
+@contextmanager
+def for_a_while() -> Iterator[None]:
+    """Enclose a function that runs an engine for a while: then the training gets its threads and memory back."""
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+        gc.collect()  # an engine and its graphs are a reference cycle
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def sampled_at(temperature: float) -> tuple[str, ...]:
+    """Return the overrides of a run that samples at a temperature; none for greedy decoding."""
+    rule = "acceptance=rejection", "acceptance.method=one_hot"
+    return (f"sampling.temperature={temperature}", *rule) if temperature else ()
+
+
+@for_a_while()
+def write_texts(config: TrainConfig, prompts: Path | None, output: Path, device: torch.device) -> Path:
+    """Let the target answer prompts of a JSON Lines file, or prompts that it writes itself first; return the folder of
+    the run that holds prompts and answers.
+
+    Raises:
+        UserError: a run is refused.
+    """
+    knobs: TextsConfig = config.texts
+    longest = knobs.max_prompt_tokens + knobs.max_new_tokens
+    shared = [
+        *words_of(config.target),
+        *("drafter=none", "prune=prefill", "references=[]", "repeats=1", "warmup_requests=0", "profile_rounds=0"),
+        *("record.audit=false", "row_invariant=false", f"device={device}", f"dtype={config.dtype}"),
+        *(f"seed={config.seed}", f"batch_size={knobs.batch_size}", f"max_new_tokens={knobs.max_new_tokens}"),
+        *(quoted("output_dir", output), f"cache.max_seq_len={longest}", "workload.unusable=skip"),
+        *(() if knobs.thinking is None else (f"workload.thinking={str(knobs.thinking).lower()}",)),
+    ]
+    if device.type == "cuda":
+        shared += ["graph=round", "graph.rounds_per_replay=16"]
+    asked = ["workload=jsonl", quoted("workload.path", prompts or ""), f"workload.limit={knobs.num}"]
+    if prompts is None:
+        own = ["name=prompts", "workload=user_turns", f"workload.num_requests={knobs.num}"]
+        written = spec_lab.run(spec_lab.compose([*shared, *own, *sampled_at(knobs.prompt_temperature)]))
+        asked = ["workload=outputs", quoted("workload.path", written.folder)]
+    return spec_lab.run(spec_lab.compose([*shared, "name=texts", *asked, *sampled_at(knobs.temperature)])).folder
 
 
 class Listener(GivenDrafts):
@@ -73,9 +146,7 @@ class Serving:
         cls,
         path: Path,
         device: torch.device,
-        dtype: str,
         num_draft_tokens: int,
-        batch_size: int,
         max_tokens: int,
         *more: str,
         of_drafter: tuple[str, ...] = (),
@@ -85,42 +156,43 @@ class Serving:
         `more` are further overrides of every run, and `of_drafter` those of the drafter in training.
         """
         words = (
-            *("target=hf", quoted("target.path", path), f"device={device}", f"dtype={dtype}"),
-            *("references=[]", f"batch_size={batch_size}", "prune=none", "graph=eager", *more),
+            *("target=hf", quoted("target.path", path), f"device={device}"),
+            *("references=[]", "prune=none", "graph=eager", *more),
         )
         longest = Request("longest", "", (0,) * (max_tokens // 2), max_tokens - max_tokens // 2)
-        chosen = with_auto_chosen(admit(compose([*words, "drafter=none"]).config))
-        models = load_models(chosen, max_tokens, behind=ROWS_BEHIND)
-        return cls(words, models, num_draft_tokens, longest, of_drafter, {"none": chosen})
+        run = with_auto_chosen(admit(spec_lab.compose([*words, "drafter=none"]).config))
+        models = load_models(run, max_tokens, behind=ROWS_BEHIND)
+        return cls(words, models, num_draft_tokens, longest, of_drafter, {"none": run})
 
     def engine(self, drafter: str, folder: Path | None = None) -> Engine:
         """Make an engine with the drafter in `folder`; None for a drafter without weights."""
-        chosen, limits = self._chosen(drafter, folder)
-        return build_engine(chosen, self.models, limits)
+        return build_engine(*self._run(drafter, folder))
 
     def decode(self, drafter: str, folder: Path | None, requests: Sequence[Request]) -> list[RequestRecord]:
         """Decode `requests` greedily, and return their records."""
         engine = self.engine(drafter, folder)
-        learn = engine.parts.drafter.requirements.learn_continuations
+        learn: Callable[..., None] | None = engine.parts.drafter.requirements.learn_continuations
         if learn is not None:
             learn({record.request_id: record.output_ids for record in self.decode("none", None, requests)})
         return engine.generate(list(requests)).requests
 
-    def _chosen(self, drafter: str, folder: Path | None) -> tuple[Run, Limits]:
+    def _run(self, drafter: str, folder: Path | None) -> tuple[Run, Models, Limits]:
+        """Return what an engine of this drafter is built from."""
         if drafter not in self._composed:
             words = [*self.words, f"drafter={drafter}"]
             if drafter != "none":
                 words.append(f"drafter.num_draft_tokens={self.num_draft_tokens}")
             if folder is not None:
                 words += [quoted("drafter.path", folder), *self.of_drafter]
-            self._composed[drafter] = with_auto_chosen(admit(compose(words).config))
-        chosen = self._composed[drafter]
+            self._composed[drafter] = with_auto_chosen(admit(spec_lab.compose(words).config))
+        run = self._composed[drafter]
+        models = self.models
         if folder is not None:
-            drafter_part: Any = chosen.drafter
-            chosen = chosen.with_parts(drafter=dataclasses.replace(drafter_part, path=str(folder)))
-        num_slots = chosen.batch_size
-        limits = engine_limits(chosen, [self.longest] * num_slots, chosen.drafter.num_draft_tokens)
-        return chosen, limits
+            option: Any = run.drafter
+            run = run.with_parts(drafter=dataclasses.replace(option, path=str(folder)))
+            models = models.with_backend(models.backend)  # its weights are others each time, and are not kept
+        limits = engine_limits(run, [self.longest] * run.batch_size, run.drafter.num_draft_tokens)
+        return run, models, limits
 
     @torch.inference_mode()
     def step_laws(self, engine: Engine, tokens: Tensor, prompt_length: int) -> Tensor:

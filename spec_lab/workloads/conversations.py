@@ -80,7 +80,13 @@ def _next_request(conversation: _Conversation, tokenizer: Tokenizer, max_seq_len
     first, number = conversation.asked[0], len(conversation.asked) + 1
     prompt_ids = tuple(tokenizer.encode_conversation(conversation.texts, first.system))
     request = replace(
-        first, request_id=f"{first.request_id}-turn{number}", prompt_ids=prompt_ids, answer=None, turns=(), checker=None
+        first,
+        request_id=f"{first.request_id}-turn{number}",
+        prompt_ids=prompt_ids,
+        answer=None,
+        turns=(),
+        checker=None,
+        turn=number,
     )
     require_room(request, max_seq_len)
     return request

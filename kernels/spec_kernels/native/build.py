@@ -3,17 +3,17 @@ not import torch."""
 
 from __future__ import annotations
 
+import atexit
 import ctypes
-import errno
+import os
+import shutil
+import tempfile
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 from spec_kernels.native.compiler import BuildError, compile_in, compilers, key
-from spec_kernels.native.folders import cache_folder, folder_of_this_process, held, working_folder
-from spec_kernels.native.kept import keep, load_kept
-
-_FULL = errno.ENOSPC, errno.EDQUOT
+from spec_kernels.native.signatures import load
 
 
 @cache
@@ -29,10 +29,8 @@ def library() -> ctypes.CDLL:
     for found in compilers():
         try:
             return _built_with(found)
-        except BuildError as error:
-            reasons.append(str(error))
-        except OSError as error:  # such as a compiler that does not start, or a library that does not load
-            reasons.append(_said(error, found))
+        except (BuildError, OSError) as error:  # OSError: the compiler does not start, or the disk is full
+            reasons.append(f"{found}: {error}")
     raise BuildError(next(iter(reasons), "there is no C compiler ($CC, cc, gcc, clang)"))
 
 
@@ -51,35 +49,24 @@ def register_file() -> str:
     return str(library().native_register_file().decode())
 
 
-def _said(error: OSError, found: str) -> str:
-    if error.errno in _FULL:
-        return f"the disk of {error.filename} is full: make room there"
-    return f"{found} cannot be used: {error}"
-
-
 def _built_with(found: str) -> ctypes.CDLL:
-    """Return this compiler's library from the cache; if nothing can be safely kept or loaded there, compile one for
-    this process."""
-    name = key(found)
-    try:
-        return _library_in(cache_folder(), found, name)
-    except OSError as of_cache:
-        try:
-            return _library_in(folder_of_this_process(), found, name)
-        except OSError as error:
-            raise of_cache if of_cache.errno in _FULL else error from None
+    """Return this compiler's library, from the cache if it is there and whole."""
+    folder = _folder()
+    kept = folder / f"native-{key(found)}.so"
+    with suppress(OSError):
+        return load(kept)
+    with tempfile.TemporaryDirectory(dir=folder) as working:
+        compile_in(Path(working), found).replace(kept)  # so another process finds a whole library or none
+    return load(kept)
 
 
-def _library_in(folder: Path, found: str, name: str) -> ctypes.CDLL:
-    """Return the library kept in a folder. If it is missing or fails its check, silently compile it again."""
-    with held(folder) as same:
-        with suppress(OSError):
-            return load_kept(same, name)
-        try:
-            with working_folder(same) as working:
-                keep(same, name, compile_in(working, found))
-            return load_kept(same, name)
-        except OSError as error:
-            if error.errno in _FULL:
-                raise OSError(error.errno, "no room", str(folder)) from error
-            raise OSError(str(error).replace(str(same), str(folder))) from error
+def _folder() -> Path:
+    """Return the user's cache folder, or if it cannot be written, one that is deleted when this process exits."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "spec_lab"
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    if os.access(folder, os.W_OK | os.X_OK) and not os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 0):
+        return folder
+    temporary = tempfile.mkdtemp(prefix="spec_lab-")
+    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+    return Path(temporary)

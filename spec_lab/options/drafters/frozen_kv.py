@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spec_lab.checkpoints.packaged import SHAPES
 from spec_lab.config.choices import Choice, Weights
 from spec_lab.config.option import knob, option
 from spec_lab.config.run import Run
 from spec_lab.options.drafters.weights import WeightsConfig
-from spec_lab.options.targets import SHAPES
 
 if TYPE_CHECKING:
     import torch

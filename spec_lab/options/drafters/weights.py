@@ -7,12 +7,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from spec_lab.checkpoints.packaged import ZOO
 from spec_lab.config.choices import Weights
 from spec_lab.config.option import knob
 from spec_lab.config.run import Run, TrainedDrafterConfig
 from spec_lab.core.errors import UserError
 from spec_lab.core.file_stamps import file_stamps
-from spec_lab.options.targets import ZOO
 
 
 @dataclass

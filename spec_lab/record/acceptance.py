@@ -1,0 +1,258 @@
+"""Counts tokens, drafts and rows: how many were accepted, and how many were computed.
+
+Two words matter here. A *round* is one target verify, which serves a batch of requests at once. A *request round* is
+the part one request has in it. Acceptance is counted over request rounds, and times are means over rounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Any
+
+from spec_lab.core.results import RowCounts
+from spec_lab.record.draft_counts import DraftCounts, draft_counts, rounds_of
+from spec_lab.record.metric import Measured, metric, ratio
+from spec_lab.record.statistics import bootstrapped, lengths
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from spec_lab.core.results import ExpertCounts, RequestRecord
+    from spec_lab.record.models import Request
+
+NUM_CONTEXT_BINS = 24
+"""Contexts of up to 2^24 tokens have a bin; that of 256 holds 256 to 511."""
+
+
+@metric("num_requests", per="requests")
+def num_requests(measured: Measured) -> int:
+    """Requests of the workload."""
+    return len(measured.requests)
+
+
+@metric("rounds", per="requests")
+def num_request_rounds(measured: Measured) -> int:
+    """Request rounds: how many times a request took part in a target verify; rounds cut short count."""
+    return sum(1 for request in measured.requests for _ in rounds_of(request))
+
+
+@metric("emitted_tokens", "tokens", per="requests")
+def num_emitted_tokens(measured: Measured) -> int:
+    """Tokens emitted in rounds, after any cut by EOS or a limit; the token sampled by the prompt pass is not
+    counted."""
+    return sum(sum(request.emitted_per_round or ()) for request in measured.requests)
+
+
+@metric("output_tokens", "tokens", per="requests")
+def num_output_tokens(measured: Measured) -> int:
+    """All tokens given to the user, the one sampled by the prompt pass included."""
+    return sum(len(request.output_ids) for request in measured.requests)
+
+
+@metric("prompt_tokens", "tokens", per="requests")
+def num_prompt_tokens(measured: Measured) -> int:
+    """Tokens of the prompts."""
+    return sum(len(request.prompt_ids) for request in measured.requests)
+
+
+@metric("acceptance_length", "tokens a round", per="requests")
+def acceptance_length(measured: Measured) -> dict[str, float | None] | None:
+    """Tokens a request round would go on to emit in a text that does not end: 1 + the sum of the unconditional
+    acceptance rates, pooled over requests; low and high: 95 % bootstrap over prompts. A round cut by a limit counts as
+    it was judged, before the cut. Drafts behind an end of sequence do not count, neither as accepted nor as rejected:
+    there is no text to judge them by. Where no round was cut by an end of sequence this is judged tokens / request
+    rounds. vLLM's mean acceptance length, 1 + accepted drafts / rounds, also counts the drafts behind an end of
+    sequence, nearly all of them rejected, and so is lower; it is 1 + the mean of `accepted_histogram`. The prompt
+    pass's token is in neither.
+
+    The reasons are in `spec_lab/record/draft_counts.py`. A round that offers fewer than K drafts accepts none at later
+    positions, and counts with the tokens that it gives.
+    """
+    if not measured.num_draft_tokens:
+        return None
+    pooled = draft_counts(measured.requests, measured.num_draft_tokens).acceptance_length
+    counts = counts_by_request(measured.requests, measured.num_draft_tokens)
+    interval = bootstrapped(lambda picks: lengths(counts[picks].sum(axis=-3)), len(measured.requests))
+    return {
+        "value": pooled,
+        "low": None if interval is None else interval.low,
+        "high": None if interval is None else interval.high,
+    }
+
+
+def counts_by_request(requests: Sequence[Request], num_draft_tokens: int) -> np.ndarray[Any, Any]:
+    """Return [requests, 2, K]: drafts reached and accepted at each position."""
+    import numpy as np
+
+    each = [draft_counts([request], num_draft_tokens) for request in requests]
+    counts = [[part.reached, part.accepted] for part in each]
+    return np.array(counts, dtype=np.int64).reshape(len(requests), 2, num_draft_tokens)
+
+
+@metric("acceptance_length_all", "tokens a round", per="requests")
+def acceptance_length_all(measured: Measured) -> float | None:
+    """Really emitted tokens / request rounds, pooled: rounds cut short count as they were cut. What speed rests on."""
+    return ratio(num_emitted_tokens(measured), num_request_rounds(measured)) if measured.num_draft_tokens else None
+
+
+@metric("acceptance_rate_by_position", "share", per="requests")
+def acceptance_rate_by_position(measured: Measured) -> dict[str, list[Any]]:
+    """Share of draft tokens accepted at each draft position. Drafts behind an end of sequence do not count.
+    `conditional` is over the drafts that were offered and reached at the position, every earlier draft of the round
+    being accepted; their number is `reached`. `unconditional` is the share of all rounds, whatever they offered, so
+    that 1 + its sum is `acceptance_length`.
+
+    It is estimated where texts end inside rounds (`draft_counts.py`). Where every round offers K drafts it is the
+    product of the conditional ones up to the position.
+    """
+    counts = draft_counts(measured.requests, measured.num_draft_tokens)
+    return {"unconditional": counts.unconditional, "conditional": counts.conditional, "reached": counts.offered}
+
+
+@metric("accepted_histogram", "request rounds", per="requests")
+def accepted_histogram(measured: Measured) -> dict[int, int]:
+    """Request rounds by number of accepted draft tokens (0 to K), before any cut."""
+    counts = Counter(accepted for request in measured.requests for accepted, _, _ in rounds_of(request))
+    return {number: counts[number] for number in range(measured.num_draft_tokens + 1)}
+
+
+@metric("emitted_histogram", "request rounds", per="requests")
+def emitted_histogram(measured: Measured) -> dict[int, int]:
+    """Request rounds by number of emitted tokens (0 to K + 1), after any cut."""
+    counts = Counter(number for request in measured.requests for number in request.emitted_per_round or ())
+    return {number: counts[number] for number in range(measured.num_draft_tokens + 2)}
+
+
+@metric("acceptance_length_by", "tokens a round", per="requests")
+def acceptance_length_by(measured: Measured) -> dict[str, dict[str, float | None]]:
+    """Acceptance length of the rounds that begin at a length of the text, prompt included (`context.256`: 256 to 511
+    tokens), in a turn of a conversation (`turn.1`), and inside thinking or outside it (`phase.thinking`,
+    `phase.answer`)."""
+    k = measured.num_draft_tokens
+    if not k:
+        return {}
+    contexts, turns, phases = (defaultdict[str, DraftCounts](lambda: DraftCounts.empty(k)) for _ in range(3))
+    for request in measured.requests:
+        for start, (accepted, judged, offered) in _placed_rounds(request):
+            homes = [turns[str(request.turn)]]
+            if start is not None:
+                homes.append(contexts[str(1 << ((len(request.prompt_ids) + start).bit_length() - 1))])
+                if request.thinking_spans is not None:
+                    inside = any(low <= start < high for low, high in request.thinking_spans)
+                    homes.append(phases["thinking" if inside else "answer"])
+            for home in homes:
+                home.add_round(accepted, judged, offered)
+    found = {"context": contexts, "turn": turns, "phase": phases}
+    return {
+        name: {key: part[key].acceptance_length for key in sorted(part, key=lambda key: (len(key), key))}
+        for name, part in found.items()
+        if part
+    }
+
+
+def _placed_rounds(request: Request) -> Iterator[tuple[int | None, tuple[int, int, int | None]]]:
+    """Yield the rounds of a request, each with its first output token's index; None where that is not told."""
+    emitted = request.emitted_per_round
+    start = 1
+    for index, numbers in enumerate(rounds_of(request)):
+        yield (None if emitted is None else start), numbers
+        start += 0 if emitted is None else emitted[index]
+
+
+@metric("rows")
+def rows(measured: Measured) -> dict[str, int]:
+    """Drafts and rows of one pass over the workload: drafts made, drafts offered to verification, rows verified, rows
+    of the drafter's catch-up by part of its layers, and rows of the prompt pass."""
+    total = RowCounts()
+    if (first := measured.first) is not None:
+        for counts in (*(record.rows for record in first.rounds), *(record.rows for record in first.prefills)):
+            total.add(counts)
+    return asdict(total)
+
+
+@metric("experts_read", "experts a round")
+def experts_read(measured: Measured) -> dict[str, float] | None:
+    """Number of different experts whose weights a round read, by stage: summed over layers and passes, averaged over
+    rounds. It shows what verifying more rows costs a target with experts, and what pruning saves. Choices of padded
+    rows are left out; null where no layer has experts.
+
+    The prompt pass is not counted. A stage of several passes, such as recur, counts an expert again in each pass.
+    """
+    return _a_round(measured, lambda result: result.experts_read)
+
+
+@metric("expert_bytes_read", "bytes a round")
+def expert_bytes_read(measured: Measured) -> dict[str, float] | None:
+    """Bytes of the weights of the experts that a round read, by stage, counted as `experts_read` is."""
+    return _a_round(measured, lambda result: result.expert_bytes_read)
+
+
+def _a_round(measured: Measured, counts_of: Callable[[Any], ExpertCounts | None]) -> dict[str, float] | None:
+    first = measured.first
+    counts = None if first is None or not first.rounds else counts_of(first)
+    return None if first is None or counts is None else {k: v / len(first.rounds) for k, v in asdict(counts).items()}
+
+
+@metric("relaxed", per="requests")
+def relaxed_hits(measured: Measured) -> dict[str, float | None] | None:
+    """Accepted drafts that were not the target's argmax, before any cut (`hits`), and their number for 1000 tokens
+    emitted in rounds; null for a rule that never relaxes."""
+    hits = [rnd.relaxed[place] for rnd, place in measured.rounds_of(measured.requests) if rnd.relaxed is not None]
+    if not hits:
+        return None
+    return {"hits": sum(hits), "per_1000_tokens": ratio(1000 * sum(hits), num_emitted_tokens(measured))}
+
+
+@metric("parts", per="requests")
+def parts(measured: Measured) -> dict[str, dict[str, int]] | None:
+    """Rounds, drafts offered and drafts accepted (before any cut) of each part of drafter=hybrid; null for others."""
+    return parts_of(measured.requests)
+
+
+def parts_of(requests: Iterable[Request | RequestRecord]) -> dict[str, dict[str, int]] | None:
+    """Count what each part of a drafter did."""
+    counts: dict[str, dict[str, int]] = {}
+    for request in requests:
+        for name, (accepted, _, offered) in zip(request.drafted_by or (), rounds_of(request), strict=False):
+            of_part = counts.setdefault(name, {"rounds": 0, "offered": 0, "accepted": 0})
+            of_part["rounds"] += 1
+            of_part["offered"] += offered or 0
+            of_part["accepted"] += accepted
+    return counts or None
+
+
+@metric("distance", per="requests")
+def distance(measured: Measured) -> dict[str, float | None] | None:
+    """Distance between the law that a token was drawn from and the target's, averaged over the tokens that rules chose
+    in rounds, before any cut: total variation, with its 95 % interval over requests, and KL of the emitted law from
+    the target's in nats; null for a rule that does not say, KL also where it is infinite.
+
+    The distance is computed exactly from the prefix and the drafter's law, not estimated from samples. A rule that
+    looks ahead is judged given the drafts that it looked at.
+    """
+    sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+    for record, place in measured.rounds_of(measured.requests):
+        if record.distance is not None:
+            apart, of_request = record.distance[place], sums[record.request_ids[place]]
+            more = (record.accepted[place] + 1, apart[0], math.inf if apart[1] is None else apart[1])
+            of_request[:] = [old + new for old, new in zip(of_request, more, strict=True)]
+    if not sums:
+        return None
+    tokens, variation, divergence = (sum(column) for column in zip(*sums.values(), strict=True))
+    mean = variation / tokens
+    # The interval is that of a ratio of two sums over requests, linearised.
+    spread = [of_request[1] - mean * of_request[0] for of_request in sums.values()]
+    half = None
+    if len(sums) > 1:
+        deviation = math.sqrt(sum(x * x for x in spread) / (len(sums) - 1) * len(sums)) / tokens
+        half = NormalDist().inv_cdf(0.975) * deviation
+    return {
+        "total_variation": mean,
+        "low": None if half is None else max(0.0, mean - half),
+        "high": None if half is None else min(1.0, mean + half),
+        "kl": divergence / tokens if math.isfinite(divergence) else None,
+    }

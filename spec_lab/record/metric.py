@@ -1,0 +1,191 @@
+"""A metric is one function with a name, a unit and a definition; its docstring's first paragraph is the definition.
+
+    @metric("round_ms", unit="ms", per="turn")
+    def round_ms(turn): ...
+
+What a function returns is flattened to dotted names: `{"p50": 1.0}` of `latency_ms.ttft` is `latency_ms.ttft.p50`, the
+entries of a list have the names 1, 2, ..., and the key `value` stands for the name itself.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from spec_lab.core.errors import describe_error
+
+if TYPE_CHECKING:
+    from spec_lab.core.results import GenerationResult, RoundRecord
+    from spec_lab.record.models import Numbers, Part, Request
+
+Per = Literal["requests", "turn", "run", "round"]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A number of a run, or several with one name.
+
+    Attributes:
+        per: what `compute` takes. `requests`: a `Measured`, also one with the requests of one category alone. `turn`:
+            the `GenerationResult` of a timed turn; the run's number is the median over turns. `run`: a `Measured`.
+            `round`: a `RoundRecord`; the run's number is the mean over the first turn's rounds.
+    """
+
+    name: str
+    unit: str
+    definition: str
+    per: Per
+    compute: Callable[[Any], Any]
+
+
+METRICS: dict[str, Metric] = {}
+"""The lab's own metrics, in the order in which their modules define them."""
+EXTENSION_METRICS: dict[str, Metric] = {}
+"""Those of modules outside the lab. Their names in a record begin with `metrics.`"""
+
+
+def metric(name: str, unit: str = "", per: Per = "run") -> Callable[[Function], Function]:
+    """Register a function as a metric: of the lab, or of an extension, which every run that loads it records."""
+
+    def register(function: Function) -> Function:
+        definition = " ".join((inspect.getdoc(function) or "").split("\n\n")[0].split())
+        is_ours = function.__module__.startswith("spec_lab.")
+        own = name if is_ours else f"metrics.{name}"
+        (METRICS if is_ours else EXTENSION_METRICS)[own] = Metric(own, unit, definition, per, function)
+        return function
+
+    return register
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One configuration: what it gave out, and the timed turns.
+
+    Attributes:
+        requests: those of the first turn, from which tokens, acceptance and answers are counted, since every turn
+            should give the same.
+        repeats: the result of each timed turn.
+        references: the configurations that took turns with it.
+        is_compared: whether the outputs were compared with plain decoding's.
+        work: counts of the profiled rounds, by the names of metrics.
+    """
+
+    requests: Sequence[Request] = ()
+    repeats: Sequence[GenerationResult] = ()
+    num_draft_tokens: int = 0
+    references: Mapping[str, Measured] = field(default_factory=dict)
+    is_compared: bool = False
+    work: Mapping[str, float | None] = field(default_factory=dict)
+
+    @property
+    def first(self) -> GenerationResult | None:
+        """Return the first turn."""
+        return self.repeats[0] if self.repeats else None
+
+    def rounds_of(self, requests: Collection[Request]) -> Iterator[tuple[RoundRecord, int]]:
+        """Yield the first turn's rounds in which these requests were, each with the request's place in its lists."""
+        ids = {request.id for request in requests}
+        for record in self.first.rounds if self.first else ():
+            for place, request_id in enumerate(record.request_ids):
+                if request_id in ids:
+                    yield record, place
+
+
+def part_of(measured: Measured, extra: Iterable[Metric] = ()) -> Part:
+    """Compute all numbers of a configuration: those of the lab, and the `extra` ones of extensions."""
+    from spec_lab.record.models import Part
+
+    metrics = [*METRICS.values(), *extra]
+    repeats = [_numbers(metrics, "turn", result) for result in measured.repeats]
+    numbers = _numbers(metrics, "run", measured) | _over_turns(repeats)
+    numbers |= {key: _mean(each.get(key) for each in _of_rounds(metrics, measured)) for key in _round_keys(metrics)}
+    return Part(
+        num_draft_tokens=measured.num_draft_tokens,
+        metrics=_numbers(metrics, "requests", measured) | numbers,
+        repeats=repeats,
+        by_category={
+            category: _numbers(metrics, "requests", replace(measured, requests=part))
+            for category, part in _by_category(measured.requests).items()
+        },
+    )
+
+
+def round_numbers(record: RoundRecord, metrics: Iterable[Metric]) -> Numbers:
+    """Return the numbers of one round."""
+    return _numbers(metrics, "round", record)
+
+
+def flattened(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the numbers in a metric's value by dotted names. Infinity, which JSON lacks, is None."""
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from flattened(name if key == "value" else f"{name}.{key}", part)
+    elif isinstance(value, (list, tuple)):
+        for place, part in enumerate(value, start=1):
+            yield from flattened(f"{name}.{place}", part)
+    else:
+        yield name, None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _numbers(metrics: Iterable[Metric], per: Per, of: object) -> Numbers:
+    """Compute the metrics of one kind. One of an extension that fails has no value, since the run is done."""
+    found: Numbers = {}
+    for each in metrics:
+        if each.per != per:
+            continue
+        try:
+            found |= flattened(each.name, each.compute(of))
+        except Exception as error:
+            if each.name in METRICS:
+                raise
+            _tell_once(f"metric {each.name} has no value: {describe_error(error)}")
+            found[each.name] = None
+    return found
+
+
+@cache
+def _tell_once(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _over_turns(repeats: Sequence[Numbers]) -> Numbers:
+    names = dict.fromkeys(name for numbers in repeats for name in numbers)
+    return {name: median_of(numbers.get(name) for numbers in repeats) for name in names}
+
+
+def _of_rounds(metrics: Iterable[Metric], measured: Measured) -> list[Numbers]:
+    return [round_numbers(record, metrics) for record in (measured.first.rounds if measured.first else ())]
+
+
+def _round_keys(metrics: Iterable[Metric]) -> list[str]:
+    return [each.name for each in metrics if each.per == "round"]
+
+
+def _by_category(requests: Iterable[Request]) -> dict[str, list[Request]]:
+    found: dict[str, list[Request]] = {}
+    for request in sorted(requests, key=lambda request: request.category):
+        found.setdefault(request.category, []).append(request)
+    return found
+
+
+def median_of(values: Iterable[Any]) -> float | None:
+    """Return the median of the values that are known."""
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def _mean(values: Iterable[Any]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def ratio(numerator: float, denominator: float | None) -> float | None:
+    """Return the ratio of two numbers; None if the second is 0 or unknown."""
+    return numerator / denominator if denominator else None

@@ -1,0 +1,331 @@
+"""Times of rounds, of their stages and of requests, rates, and the ratios to the references."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Any
+
+from spec_lab.record.metric import Measured, median_of, metric, ratio
+from spec_lab.record.statistics import of_turns
+
+if TYPE_CHECKING:
+    from spec_lab.core.results import GenerationResult, RequestRecord, RoundRecord
+    from spec_lab.record.models import Request
+
+    Requests = Iterable[RequestRecord | Request]
+
+STAGES = ("verify", "accept", "catchup", "recur", "draft", "graph", "commit", "readback", "lookup")
+"""The stages of a round. `draft` is catchup and recur in one graph, and `graph` is one whole round or several in one;
+their parts cannot be timed separately. `lookup` is work of the host while the device waits. Parts of extensions may add
+stages, whose time is also in that of the stage that they run in."""
+
+
+@metric("decode_tokens_per_second", "tokens/s", per="turn")
+def decode_tokens_per_second(turn: GenerationResult) -> float | None:
+    """Tokens emitted in rounds / time of the rounds, each from the reading of the round before; prompt passes are in
+    neither. Median over timed repeats.
+
+    `round_ms` says when a round begins and ends.
+    """
+    return decode_rate(turn.rounds)
+
+
+def decode_rate(rounds: Sequence[RoundRecord]) -> float | None:
+    """Return the tokens a second of some rounds."""
+    return ratio(sum(sum(record.emitted) for record in rounds), sum(record.seconds for record in rounds))
+
+
+@metric("end_to_end_tokens_per_second", "tokens/s", per="turn")
+def end_to_end_tokens_per_second(turn: GenerationResult) -> float | None:
+    """All output tokens / time of the whole call, prompt passes and scheduling included: vLLM's output token
+    throughput. Median over timed repeats."""
+    return ratio(sum(len(request.output_ids) for request in turn.requests), turn.seconds)
+
+
+@metric("total_tokens_per_second", "tokens/s", per="turn")
+def total_tokens_per_second(turn: GenerationResult) -> float | None:
+    """Prompt and output tokens / time of the whole call: vLLM's total token throughput. Median over timed repeats."""
+    return ratio(sum(len(r.prompt_ids) + len(r.output_ids) for r in turn.requests), turn.seconds)
+
+
+@metric("requests_per_second", "requests/s", per="turn")
+def requests_per_second(turn: GenerationResult) -> float | None:
+    """Requests / time of the whole call: vLLM's request throughput. Median over timed repeats."""
+    return ratio(len(turn.requests), turn.seconds)
+
+
+@metric("requests_in_flight", "requests", per="turn")
+def requests_in_flight(turn: GenerationResult) -> float | None:
+    """Mean number of requests that have arrived and not ended: the sum of their times from arrival to the last token,
+    over the time of the whole call. Median over timed repeats."""
+    times = end_to_end_latency_ms(turn.requests)
+    return ratio(sum(times) / 1e3, turn.seconds) if times else None
+
+
+@metric("seconds", "s", per="turn")
+def seconds(turn: GenerationResult) -> float | None:
+    """Wall time of a timed pass over the workload. Median over timed repeats."""
+    return turn.seconds
+
+
+@metric("round_ms", "ms", per="turn")
+def round_ms(turn: GenerationResult) -> float | None:
+    """Mean time of a round in milliseconds, until the host has read its tokens. A round begins when the host has read
+    the round before, or, after a prompt pass, with its own launch. Median over repeats.
+
+    So the times add up to the wall time of decoding. With graph.rounds_per_replay the rounds of a replay share its time
+    equally, including that of wasted rounds.
+    """
+    return _mean([1e3 * record.seconds for record in turn.rounds])
+
+
+@metric("launch_ms", "ms", per="turn")
+def launch_ms(turn: GenerationResult) -> float | None:
+    """CPU span: mean time from the host's first call of the launch until it has launched all of a round, before it
+    waits for results.
+
+    On a CPU a launch runs the operator, so the span is nearly the whole round. Median over timed repeats.
+    """
+    return _mean([1e3 * r.launch_seconds for r in turn.rounds if r.launch_seconds is not None])
+
+
+@metric("stage_ms_per_round", "ms", per="turn")
+def stage_ms(turn: GenerationResult) -> dict[str, float | None]:
+    """Mean time of a stage in the rounds that could tell it apart; null where none could. Median over timed repeats.
+    commit is the device's bookkeeping; readback packs the results that the host needs and copies them; lookup is the
+    host's search for drafts while the device waits. The rest of a round's time is the host's, between stages."""
+    seen = dict.fromkeys(name for record in turn.rounds for name in record.stage_seconds)
+    return {
+        stage: _mean([1e3 * r.stage_seconds[stage] for r in turn.rounds if stage in r.stage_seconds])
+        for stage in (*STAGES, *(name for name in seen if name not in STAGES))
+    }
+
+
+@metric("prefill_ms_per_request", "ms", per="turn")
+def prefill_ms_per_request(turn: GenerationResult) -> float | None:
+    """Mean time of a request's prompt pass: all its chunks, the first token, the first drafts. The time of a forward
+    over several prompts is divided among them in proportion to their rows. Median over repeats.
+
+    So the times of all requests add up to that of all prompt passes.
+    """
+    return _mean([1e3 * record.seconds for record in turn.prefills])
+
+
+@metric("prompt_tokens_per_second", "tokens/s", per="turn")
+def prompt_tokens_per_second(turn: GenerationResult) -> float | None:
+    """Prompt tokens / time of all prompt passes. Median over repeats."""
+    tokens = sum(record.num_prompt_tokens for record in turn.prefills)
+    return ratio(tokens, sum(record.seconds for record in turn.prefills))
+
+
+@metric("prompt_forwards")
+def prompt_forwards(measured: Measured) -> int | None:
+    """Forwards of the target over prompts in a repeat, each over chunks of one request or of several
+    (cache.prefill_tokens)."""
+    return None if measured.first is None else measured.first.num_prompt_forwards
+
+
+@metric("verify_calls")
+def verify_calls(measured: Measured) -> int | None:
+    """Rounds: target verifies, each of which serves a batch of requests; surplus rounds count. A surplus round was
+    launched, under graph.overlap, before the host knew that the round before had ended all its requests: it emits
+    nothing, and its time and its rows count."""
+    return None if measured.first is None else len(measured.first.rounds)
+
+
+@metric("wasted_rounds")
+def wasted_rounds(measured: Measured) -> int | None:
+    """Rounds that graph.rounds_per_replay had launched together with others, and that ran when all their requests had
+    ended. They have no line and no rows, and their time is in that of the others; those that graph.skip_ended kept from
+    running do not count. Of the first repeat."""
+    return None if measured.first is None else measured.first.num_wasted_rounds
+
+
+@metric("repeats_identical")
+def repeats_identical(measured: Measured) -> bool | None:
+    """Whether every repeat gave the tokens of the first; null with fewer than two."""
+    outputs = [[request.output_ids for request in result.requests] for result in measured.repeats]
+    return None if len(outputs) < 2 else all(output == outputs[0] for output in outputs[1:])
+
+
+@metric("latency_ms", "ms")
+def latency_ms(measured: Measured) -> dict[str, dict[str, float | None]]:
+    """Mean, median and 99th percentile, over the requests of all timed repeats, of ttft: from a request's arrival (the
+    time in a queue is in it) to its first token; tpot: from its first token to its last, divided by the tokens after
+    the first; itl: between two deliveries to a request, pooled over requests (a round delivers all its tokens at once);
+    e2e: from a request's arrival to its last token."""
+    requests = [request for result in measured.repeats for request in result.requests]
+    kinds = {
+        "ttft": time_to_first_token_ms(requests),
+        "tpot": time_per_output_token_ms(requests),
+        "itl": inter_token_latency_ms(requests),
+        "e2e": end_to_end_latency_ms(requests),
+    }
+    return {
+        kind: {"mean": _mean(values), "p50": percentile(values, 50), "p99": percentile(values, 99)}
+        for kind, values in kinds.items()
+    }
+
+
+def time_to_first_token_ms(requests: Requests) -> list[float]:
+    """Return the time from a request's arrival to its first token."""
+    return [1e3 * (r.emitted_at[0] - _arrival(r)) for r in requests if r.emitted_at]
+
+
+def time_per_output_token_ms(requests: Requests) -> list[float]:
+    """Return the time from a request's first token to its last, divided by the tokens after the first."""
+    return [
+        1e3 * (request.emitted_at[-1] - request.emitted_at[0]) / (len(request.output_ids) - 1)
+        for request in requests
+        if request.emitted_at and len(request.output_ids) > 1
+    ]
+
+
+def inter_token_latency_ms(requests: Requests) -> list[float]:
+    """Return the times between two deliveries to a request."""
+    return [
+        1e3 * (later - earlier)
+        for times in (request.emitted_at or [] for request in requests)
+        for earlier, later in itertools.pairwise(times)
+    ]
+
+
+def end_to_end_latency_ms(requests: Requests) -> list[float]:
+    """Return the time from a request's arrival to its last token."""
+    return [1e3 * (r.emitted_at[-1] - _arrival(r)) for r in requests if r.emitted_at]
+
+
+def _arrival(request: RequestRecord | Request) -> float:
+    return request.arrived_at or 0.0
+
+
+@metric("graph")
+def graph(measured: Measured) -> dict[str, Any] | None:
+    """Captures and replays since the engine was made, warm-up included; on a GPU each graph of a round is captured
+    twice, and the two are replayed in turn. nodes: kernels, copies and fills of each segment's graph, on a CPU
+    operators; of the last one captured. rounds_per_replay: rounds that one graph holds, where it holds whole ones;
+    else 1. no_loop: the drafter has no draft loop, so that no mode captures one: drafts are looked up."""
+    if not measured.repeats:
+        return None
+    counts = measured.repeats[-1].graph  # never reset, so those of the last repeat hold all
+    return {
+        "captures": counts.captures,
+        "replays": counts.replays,
+        "nodes": counts.nodes,
+        "rounds_per_replay": counts.rounds_per_replay,
+        "no_loop": counts.no_loop,
+    }
+
+
+@metric("launches_per_round")
+def launches_per_round(measured: Measured) -> float | None:
+    """Device work the host submits in a round: kernels, copies, fills and graph launches of the profiled rounds; on a
+    CPU operators called from Python that compute or write, and replays."""
+    return measured.work.get("launches_per_round")
+
+
+@metric("replays_per_round")
+def replays_per_round(measured: Measured) -> float | None:
+    """Graph replays a round, in the same rounds."""
+    return measured.work.get("replays_per_round")
+
+
+@metric("host_syncs_per_round")
+def host_syncs_per_round(measured: Measured) -> float | None:
+    """Calls in which the host waits for the GPU (stream, event, device, blocking copy), in the same rounds; on a CPU
+    reads of a tensor's value, where it would wait."""
+    return measured.work.get("host_syncs_per_round")
+
+
+@metric("gpu_busy_ms_per_round", "ms")
+def gpu_busy_ms_per_round(measured: Measured) -> float | None:
+    """Time in which the GPU runs at least one kernel, copy or fill, in the same rounds."""
+    return measured.work.get("gpu_busy_ms_per_round")
+
+
+@metric("gpu_idle_share", "share")
+def gpu_idle_share(measured: Measured) -> float | None:
+    """1 - `gpu_busy_ms_per_round` / `round_ms`, not under 0; null on a CPU. The busy time is profiled. `round_ms` is
+    from the timed passes, and its mean here includes wasted rounds."""
+    busy = gpu_busy_ms_per_round(measured)
+    times = (
+        ratio(1e3 * sum(r.seconds for r in result.rounds), len(result.rounds) + result.num_wasted_rounds)
+        for result in measured.repeats
+    )
+    share = None if busy is None else ratio(busy, median_of(times))
+    return None if share is None else max(0.0, 1 - share)
+
+
+@metric("memory", "bytes")
+def memory(measured: Measured) -> dict[str, float | None]:
+    """Memory of the process (RSS) when nothing of the run was loaded, and at most; on a GPU also what torch had
+    allocated there at most."""
+    names = ("start_rss_bytes", "peak_rss_bytes", "peak_cuda_bytes")
+    return {name: measured.work[name] for name in names if name in measured.work}
+
+
+@metric("speedup", "times")
+def speedup(measured: Measured) -> dict[str, float | None] | None:
+    """Decode rate over that of plain decoding, paired by repeat: median, lowest and highest; mean: the geometric mean,
+    with its 95 % t interval from three turns on."""
+    return _ratio_over("plain", measured)
+
+
+@metric("pruning_speedup", "times")
+def pruning_speedup(measured: Measured) -> dict[str, float | None] | None:
+    """The same over the reference without pruning: what pruning saved."""
+    return _ratio_over("unpruned", measured)
+
+
+@metric("capture_speedup", "times")
+def capture_speedup(measured: Measured) -> dict[str, float | None] | None:
+    """The same over the reference without captured graphs."""
+    return _ratio_over("eager", measured)
+
+
+def _ratio_over(name: str, measured: Measured) -> dict[str, float | None] | None:
+    reference = measured.references.get(name)
+    if reference is None:
+        return None
+    rates, others = ([decode_tokens_per_second(r) for r in side.repeats] for side in (measured, reference))
+    ratios = [rate / other for rate, other in zip(rates, others, strict=True) if rate is not None and other]
+    paired = of_turns(rates, others)
+    if not ratios or paired is None:
+        return None
+    mean = paired.interval
+    return {
+        "value": median(ratios), "low": min(ratios), "high": max(ratios),
+        "mean": mean.value, "mean_low": mean.low, "mean_high": mean.high,
+    }  # fmt: skip
+
+
+@metric("break_even_acceptance_length", "tokens a round")
+def break_even_acceptance_length(measured: Measured) -> float | None:
+    """Time of a request round over that of plain decoding: the acceptance length from which drafting pays.
+
+    At batch 1 this is the time of a round over the time of a plain step; in a batch each time is shared by the requests
+    in it. By construction `speedup` of one repeat is `acceptance_length_all / break_even_acceptance_length`.
+    """
+    plain = measured.references.get("plain")
+    if plain is None or not measured.num_draft_tokens:
+        return None
+    pairs = zip(measured.repeats, plain.repeats, strict=True)
+    costs = [(_request_round_seconds(mine), _request_round_seconds(other)) for mine, other in pairs]
+    return median_of(None if mine is None else ratio(mine, other) for mine, other in costs)
+
+
+def _request_round_seconds(turn: GenerationResult) -> float | None:
+    return ratio(sum(record.seconds for record in turn.rounds), sum(len(record.emitted) for record in turn.rounds))
+
+
+def percentile(values: Sequence[float], percent: float) -> float | None:
+    """Return the value below which `percent` % of the values lie, interpolated linearly between the two nearest."""
+    import numpy as np
+
+    return float(np.percentile(values, percent)) if values else None
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None

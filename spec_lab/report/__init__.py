@@ -1,1 +1,0 @@
-"""Tables and plots of recorded runs. Reads records only; imports no torch."""

@@ -1,1 +1,0 @@
-"""Computes which drafts another deterministic rule would have accepted in a run, by judging recorded verify rows."""

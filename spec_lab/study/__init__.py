@@ -1,0 +1,1 @@
+"""Reads finished runs: one frame, from which all tables and figures are made."""

@@ -1,1 +1,0 @@
-"""Trains block drafters: runs the engine's own models over packed rows of texts."""

@@ -1,1 +1,0 @@
-"""The page of a W&B project, laid out in code: acceptance, speed and kernel time."""
