@@ -385,10 +385,8 @@ def test_a_figure_says_what_it_is_of(pair: Path) -> None:
         (["--markdown", "--html", "h"], "leave out --html"),
         (["--html", "h", "--csv", "c"], "leave out --csv"),
         (["--html", "h", "--figures", "f"], "leave out --figures"),
-        (["--tail", "--html", "h"], "leave out --html"),
         (["--last", "1"], "--last=1 is for the newest"),
         (["--figures", "a/summary.json"], "--figures=a/summary.json cannot be made"),
-        (["b", "--tail"], "--tail follows one sweep"),
     ],
 )
 def test_arguments_that_cannot_be_are_refused_in_a_line(

@@ -143,7 +143,7 @@ def test_the_experiment_fills_its_batches_to_the_end(cell: list[str], empty_fold
     """There are as many requests as fill batches, and outputs long enough for all profiled rounds at full
     acceptance.
     """
-    run_ = compose(["experiment=graph_modes", *cell])
+    run_ = compose(["experiment=graph_modes", "hydra.mode=RUN", *cell])
     config, choices = run_.config, run_.choices
     assert refusals(config) == []
     assert choices["drafter"] == "eagle3" and choices["prune"] == "catchup"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from spec_lab.app.compose import compose
-from spec_lab.record.runs import find_runs
+from spec_lab.record.runs import Run, find_runs
 from spec_lab.report.__main__ import main
 from spec_lab.report.command import command_of
 from spec_lab.report.comparable import numbered
@@ -100,7 +100,7 @@ def test_the_command_composes_to_what_ran(overrides: list[str]) -> None:
     run_ = compose(overrides)
     config, choices = run_.config, run_.choices
     summary = make_summary(info=dataclasses.replace(make_info(dataclasses.asdict(config)), choices=choices))
-    words = shlex.split(command_of(summary))
+    words = shlex.split(command_of(Run(Path(), summary)))
     assert words[:3] == ["python", "-m", "spec_lab"]
     again = compose(words[3:]).config
     assert dataclasses.replace(again, auto=config.auto) == config

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +16,6 @@ from spec_lab.core.errors import UserError
 from spec_lab.core.ranks import Ranks, ranks, refuse_unless_they_meet
 from spec_lab.menu.config import RunConfig
 from spec_lab.menu.refusals.run import refusals
-from spec_lab.report.__main__ import main as report
 
 Start = Callable[..., None]
 
@@ -87,8 +85,6 @@ def test_what_is_no_number_of_processes_is_not_one_process(
     monkeypatch.setenv(variable, value)
     assert main(["--help"]) == 2
     assert f"refused: {variable}={value} is not a whole number" in capsys.readouterr().err
-    assert report(["--last=1"]) == 2
-    assert f"refused: {variable}={value} is not a whole number" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -121,8 +117,7 @@ def test_one_gpu_is_not_for_several_parts(started: Start) -> None:
 def test_a_multirun_under_torchrun_is_refused(started: Start, capsys: pytest.CaptureFixture[str]) -> None:
     started(2)
     assert main(["-m", "target.tensor_parallel=2", "drafter=none,ngram"]) == 2
-    assert "refused: a multirun runs in one process, but 2 were started" in capsys.readouterr().err
-    assert list(Path().iterdir()) == []
+    assert "a multirun works in one process" in capsys.readouterr().err
 
 
 def test_what_works_in_one_process_says_so(started: Start, capsys: pytest.CaptureFixture[str]) -> None:
