@@ -34,12 +34,17 @@ def command() -> NoReturn:
 
 def _run(arguments: list[str]) -> int:
     from spec_lab.app.compose import call_hydra, conf_folder, extensions_in, prepared, with_override
+    from spec_lab.config.extensions import conf_folder as conf_of
     from spec_lab.config.extensions import load_options
     from spec_lab.config.help import help_text, keys
 
     if "--help" in arguments or "-h" in arguments:
-        load_options(extensions_in(arguments))
-        print(help_text(conf_folder(), [word for word in arguments if "=" not in word and not word.startswith("-")]))
+        own = filter(None, map(conf_of, load_options(extensions_in(arguments))))
+        print(
+            help_text(
+                [conf_folder(), *own], [word for word in arguments if "=" not in word and not word.startswith("-")]
+            )
+        )
         return 0
     from spec_lab.app.run import job
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -162,6 +163,31 @@ def test_a_job_returns_its_objective_also_where_it_was_finished_before(empty_fol
     assert len(returned) == 4 and returned[:2] == returned[2:] and all(isinstance(each, float) for each in returned)
 
 
+def test_jobs_in_a_row_read_the_same_weights_once(empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The drafter's too; others' are read after these are freed. What is decoded is that of runs alone."""
+    from spec_lab.app import run
+    from spec_lab.build import models
+    from spec_lab.checkpoints import eagle3_checkpoint
+
+    read: list[str] = []
+
+    def counted(load: Any, name: str) -> Any:
+        return lambda *of: read.append(name) or load(*of)
+
+    monkeypatch.setattr(models, "load_target", counted(models.load_target, "target"))
+    monkeypatch.setattr(eagle3_checkpoint, "load_eagle3", counted(eagle3_checkpoint.load_eagle3, "eagle3"))
+    run.last_models.cache_clear()
+    assert main(["-m", *CHEAP, "seed=1,2", "prune=none,catchup"]) == 0
+    assert read == ["target", "eagle3"]
+    assert main(["-m", *CHEAP, "drafter=ngram,eagle3", "cache.page_size=8"]) == 0
+    assert read[2:] == ["target", "eagle3"], "page_size is the backend's"
+    outputs = [
+        [row["output_ids"] for row in read_request_rows(path.parent)] for path in empty_folder.rglob("summary.json")
+    ]
+    assert len(outputs) == 6 and all(each == outputs[0] for each in outputs)
+    run.last_models.cache_clear()
+
+
 def test_other_ranks_record_nothing(
     runner: FakeRunner, empty_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -189,6 +215,17 @@ assert "torch" not in sys.modules
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "max_ngram" in done.stdout
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    asked = subprocess.run(
+        [sys.executable, "-m", "spec_lab", "--help", "drafter"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert "drafter.window" in asked.stdout and "acceptance.topk" not in asked.stdout
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
 
 
 @pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT])

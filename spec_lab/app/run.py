@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
@@ -26,6 +27,9 @@ from spec_lab.record.provenance import origins
 from spec_lab.record.reading import read_run
 from spec_lab.record.recorder import LOADING, NOT_ENDED, begun, ended, write_run
 from spec_lab.study.run_table import format_run
+
+if TYPE_CHECKING:
+    from spec_lab.build.models import LastModels
 
 
 def job(cfg: DictConfig) -> float | None:
@@ -79,13 +83,21 @@ def run(composed: Composed, folder: Path, sweep: Path | None = None) -> Run:
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # silences the profiler; torch reads it when it loads
         from spec_lab.measure.runner import record_run
 
-        return record_run(composed.config, composed.choices, folder)
+        return record_run(composed.config, composed.choices, folder, last_models())
     except BaseException as error:
         if (so_far := read_run(folder)).reason in NOT_ENDED:
             write_run(folder, ended(so_far, *_ending(error)))
         elif isinstance(error, UserError):  # the run had begun
             raise Breakdown(str(error)) from error
         raise
+
+
+@cache
+def last_models() -> LastModels:
+    """Return the models of this process' last run: jobs in a row that use the same files read them once."""
+    from spec_lab.build.models import LastModels
+
+    return LastModels()
 
 
 def _require_number(objective: str) -> None:

@@ -207,9 +207,10 @@ class LastModels:
         """Return the models of the last run if `load_models` would make the same; else free them, and load others."""
         behind = max(POSITIONS_BEHIND, rows_behind(run, run.drafter.num_draft_tokens))
         key = (
+            run.seed if run.target.weights == Weights.random else None,
             *(repr(run.target), file_stamps([run.target.folder]), repr(run.attention)),
             *(run.kernels, run.device, run.dtype, run.row_invariant),
-            *(run.cache.page_size, run.batch_size, run.sizes is None, run.seed, max_seq_len, behind, partition),
+            *(run.cache.page_size, run.batch_size, run.sizes is None, max_seq_len, behind, partition),
         )
         if self._models is None or key != self._key:
             self._models = self._key = None

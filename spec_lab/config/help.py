@@ -33,12 +33,13 @@ def _keys(schema: type, prefix: str) -> Iterator[tuple[str, dataclasses.Field[An
             yield from _keys(hints[field.name], f"{prefix}{field.name}.")
 
 
-def help_text(conf: Path, groups: Sequence[str] = ()) -> str:
-    """Return the help of these groups, or of all; `conf` has a YAML file for each option."""
+def help_text(folders: Sequence[Path], groups: Sequence[str] = ()) -> str:
+    """Return the help of these groups, or of all; the folders have a YAML file for each option."""
     lines = [USAGE]
     for group in groups or GROUPS:
         lines.append(f"\n{group}=...")
-        lines += [f"  {file.stem:20} {_second_comment(file)}" for file in sorted((conf / group).glob("*.yaml"))]
+        files = sorted(file for conf in folders for file in (conf / group).glob("*.yaml"))
+        lines += [f"  {file.stem:20} {_second_comment(file)}" for file in files]
         shown = [key for key in keys() if key.startswith(f"{group}.") and not key.endswith(".name")]
         lines += [f"    {key:34} {_explained(key)}" for key in shown]
     if not groups:

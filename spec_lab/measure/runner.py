@@ -14,6 +14,7 @@ import torch
 from spec_kernels.native.build import register_file
 from spec_lab.acceptance.phase import thinking_mask
 from spec_lab.build.limits import engine_limits
+from spec_lab.build.models import LastModels
 from spec_lab.checkpoints.digest import target_digest
 from spec_lab.checkpoints.gguf import quantizations
 from spec_lab.checkpoints.gguf_file import is_gguf
@@ -50,8 +51,8 @@ WARMUP_TOKENS = 32
 SHARED = "its times mean nothing, since another process was on its device"
 
 
-def record_run(config: Run, choices: dict[str, str], folder: Path) -> models.Run:
-    """Run and record into `folder`.
+def record_run(config: Run, choices: dict[str, str], folder: Path, last: LastModels | None = None) -> models.Run:
+    """Run and record into `folder`. `last` has the models of the run before, which are used again if they are the same.
 
     Raises:
         UserError: a checkpoint, a prompt set or a size is wrong, which is found before anything is recorded; or the
@@ -59,13 +60,15 @@ def record_run(config: Run, choices: dict[str, str], folder: Path) -> models.Run
     """
     memory = MemoryWatch.begin()
     with world_of(config, folder) as world:
-        return _record_in(world, config, choices, folder, memory)
+        return _record_in(world, config, choices, folder, memory, last)
 
 
-def _record_in(world: World, config: Run, choices: dict[str, str], folder: Path, memory: MemoryWatch) -> models.Run:
+def _record_in(
+    world: World, config: Run, choices: dict[str, str], folder: Path, memory: MemoryWatch, last: LastModels | None
+) -> models.Run:
     """Run and record. What is loaded here can be freed when this returns, before the process group is closed."""
     with announced("loading prompts and weights"):
-        lab = load_lab(config, world)
+        lab = load_lab(config, world, last)
     metrics = [metric_of(option) for option in options("metric").values()]
     info = begun(dataclasses.asdict(lab.config), choices).model_copy(update=_identity(lab))
     with Recorder(folder, info, config.logger.sinks()) as recorder:

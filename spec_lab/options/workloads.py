@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from spec_lab.config.option import knob, option
 from spec_lab.config.run import Run, WorkloadConfig
 from spec_lab.workloads import checkers
-from spec_lab.workloads.checker import Checker
+from spec_lab.workloads.checkers import Checker
 
 if TYPE_CHECKING:
     from spec_lab.core.types import Request

@@ -4,31 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
-from spec_lab.workloads.checkers import normalise, read_line
+from spec_lab.workloads.checkers import Checker, normalise, read_line
 from spec_lab.workloads.thinking import KNOWN_PAIRS, Pair, reply_of
-
-
-class Checker:
-    """The base of the values of `workload.checker`. They have no state, so the class itself is used."""
-
-    name: ClassVar[str]
-
-    @staticmethod
-    def read(reply: str) -> str | None:
-        """Return the answer in a reply without its thinking; None if there is none."""
-        raise NotImplementedError
-
-    @staticmethod
-    def same(expected: str, answer: str) -> bool:
-        """Return whether an answer that was read is the expected one."""
-        raise NotImplementedError
-
-    @staticmethod
-    def expects(expected: str) -> bool:
-        """Return whether `read` can return an expected answer at all."""
-        return True
 
 
 @dataclass(frozen=True, slots=True)

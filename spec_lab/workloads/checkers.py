@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
+from typing import ClassVar
 
 LINE = re.compile(r"answer\s*(?:is\b)?\W{0,3}:[ \t]*(?P<answer>[^\n]*)", re.IGNORECASE)
 """`Answer: 42`, `**Answer:** 42`, `The answer is: 42`."""
@@ -19,6 +20,27 @@ ALONE = re.compile(r"^\W*(?P<letter>[A-J])(?:\W*$|[).:])", re.MULTILINE)
 BOXES = ("\\boxed", "\\fbox")
 DECORATION = "*_`$ \t"
 TEX_WORDS = re.compile(r"\\(?:left|right|displaystyle|!|,|;|:|quad)(?![a-z])|\\(?:text|mathrm|textbf)\s*(?=\{)|[\s$]")
+
+
+class Checker:
+    """The base of the values of `workload.checker`. They have no state, so the class itself is used."""
+
+    name: ClassVar[str]
+
+    @staticmethod
+    def read(reply: str) -> str | None:
+        """Return the answer in a reply without its thinking; None if there is none."""
+        raise NotImplementedError
+
+    @staticmethod
+    def same(expected: str, answer: str) -> bool:
+        """Return whether an answer that was read is the expected one."""
+        raise NotImplementedError
+
+    @staticmethod
+    def expects(expected: str) -> bool:
+        """Return whether `read` can return an expected answer at all."""
+        return True
 
 
 def normalise(answer: str) -> str:

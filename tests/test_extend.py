@@ -1,0 +1,159 @@
+"""The extension in docs/extend.md, as a user writes it: found, run, swept, helped with, examined and re-scored."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spec_lab.__main__ import main
+from spec_lab.app.compose import compose
+from spec_lab.checkpoints.packaged import ZOO
+from spec_lab.config import option
+from spec_lab.config.checks import problems
+from spec_lab.core.errors import UserError
+from spec_lab.doctor.__main__ import main as examine
+from spec_lab.record.reading import read_all_request_rows, read_summary
+from spec_lab.record.schema import Summary
+
+PAGE = Path(__file__).parents[1] / "docs" / "extend.md"
+BLOCK = re.compile(r"^`(my_lab/\S+)`\n\n```\w+\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LAB = "extensions=[my_lab]"
+CHEAP = [
+    *("max_new_tokens=8", "repeats=1", "warmup_requests=0", "profile_rounds=0", "kernels=torch", "device=cpu"),
+    *("references=[plain]", "workload.limit=2", "batch_size=2"),
+]
+MENU = {
+    "drafter": ("copycat", "first_layers"),
+    "acceptance": ("near",),
+    "graph": ("padded",),
+    "attention": ("plain_math",),
+    "target": ("newest",),
+    "workload": ("count_down",),
+    "logger": ("csv",),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of the page. Those that it shows once are written for each option."""
+    folder = tmp_path_factory.mktemp("extension")
+    files = dict(BLOCK.findall(PAGE.read_text()))
+    shown = files["my_lab/conf/drafter/copycat.yaml"]
+    for group, names in MENU.items():
+        for name in names:
+            other = shown.replace("drafter/copycat", f"{group}/{name}").replace("drafter=copycat", f"{group}={name}")
+            files[f"my_lab/conf/{group}/{name}.yaml"] = other
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def importable(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Importable by this test alone, whose working directory is empty."""
+    registered = {group: dict(classes) for group, classes in option._options.items()}
+    monkeypatch.setattr(option, "_options", registered)
+    monkeypatch.setattr(option, "_schemas", dict(option._schemas))
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.chdir(tmp_path)
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "my_lab"]:
+        del sys.modules[name]
+
+
+def run(*overrides: str) -> tuple[Summary, Path]:
+    """Run with the extension; return the record."""
+    assert main([LAB, *CHEAP, "hydra.run.dir=X", *overrides]) == 0
+    return read_summary(Path("X")), Path("X")
+
+
+def outputs(*overrides: str) -> list[list[int]]:
+    summary, place = run(*overrides)
+    return [row["output_ids"] for row in read_all_request_rows(place, summary)]
+
+
+def test_an_extension_of_each_kind_is_short() -> None:
+    """Code lines of a section, of Python and YAML: 40, and 60 for a drafter with a cache of its own."""
+    for section in PAGE.read_text().split("\n## ")[1:]:
+        title, body = section.partition("\n")[::2]
+        code = re.sub(r'""".*?"""', "", "".join(text for _, text in BLOCK.findall(body)), flags=re.DOTALL)
+        lines = [line for line in code.splitlines() if line.strip() and not line.strip().startswith("#")]
+        assert len(lines) < (60 if "cache" in title else 40), title
+
+
+@pytest.mark.parametrize("drafter", ["copycat", "first_layers"])
+def test_a_drafter_leaves_plain_decodings_output(drafter: str) -> None:
+    """In a graph too. It is counted by the metric, and the logger writes its file."""
+    expected = outputs("drafter=none")
+    assert outputs(f"drafter={drafter}", "graph=round", "prune=catchup") == expected
+    summary, place = run(f"drafter={drafter}", "logger=csv", "logger.file=mine.csv")
+    assert summary["divergence"] is not None and summary["divergence"]["bugs"] == 0
+    assert summary["choices"]["drafter"] == drafter and 0 <= summary["metrics"]["all_kept"] <= 2
+    assert [line.split(",")[1] for line in (place / "mine.csv").read_text().splitlines()] == ["8", "8"]
+    assert [each["name"] for each in summary["extensions"]] == ["my_lab"]
+
+
+def test_a_rule_accepts_near_misses() -> None:
+    strict, near = (run(word, "max_new_tokens=40")[0] for word in ("acceptance=strict", "acceptance=near"))
+    assert near["acceptance_lossless"] is False
+    lengths = [each["acceptance_length"]["value"] for each in (strict, near)]
+    assert None not in lengths and lengths[0] < lengths[1]  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    "overrides", ["prune.catchup=large_batches batch_size=4 workload.limit=4", "graph=padded", "attention=plain_math"]
+)
+def test_a_pruner_a_graph_mode_and_a_backend_leave_the_output(overrides: str) -> None:
+    words = overrides.split()
+    assert outputs(*words) == outputs(*(word for word in words if "=large" not in word and word[0] not in "ga"))
+
+
+def test_a_target_a_workload_and_a_checker() -> None:
+    for number in (1, 2):
+        Path(f"steps/{number}").mkdir(parents=True)
+        for file in (ZOO / "pocket").iterdir():
+            (Path(f"steps/{number}") / file.name).symlink_to(file)
+    words = ["target=newest", "target.path=steps", "workload=count_down", "drafter=copycat"]
+    assert compose([LAB, *words]).config.target.folder == Path("steps/2")
+    summary, place = run(*words)
+    rows = read_all_request_rows(place, summary)
+    assert [(row["id"], row["checker"]) for row in rows] == [("from-3", "last_word"), ("from-4", "last_word")]
+
+
+def test_a_sweep_help_and_the_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([LAB, "-m", *CHEAP, "drafter=copycat,ngram", "drafter.num_draft_tokens=1,2"]) == 0
+    found = [read_summary(file.parent)["choices"]["drafter"] for file in Path("outputs").rglob("summary.json")]
+    assert sorted(found) == ["copycat", "copycat", "ngram", "ngram"]
+    assert main([LAB, "--help", "drafter"]) == 0
+    printed = capsys.readouterr().out
+    assert "copycat              Repeats the last token." in printed and "drafter.offset" in printed
+    assert examine([LAB, "drafter=copycat", *CHEAP]) == 0
+    assert "drafter=copycat has no weights" in capsys.readouterr().out
+
+
+def test_a_check_of_its_own_and_a_name_that_is_taken(folder: Path) -> None:
+    (refusal,) = problems(compose([LAB, "drafter=copycat", "drafter.offset=1000"]).config)
+    assert refusal.startswith("drafter.offset=1000")
+    (folder / "taken_lab.py").write_text(
+        "from spec_lab.config.option import option\n@option('drafter', 'eagle3')\nclass Mine: ...\n"
+    )
+    with pytest.raises(UserError, match="drafter=eagle3 is Eagle3 already"):
+        compose(["extensions=[taken_lab]"])
+
+
+def test_an_installed_package_is_found_by_its_entry_point(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = folder / "my_lab-0.3.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: my_lab\nVersion: 0.3\n")
+    (installed / "entry_points.txt").write_text("[spec_lab.extensions]\nmy_lab = my_lab\n")
+    try:
+        assert compose(["drafter=copycat", "drafter.offset=2"]).choices["drafter"] == "copycat+offset2"
+    finally:
+        for file in installed.iterdir():
+            file.unlink()
+        installed.rmdir()
