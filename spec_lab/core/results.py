@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from spec_lab.core.types import FinishReason
+if TYPE_CHECKING:
+    from spec_lab.core.types import FinishReason
 
 
 @dataclass(slots=True)
