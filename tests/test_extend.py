@@ -16,8 +16,8 @@ from spec_lab.config import option
 from spec_lab.config.checks import problems
 from spec_lab.core.errors import UserError
 from spec_lab.doctor.__main__ import main as examine
-from spec_lab.record.reading import read_all_request_rows, read_summary
-from spec_lab.record.schema import Summary
+from spec_lab.record.models import Run
+from spec_lab.record.reading import read_requests, read_run
 
 PAGE = Path(__file__).parents[1] / "docs" / "extend.md"
 BLOCK = re.compile(r"^`(my_lab/\S+)`\n\n```\w+\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -66,15 +66,15 @@ def importable(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         del sys.modules[name]
 
 
-def run(*overrides: str) -> tuple[Summary, Path]:
+def run(*overrides: str) -> tuple[Run, Path]:
     """Run with the extension; return the record."""
     assert main([LAB, *CHEAP, "hydra.run.dir=X", *overrides]) == 0
-    return read_summary(Path("X")), Path("X")
+    return read_run(Path("X")), Path("X")
 
 
 def outputs(*overrides: str) -> list[list[int]]:
-    summary, place = run(*overrides)
-    return [row["output_ids"] for row in read_all_request_rows(place, summary)]
+    _, place = run(*overrides)
+    return [row.output_ids for row in read_requests(place)]
 
 
 def test_an_extension_of_each_kind_is_short() -> None:
@@ -92,17 +92,16 @@ def test_a_drafter_leaves_plain_decodings_output(drafter: str) -> None:
     expected = outputs("drafter=none")
     assert outputs(f"drafter={drafter}", "graph=round", "prune=catchup") == expected
     summary, place = run(f"drafter={drafter}", "logger=csv", "logger.file=mine.csv")
-    assert summary["divergence"] is not None and summary["divergence"]["bugs"] == 0
-    assert summary["choices"]["drafter"] == drafter and 0 <= summary["metrics"]["all_kept"] <= 2
+    assert summary["divergence.bugs"] == 0
+    assert summary.choices["drafter"] == drafter and 0 <= summary["metrics.all_kept"] <= 2
     assert [line.split(",")[1] for line in (place / "mine.csv").read_text().splitlines()] == ["8", "8"]
-    assert [each["name"] for each in summary["extensions"]] == ["my_lab"]
+    assert list(summary.machine.extensions) == ["my_lab"]
 
 
 def test_a_rule_accepts_near_misses() -> None:
     strict, near = (run(word, "max_new_tokens=40")[0] for word in ("acceptance=strict", "acceptance=near"))
-    assert near["acceptance_lossless"] is False
-    lengths = [each["acceptance_length"]["value"] for each in (strict, near)]
-    assert None not in lengths and lengths[0] < lengths[1]  # type: ignore[operator]
+    assert near.acceptance_lossless is False
+    assert strict["acceptance_length"] < near["acceptance_length"]
 
 
 @pytest.mark.parametrize(
@@ -120,14 +119,13 @@ def test_a_target_a_workload_and_a_checker() -> None:
             (Path(f"steps/{number}") / file.name).symlink_to(file)
     words = ["target=newest", "target.path=steps", "workload=count_down", "drafter=copycat"]
     assert compose([LAB, *words]).config.target.folder == Path("steps/2")
-    summary, place = run(*words)
-    rows = read_all_request_rows(place, summary)
-    assert [(row["id"], row["checker"]) for row in rows] == [("from-3", "last_word"), ("from-4", "last_word")]
+    rows = read_requests(run(*words)[1])
+    assert [(row.id, row.checker) for row in rows] == [("from-3", "last_word"), ("from-4", "last_word")]
 
 
 def test_a_sweep_help_and_the_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([LAB, "-m", *CHEAP, "drafter=copycat,ngram", "drafter.num_draft_tokens=1,2"]) == 0
-    found = [read_summary(file.parent)["choices"]["drafter"] for file in Path("outputs").rglob("summary.json")]
+    found = [read_run(file.parent).choices["drafter"] for file in Path("outputs").rglob("summary.json")]
     assert sorted(found) == ["copycat", "copycat", "ngram", "ngram"]
     assert main([LAB, "--help", "drafter"]) == 0
     printed = capsys.readouterr().out

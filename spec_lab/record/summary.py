@@ -56,6 +56,6 @@ def definitions(extra: Iterable[Metric] = ()) -> dict[str, str]:
 
 
 def metric_of(option: Any) -> Metric:
-    """Return the metric of an extension's option (`menu.option.MetricOption`); its name begins with `metrics.`."""
+    """Return the metric of an extension's option (docs/extend.md); its name begins with `metrics.`."""
     name, compute = f"metrics.{option.name}", option.of_run or option.of_round
     return Metric(name, option.unit, option.definition, "turn" if option.of_run else "round", compute)
