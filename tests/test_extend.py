@@ -124,7 +124,7 @@ def test_a_target_a_workload_and_a_checker() -> None:
 
 
 def test_a_sweep_help_and_the_doctor(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([LAB, "-m", *CHEAP, "drafter=copycat,ngram", "drafter.num_draft_tokens=1,2"]) == 0
+    assert main(["-m", LAB, *CHEAP, "drafter=copycat,ngram", "drafter.num_draft_tokens=1,2"]) == 0
     found = [read_run(file.parent).choices["drafter"] for file in Path("outputs").rglob("summary.json")]
     assert sorted(found) == ["copycat", "copycat", "ngram", "ngram"]
     assert main([LAB, "--help", "drafter"]) == 0
