@@ -67,7 +67,6 @@ def test_a_typed_run_always_runs_and_writes_over_nothing(runner: FakeRunner, emp
         (["drafter=eagel3"], "eagle3"),
         (["drafter=ngram", "drafter.window=3"], "drafter.window"),
         (["drafter=eagle3,ngram"], "drafter=eagle3,ngram"),
-        (["extensions=[nowhere]"], "nowhere"),
         (["-m", "btch_size=1,2"], "batch_size"),
     ],
 )
@@ -181,9 +180,7 @@ def test_jobs_in_a_row_read_the_same_weights_once(empty_folder: Path, monkeypatc
     assert read == ["target", "eagle3"]
     assert main(["-m", *CHEAP, "drafter=ngram,eagle3", "cache.page_size=8"]) == 0
     assert read[2:] == ["target", "eagle3"], "page_size is the backend's"
-    outputs = [
-        [row["output_ids"] for row in read_request_rows(path.parent)] for path in empty_folder.rglob("summary.json")
-    ]
+    outputs = [[row.output_ids for row in read_requests(path.parent)] for path in empty_folder.rglob("summary.json")]
     assert len(outputs) == 6 and all(each == outputs[0] for each in outputs)
     run.last_models.cache_clear()
 
