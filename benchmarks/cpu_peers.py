@@ -277,7 +277,7 @@ def load_transformers(text_of: TextOf) -> Contestant:
     disable_progress_bar()
     path = model_file()
     model = AutoModelForCausalLM.from_config(
-        AutoConfig.from_pretrained(path.parent, gguf_file=path.name), dtype=torch.float32
+        AutoConfig.from_pretrained(path.parent, gguf_file=path.name, trust_remote_code=False), dtype=torch.float32
     ).eval()
     shapes = decoder_tensor_shapes(read_model_config(path))
     model.load_state_dict(dict(open_tensors(path, shapes, torch.float32, "cpu")), strict=False)

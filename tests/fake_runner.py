@@ -22,7 +22,7 @@ class FakeRunner:
         self.begins = True
         self.errors: dict[int, BaseException] = {}
 
-    def record_run(self, chosen: Run, choices: dict[str, str], folder: Path, *_: Any) -> models.Run:
+    def record_run(self, chosen: Run, choices: dict[str, str], folder: Path, last: Any = None) -> models.Run:
         config = chosen
         self.calls.append((config, choices, folder))
         if self.begins:

@@ -9,7 +9,6 @@ import dataclasses
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from spec_lab.config.run import Run
 from spec_lab.record import models
@@ -19,7 +18,7 @@ from tests.fake_runs import PLAIN, FakeEngine, make_begun, measure, record_run
 STAGE_MS = {"verify": 2.4, "accept": 0.1, "catchup": 0.4, "recur": 0.7, "commit": 0.05}
 
 
-def run(chosen: Run, choices: dict[str, str], folder: Path, *_: Any) -> models.Run:
+def run(chosen: Run, choices: dict[str, str], folder: Path, last: object = None) -> models.Run:
     """Stands in for `spec_lab.measure.runner.record_run`."""
     config = chosen
     begun = make_begun(dataclasses.asdict(config), name=config.name, choices=choices, started_at=utc_now())

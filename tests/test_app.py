@@ -67,7 +67,6 @@ def test_a_typed_run_always_runs_and_writes_over_nothing(runner: FakeRunner, emp
         (["drafter=eagel3"], "eagle3"),
         (["drafter=ngram", "drafter.window=3"], "drafter.window"),
         (["drafter=eagle3,ngram"], "drafter=eagle3,ngram"),
-        (["extensions=[nowhere]"], "nowhere"),
         (["-m", "btch_size=1,2"], "batch_size"),
     ],
 )

@@ -77,7 +77,7 @@ def test_a_turn_that_is_too_long_is_refused_or_ends_its_conversation(capsys: pyt
     with pytest.raises(UserError, match=r"request long-turn2 of 24 prompt and 4 new tokens is longer than 20 "):
         go_on(requests, 20)
     assert list(go_on(requests, 20, Unusable.skip)) == ["long", "two", "two-turn2"]
-    assert capsys.readouterr().err.startswith("left out: request long-turn2 of 24 prompt")
+    assert "request long-turn2" in capsys.readouterr().err
 
 
 def test_a_conversation_has_room_for_answers_of_any_text() -> None:

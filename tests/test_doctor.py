@@ -49,7 +49,6 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["drafter=eagel3"], "eagle3"),
         (["batchsize=3"], "there is no key batchsize"),
         (["target=hf"], "target.path"),
-        (["drafter.path=/nowhere"], "drafter.path=/nowhere is not a folder"),
     ],
 )
 def test_what_cannot_be_examined_is_refused(

@@ -19,7 +19,8 @@ from spec_lab.study.figures import svg
 from spec_lab.study.studies import studies_in, study_figures, study_tables
 from tests import recorded_runner
 
-FILES = {path.stem: path for path in sorted((conf_folder() / "experiment").glob("*.yaml"))}
+FILES = {path.stem: path for path in sorted((conf_folder() / "experiment").glob("*.yaml")) if path.stem != "draft_stop"}
+"""All but the search, which has a test of its own: it has no grid and no tables."""
 CELLS: dict[str, tuple[list[str], int]] = {
     "adaptive_k": (["line=k3,schedule", "batch_size=8"], 2),
     "batch_scaling": (["batch_size=16"], 2),
@@ -42,7 +43,7 @@ def ran(monkeypatch: pytest.MonkeyPatch, empty_folder: Path) -> list[Any]:
     """The configurations that a runner which decodes nothing was given."""
     configs: list[Any] = []
 
-    def run(chosen: Run, choices: dict[str, str], folder: Path, *_: Any) -> Any:
+    def run(chosen: Run, choices: dict[str, str], folder: Path, last: Any = None) -> Any:
         configs.append(chosen)
         return recorded_runner.run(chosen, choices, folder)
 
@@ -115,6 +116,23 @@ def test_a_cell_that_cannot_be_is_refused_and_the_others_run(ran: list[Any]) -> 
     """mtp_vanilla has no five modules."""
     assert main(["experiment=drafters", "drafter=mtp_vanilla", "drafter.num_draft_tokens=3,5"]) == 2
     assert [(config.drafter.name, config.drafter.num_draft_tokens) for config in ran] == [("mtp_vanilla", 3)]
+
+
+def test_optuna_searches_for_the_objective_and_goes_on_where_it_was(ran: list[Any]) -> None:
+    """A refused trial ends nothing, and the trials of the first call are not run again."""
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="needs the extra `optuna`")
+    space = ["drafter.num_draft_tokens=choice(1,3,40)", "drafter.stop_threshold=0.5", "hydra.sweeper.sampler.seed=2"]
+    assert main(["experiment=draft_stop", "hydra.sweeper.n_trials=3", *space]) == 2
+    assert sorted(config.drafter.num_draft_tokens for config in ran) == [1, 3]
+    assert main(["experiment=draft_stop", "hydra.sweeper.n_trials=4", *space]) == 2
+    assert len(ran) == 2
+    [folder] = Path("outputs").iterdir()
+    best = yaml.safe_load((folder / "optimization_results.yaml").read_text())
+    finished = [found.run for found in find_runs(folder) if found.run.status == "finished"]
+    speedups = {run.config["drafter"]["num_draft_tokens"]: run["speedup"] for run in finished}
+    assert len(set(speedups.values())) == 2
+    assert best["best_value"] == max(speedups.values())
+    assert speedups[best["best_params"]["drafter.num_draft_tokens"]] == best["best_value"]
 
 
 def test_a_study_of_ones_own_needs_one_file(ran: list[Any], tmp_path: Path) -> None:

@@ -18,10 +18,10 @@ from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.gemma4_checkpoint import gemma4_tensor_shapes
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.config.choices import KernelsChoice, Rollback
-from spec_lab.config.run import AttentionConfig, RecurrentConfig, Run
+from spec_lab.config.run import RecurrentConfig, Run
 from tests import tiny_gemma4, tiny_hybrid
 from tests.graph_lab import MODES
-from tests.lab import generate, make_config, random_requests
+from tests.lab import generate, make_config, part, random_requests
 from tests.tiny_checkpoints import random_weight
 
 TARGETS: dict[str, dict[str, Any]] = {
@@ -67,7 +67,7 @@ def assert_equal_on(
     make_target(folder, kind)
     requests = random_requests(3, 20, vocab_size=64, lengths=(1, 17))
     expected = generate(config_of(folder, "cpu"), requests)
-    config = replace(config_of(folder, device, rollback), kernels=kernels, attention=AttentionConfig(kernels))
+    config = replace(config_of(folder, device, rollback), kernels=kernels, attention=part("attention", kernels))
     found = generate(config if mode == "eager" else replace(config, graph=MODES[mode]), requests)
     assert found == expected and all(expected.values())
 

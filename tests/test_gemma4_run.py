@@ -15,7 +15,7 @@ import torch
 
 import spec_lab
 from spec_lab.checkpoints.families.table import read_model_config
-from spec_lab.config.run import AttentionConfig, GraphConfig, TargetConfig
+from spec_lab.config.run import GraphConfig, TargetConfig
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
@@ -24,7 +24,7 @@ from spec_lab.workloads.thinking import thinking_markers
 from spec_lab.workloads.tokenizer import TargetTokenizer
 from tests.covering import each_value
 from tests.graph_lab import MODES, synthetic
-from tests.lab import Reference, generate, make_config, make_engine, random_requests
+from tests.lab import Reference, generate, make_config, make_engine, part, random_requests
 from tests.scripted_rule import ScriptedRule, install
 from tests.tiny_checkpoints import make_tiny_eagle3
 from tests.tiny_gemma4 import KINDS, VOCAB, WINDOW, assistants_build, make_tiny_gemma4, make_tiny_gemma4_assistant
@@ -227,7 +227,7 @@ def test_other_parts_run_on_gemma(pairs: Callable[[str], Pair], tmp_path: Path, 
     make_tiny_eagle3(tmp_path, read_model_config(pairs("e2b").folders[0]))
     weights = {"frozen_kv": pair.folders[1], "draft_model": pairs("e2b").folders[0], "eagle3": tmp_path}
     options = {"prune": "prefill"} | changes
-    attention = AttentionConfig(name=options.pop("attention", "torch"))
+    attention = part("attention", options.pop("attention", "torch"))
     config = make_config(
         (pair.folders[0], weights[drafter]), drafter, K, batch_size=2, cache={"page_size": PAGE}, **options
     )

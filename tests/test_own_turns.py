@@ -27,25 +27,25 @@ def test_turns_that_a_target_wrote_are_asked_in_its_template(tmp_path: Path) -> 
     sampled = ["sampling.temperature=1.0", "acceptance=rejection", "acceptance.method=one_hot"]
     begun = run(tmp_path, "workload=user_turns", "workload.num_requests=24", "max_new_tokens=16", *sampled)
     tokenizer = TargetTokenizer(POCKET)
-    assert all(tokenizer.decode(row["prompt_ids"]).startswith("<|user|>\n") for row in begun.requests)
+    assert all(tokenizer.decode(row.prompt_ids).startswith("<|user|>\n") for row in begun.requests)
     kinds = {opening.kind: opening.max_tokens for opening in openings()}
-    assert all(len(row["output_ids"]) <= kinds[row["category"]] for row in begun.requests)
+    assert all(len(row.output_ids) <= kinds[row.category] for row in begun.requests)
     asked = run(tmp_path, "workload=outputs", f"workload.path={begun.folder}", "max_new_tokens=4")
-    by_id = {row["id"]: row for row in begun.requests}
+    by_id = {row.id: row for row in begun.requests}
     assert 12 < len(asked.requests) <= 24
     for row in asked.requests:
-        words = tokenizer.decode(by_id[row["id"]]["prompt_ids"]).removeprefix("<|user|>\n")
-        prompt = tokenizer.decode(row["prompt_ids"])
+        words = tokenizer.decode(by_id[row.id].prompt_ids).removeprefix("<|user|>\n")
+        prompt = tokenizer.decode(row.prompt_ids)
         assert prompt.startswith(f"<|user|>\n{words}") and prompt.endswith("<|end|>\n<|assistant|>\n")
         assert prompt.count("<|end|>") == 1
     again = run(tmp_path / "again", "workload=outputs", f"workload.path={asked.folder}", "max_new_tokens=2")
-    texts = {tokenizer.decode(row["prompt_ids"]) for row in again.requests}
+    texts = {tokenizer.decode(row.prompt_ids) for row in again.requests}
     assert len(texts) == len(again.requests), "answers that repeat are asked once"
 
 
 def test_an_opening_depends_on_the_seed_and_its_number_alone(tmp_path: Path) -> None:
     few, more, other = (
-        [row["prompt_ids"] for row in run(tmp_path / str(place), "workload=user_turns", *words).requests]
+        [row.prompt_ids for row in run(tmp_path / str(place), "workload=user_turns", *words).requests]
         for place, words in enumerate(
             [
                 ("workload.num_requests=4", "max_new_tokens=2"),

@@ -11,7 +11,7 @@ import torch
 
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.config.choices import Dtype, KernelsChoice, Rollback
-from spec_lab.config.run import AttentionConfig, RecurrentConfig, Run, SamplingConfig, TrainedDrafterConfig
+from spec_lab.config.run import RecurrentConfig, Run, SamplingConfig, TrainedDrafterConfig
 from spec_lab.core.prompts import PromptRounding, PromptSpan
 from spec_lab.core.ragged import build_metadata
 from spec_lab.core.types import Request, Sequence
@@ -142,7 +142,7 @@ def test_a_captured_prompt_leaves_what_an_eager_one_leaves(weights: Weights, dra
 @pytest.mark.parametrize("attention", ["torch", "triton"])
 @pytest.mark.parametrize("drafter", CAPTURED)
 def test_a_captured_prompt_on_a_gpu(weights: Weights, drafter: str, attention: str) -> None:
-    parts = {"attention": AttentionConfig(name=attention), "kernels": KernelsChoice(attention)}
+    parts = {"attention": part("attention", attention), "kernels": KernelsChoice(attention)}
     config = replace(weights.config(drafter, "catchup"), device="cuda", dtype=Dtype.float32, **parts)
     check_captured_alike(config, tolerance=2e-4)
 
@@ -183,7 +183,7 @@ def test_a_run_with_captured_prompts_has_the_tokens_of_an_eager_one(weights: Wei
 @pytest.mark.parametrize("drafter", TRAINED)
 def test_a_pack_on_a_gpu(weights: Weights, drafter: str, attention: str) -> None:
     """Products of more rows round otherwise there, in float32 too."""
-    parts = {"attention": AttentionConfig(name=attention), "kernels": KernelsChoice(attention)}
+    parts = {"attention": part("attention", attention), "kernels": KernelsChoice(attention)}
     config = replace(weights.config(drafter, "catchup"), device="cuda", dtype=Dtype.float32, **parts)
     check_packed_alike(config, tolerance=2e-4)
 

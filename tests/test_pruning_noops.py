@@ -56,7 +56,8 @@ def test_post_attention_prunes_the_catch_up_step_where_kv_is_written_with_attent
     reference = Reference(pair[0])
     assert [record.output_ids for record in result.requests] == [reference.greedy(request) for request in requests]
     for record in result.rounds:
-        assert record.rows.catchup_computed == record.rows.catchup_live > 0
+        assert record.rows.catchup_output == record.rows.catchup_mlp == record.rows.catchup_live > 0
+        assert record.rows.catchup_attention > record.rows.catchup_live
     rows = [prefill.rows.prefill_logits for prefill in result.prefills]
     assert sum(rows) == sum(len(request.prompt_ids) for request in requests)
 
@@ -68,7 +69,7 @@ def test_a_run_says_so_and_its_reference_of_plain_decoding_runs(
     cheap = [*SHORT, "kernels=torch", "attention=torch", "graph=eager", f"output_dir={tmp_path}"]
     result = spec_lab.run(spec_lab.compose([*cheap, "drafter=eagle3", "prune=prefill"]))
     assert "prune.prefill=last_row changes nothing" in capsys.readouterr().err
-    assert set(result.summary["references"]) == {"plain"}
+    assert set(result.run.references) == {"plain"}
     with refused("attention=torch", "prune.catchup=pre_attention", "prune=post_attention"):
         spec_lab.run(spec_lab.compose([*cheap, "drafter=eagle3", "prune=catchup"]))
 
@@ -80,10 +81,12 @@ def test_a_block_drafter_in_a_graph_writes_all_rows_and_says_so(
     block = [*SHORT, "drafter=dflash", "drafter.num_draft_tokens=3", f"output_dir={tmp_path}", *pruned]
     results = {}
     for graph in ("round", "eager"):
-        results[graph] = spec_lab.run(spec_lab.compose([*block, f"graph={graph}"])).summary
+        results[graph] = spec_lab.run(spec_lab.compose([*block, f"graph={graph}"])).run
         said = "prune.catchup=pre_attention has nothing to prune" in capsys.readouterr().err
         assert said == (graph == "round")
-    assert "unpruned" not in results["round"]["references"] and "unpruned" in results["eager"]["references"]
+    assert "unpruned" not in results["round"].references and "unpruned" in results["eager"].references
     rounds = results["round"]["rounds"]
     assert results["eager"]["rounds"] == rounds
-    assert results["round"]["rows"]["catchup_computed"] == 4 * rounds > results["eager"]["rows"]["catchup_computed"]
+    for part in ("attention", "output", "mlp"):
+        computed = {graph: result[f"rows.catchup_{part}"] for graph, result in results.items()}
+        assert computed["round"] == 4 * rounds > computed["eager"]

@@ -154,11 +154,6 @@ def test_random_clusters_name_every_token_once() -> None:
     assert tensors[TOKEN_ORDERING].tolist() == [0, 3, 6, 9, 1, 4, 7, 10, 2, 5, 8, 11]
 
 
-def test_a_workload_of_text_is_refused_in_a_line(shape: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["target=hf", f"target.path={shape}", *RANDOM, *CHEAP]) == 2
-    assert "no tokenizer, so texts cannot be read; use workload=random_ids" in capsys.readouterr().err
-
-
 def test_a_checkpoint_without_a_tokenizer_runs_on_ids(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One whose tokenizer needs code of its own has no tokenizer.json either."""
     make_tiny_target(tmp_path / "model", "qwen3", num_hidden_layers=2)
@@ -166,12 +161,6 @@ def test_a_checkpoint_without_a_tokenizer_runs_on_ids(tmp_path: Path, capsys: py
     assert main([*target, *IDS, *CHEAP]) == 0
     assert main([*target, *CHEAP]) == 2
     assert "tokenizer.json is missing" in (said := capsys.readouterr().err) and "workload=random_ids" in said
-
-
-def test_more_draft_tokens_than_the_target_has_are_refused(shape: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    target = ["target=hf", f"target.path={shape}", *RANDOM, "drafter.draft_vocab_size=1000000"]
-    assert main([*target, *IDS, *CHEAP]) == 2
-    assert "drafter.draft_vocab_size=null" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

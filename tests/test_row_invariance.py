@@ -19,10 +19,10 @@ from spec_lab.build import models
 from spec_lab.build.engine import build_teacher
 from spec_lab.build.limits import engine_limits
 from spec_lab.config.choices import Dtype, KernelsChoice
-from spec_lab.config.run import AttentionConfig
 from spec_lab.measure.lab import Lab, load_lab
 from spec_lab.models.products import PLAIN
 from tests.kernel_lab import DEVICE
+from tests.lab import part
 from tests.tiny_checkpoints import make_tiny_target
 from tests.tiny_runs import make_run_config, write_prompts, write_tokenizer
 
@@ -53,7 +53,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(models, "resolve_dtype", lambda name, device: DTYPE)
-        return load_lab(replace(config, attention=AttentionConfig("triton")))
+        return load_lab(replace(config, attention=part("attention", "triton")))
 
 
 @contextmanager
@@ -110,7 +110,7 @@ def assert_equal_to_plain(folder: Path, batch_size: int, *overrides: str) -> Non
     for references in ("[plain]", "[]"):
         composed = spec_lab.compose([f"output_dir={folder}", f"references={references}", *shared])
         summary = spec_lab.run(composed).run
-        found = summary["divergence"]
+        found = summary.under("divergence")
         assert summary.row_invariant is (composed.config.dtype == Dtype.bfloat16)
-        assert found is not None and found["requests"] == 12
+        assert found["requests"] == 12
         assert (found["near_ties"], found["bugs"]) == (0, 0)

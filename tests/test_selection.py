@@ -8,9 +8,7 @@ import pytest
 import torch
 
 from spec_lab.config.option import get, options
-from spec_lab.core.errors import UserError
 from spec_lab.core.prompts import LiveRows
-from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.core.rows import rows_at
 from spec_lab.core.selection import AfterAttention, AllRows, BeforeAttention, NoRows
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide
@@ -127,15 +125,3 @@ def test_logits_for_one_row_a_request_and_none_in_the_middle_of_a_prompt(rows: t
     assert policy.logit_rows(rows, LAST).flatten().tolist() == [11]
     assert policy.logit_rows(rows[11:], LAST).flatten().tolist() == [11], "the target may have dropped the others"
     assert len(policy.logit_rows(rows, None)) == 0
-
-
-def test_a_pruning_that_returns_no_selection_is_named() -> None:
-    """An extension's may return the rows themselves."""
-
-    class ReturnsRows:
-        def selection(self, live_rows: Any, live_attention: Any) -> Any:
-            return live_rows
-
-    policy = PrunePolicy(prompt=None, catchup=ReturnsRows())  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=r"ReturnsRows\.selection returns Tensor; return a RowSelection"):
-        policy.of_catchup(torch.tensor([0]), None)  # type: ignore[arg-type]

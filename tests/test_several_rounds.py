@@ -74,7 +74,7 @@ def without_times(record: RoundRecord, one_size: bool) -> dict[str, Any]:
 def without_clock(record: RequestRecord) -> RequestRecord:
     """A request's record, but for times and confidences."""
     timeless = [0.0] * len(record.emitted_at)
-    return dataclasses.replace(record, admitted_at=0.0, emitted_at=timeless, confidence_per_round=[])
+    return dataclasses.replace(record, arrived_at=0.0, admitted_at=0.0, emitted_at=timeless, confidence_per_round=[])
 
 
 def confidences(result: GenerationResult) -> list[float]:

@@ -8,6 +8,7 @@ from functools import cache
 import pytest
 
 from spec_lab.app.compose import compose
+from spec_lab.build.auto import with_auto_chosen
 from spec_lab.build.engine import build_engine
 from spec_lab.build.limits import engine_limits
 from spec_lab.build.models import load_models
@@ -16,8 +17,10 @@ from spec_lab.checkpoints.packaged import ZOO
 from spec_lab.config.checks import admit
 from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
+from spec_lab.models.tensor_parallel import TensorParallel
 from spec_lab.workloads.thinking import thinking_markers
 from spec_lab.workloads.tokenizer import TargetTokenizer
+from tests.ranks import Meeting, ThreadCollectives
 
 SHIPPED = {"pocket_hybrid": "mtp_eagle", "pocket_gemma": "frozen_kv", "pocket_moe": "mtp_eagle"}
 """The shipped targets of other families, and the drafter that is shipped for each."""
@@ -33,11 +36,7 @@ CHOICES: dict[str, tuple[str | None, str | None, str | None]] = {
     "prune=prefill": ("", None, None),
     "recurrent.rollback=replay": ("", None, None),
     "dtype=bfloat16": ("", None, None),
-    "target.tensor_parallel=2": (
-        "splits no layers that keep a state",
-        "2 processes",
-        "cannot split latent attention",
-    ),
+    "target.weight_dtype=fp8": ("keep a state", "Gemma 4", "layers of experts"),
 }
 """What is chosen, and for each target that it is tried on the words of its refusal, if it is refused.
 
@@ -52,16 +51,15 @@ CELLS = [
 
 def config_of(target: str, overrides: str) -> Run:
     shipped = [] if overrides.startswith("drafter=") else [f"drafter={SHIPPED[target]}"]
-    return compose([f"target={target}", *shipped, *CHEAP, *overrides.split()]).config
+    return with_auto_chosen(compose([f"target={target}", *shipped, *CHEAP, *overrides.split()]).config)
 
 
 def decode(config: Run) -> dict[str, list[int]]:
-    chosen = config
-    tokenizer = TargetTokenizer(chosen.target.folder)
-    requests = load_requests(chosen, tokenizer)
-    limits = engine_limits(chosen, requests, config.drafter.num_draft_tokens)
-    models = load_models(chosen, limits.max_seq_len, thinking_markers(tokenizer, chosen.target))
-    engine = build_engine(chosen, models, limits)
+    tokenizer = TargetTokenizer(config.target.folder)
+    requests = load_requests(config, tokenizer)
+    limits = engine_limits(config, requests, config.drafter.num_draft_tokens)
+    models = load_models(config, limits.max_seq_len, thinking_markers(tokenizer, config.target))
+    engine = build_engine(config, models, limits)
     return {record.request_id: record.output_ids for record in engine.generate(requests).requests}
 
 
@@ -93,6 +91,17 @@ def test_it_runs_or_is_refused(overrides: str, target: str, refusal: str) -> Non
     assert all(len(tokens) == 6 for tokens in outputs.values())
     if not overrides.startswith("dtype="):
         assert outputs == plain(target)
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [("pocket_hybrid", "splits no layers that keep a state"), ("pocket_moe", "cannot split latent attention")],
+)
+def test_layers_that_cannot_be_split_are_refused(target: str, reason: str) -> None:
+    skip_without_weights(target)
+    half = TensorParallel(0, 2, ThreadCollectives(Meeting(2), 0))
+    with pytest.raises(UserError, match=reason):
+        load_models(config_of(target, "drafter=none"), 64, partition=half)
 
 
 @pytest.mark.parametrize("drafter", ["dflash", "dspark", "dflash2", "domino", "lilicorr", "p_eagle"])

@@ -16,6 +16,7 @@ from spec_lab.config.checks import admit
 from spec_lab.config.run import TargetConfig
 from spec_lab.core.errors import UserError
 from spec_lab.doctor.subject import load_subject
+from spec_lab.record.models import Request
 from spec_lab.workloads.thinking import reply_of, thinking_markers
 from spec_lab.workloads.tokenizer import TargetTokenizer
 from tests.tiny_runs import make_runnable_pair, write_prompts, write_tokenizer
@@ -93,6 +94,11 @@ def test_an_answer_stands_behind_the_markers_of_the_run() -> None:
     assert reply_of("<think>hm", pairs=[("[THINK]", "[/THINK]")]) == "<think>hm"
 
 
+def thinking_in(row: Request) -> int:
+    """Number of output tokens inside thinking."""
+    return sum(end - start for start, end in row.thinking_spans or ())
+
+
 @pytest.mark.parametrize("phase", ["token", "round"])
 @pytest.mark.parametrize(
     ("template", "knobs"),
@@ -115,11 +121,11 @@ def test_relaxed_acceptance_takes_every_draft_while_thinking_is_open(
         f"acceptance.phase={phase}",
     ]
     result = spec_lab.run(spec_lab.compose(overrides(pair, tmp_path, *relaxed, *knobs)))
-    accepted = [row["accepted_per_round"][:-1] for row in result.requests]
+    accepted = [row.accepted_per_round[:-1] for row in result.requests]
     assert accepted == [[K, K], [K, K]]
-    assert [row["num_thinking_tokens"] for row in result.requests] == [12, 12]
+    assert [thinking_in(row) for row in result.requests] == [12, 12]
     strict = spec_lab.run(spec_lab.compose(overrides(pair, tmp_path, *knobs)))
-    assert sum(sum(row["accepted_per_round"]) for row in strict.requests) < K
+    assert sum(sum(row.accepted_per_round) for row in strict.requests) < K
 
 
 def test_without_markers_the_rule_is_refused_by_the_knobs_name(pair: tuple[Path, Path], tmp_path: Path) -> None:
@@ -135,8 +141,8 @@ def test_smollm2_runs_with_relaxed_thinking(tmp_path: Path) -> None:
     knobs = ["acceptance.delta=1.0", "target.thinking_begin='<|im_start|>'", "target.thinking_end='<|im_end|>'"]
     short = [*SHORT, "workload.limit=1", f"output_dir={tmp_path}", "device=cpu"]
     (row,) = spec_lab.run(spec_lab.compose([*run, *knobs, *short])).requests
-    assert row["accepted_per_round"][:-1] == [K, K] and row["num_thinking_tokens"] == 12
-    assert row["answer"] is None or row["correct"] is not None
+    assert row.accepted_per_round[:-1] == [K, K] and thinking_in(row) == 12
+    assert row.answer is None or row.correct is not None
 
 
 @pytest.mark.parametrize("switch", ["enable_thinking", "thinking"])
@@ -149,7 +155,7 @@ def test_the_switch_reaches_a_run_and_the_doctor(
     expected = tokenizer.encode(f"{TURN}abc{TURN}{'+' if thinks else '-'}")
     composed = spec_lab.compose(overrides(pair, tmp_path, f"workload.thinking={thinks}"))
     assert list(load_subject(admit(composed.config)).requests[0].prompt_ids) == expected
-    assert spec_lab.run(composed).requests[0]["prompt_ids"] == expected
+    assert spec_lab.run(composed).requests[0].prompt_ids == expected
 
 
 @pytest.mark.parametrize("template", [TEMPLATE, TEMPLATE + "{% set thinking = true %}{{ thinking }}"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 import spec_lab
 from spec_lab.core.errors import UserError
 from spec_lab.train.data import (
-    Recorded,
     Text,
     Texts,
     TextsOrigin,
@@ -52,8 +50,8 @@ def test_a_run_of_the_lab_is_read_with_its_conversations(tmp_path: Path) -> None
     found = read_run(run.folder)
     assert found.origin == origin_of(POCKET) and found.workload == "jsonl"
     for text, row in zip(found.texts, run.requests, strict=True):
-        assert text.ids.tolist() == [*row["prompt_ids"], *row["output_ids"]]
-        assert text.prompt_length == len(row["prompt_ids"])
+        assert text.ids.tolist() == [*row.prompt_ids, *row.output_ids]
+        assert text.prompt_length == len(row.prompt_ids)
     first, second, other = found.texts
     assert first.conversation == second.conversation != other.conversation
     assert first.prompt_length < second.prompt_length
@@ -62,10 +60,10 @@ def test_a_run_of_the_lab_is_read_with_its_conversations(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"target_digest": "0123456789ab"}, "target is 0123456789ab"),
+        ({"digest": "0123456789ab"}, "target is 0123456789ab"),
         ({"template": "0123456789ab"}, "template is 0123456789ab"),
         ({"thinking": True}, "thinking is True, not None"),
-        ({"name": "spec_bench"}, "workload=spec_bench is for testing"),
+        ({"workload": "spec_bench"}, "workload=spec_bench is for testing"),
         ({"status": "interrupted"}, "this run is interrupted"),
     ],
     ids=str,
@@ -80,7 +78,7 @@ def test_runs_that_a_head_must_not_learn_from_are_refused(
 
 
 def test_questions_for_testing_may_be_held_out(target: Path, tmp_path: Path) -> None:
-    record_run(tmp_path / "bench", target, name="spec_bench", thinking=True)
+    record_run(tmp_path / "bench", target, workload="spec_bench", thinking=True)
     origin = TextsOrigin(*(getattr(origin_of(target), name) for name in ("target", "template")), thinking=True)
     assert len(read_runs(str(tmp_path / "bench"), origin, are_learnt=False)) == 1
     record_run(tmp_path / "learnt", target)
@@ -154,9 +152,3 @@ def test_batches_depend_on_seed_and_step_alone_and_each_epoch_has_every_row(targ
     assert sorted(epoch) == sorted(2 * rows.tokens.tolist()) and epoch[: len(rows)] != epoch[len(rows) :]
     assert torch.equal(rows.batch(4, 2, 3).tokens, rows.batch(4, 2, 3).tokens)
     assert not torch.equal(rows.batch(4, 2, 3).tokens, rows.batch(4, 2, 4).tokens)
-
-
-def test_a_run_of_another_kind_of_record_keeps_its_sampling(target: Path, tmp_path: Path) -> None:
-    """The sampling goes into the head's record."""
-    found: Recorded = read_run(record_run(tmp_path / "texts", target))
-    assert json.dumps(found.sampling) == '{"temperature": 0.0}'

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,9 @@ import torch
 from spec_lab.checkpoints.block_heads import HeadKind
 from spec_lab.checkpoints.digest import target_digest
 from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.record.models import Request, Run, Target
+from spec_lab.record.names import REQUESTS_FILE
+from spec_lab.record.recorder import write_run
 from spec_lab.train.config import Evaluation, Optimisation, TargetChoice, TrainConfig
 from spec_lab.train.data import Recorded, Texts, read_run
 from spec_lab.train.group import ALONE
@@ -40,25 +42,26 @@ def record_run(
     folder: Path, target: Path, texts: Sequence[tuple[str, Sequence[int], Sequence[int]]] = (), **changes: Any
 ) -> Path:
     """Record `texts`, each an id, a prompt and an output, as a run of this target would; without any, some that no
-    target wrote. `changes` are of the summary, or of the workload in its configuration."""
+    target wrote. `changes` are of the record, or the name of the workload in its configuration."""
     vocab_size, generator = read_model_config(target).vocab_size, torch.Generator().manual_seed(3)
     lengths = torch.randint(9, 35, (24,), generator=generator).tolist()
     drawn = [torch.randint(3, vocab_size, (5 + each,), generator=generator).tolist() for each in lengths]
     texts = texts or [(f"p{number}", ids[:5], ids[5:]) for number, ids in enumerate(drawn)]
-    workload = {"name": "jsonl"} | {key: changes.pop(key) for key in ("name", "thinking") if key in changes}
-    summary = {
-        "status": "finished",
-        "target_digest": target_digest(target),
-        "template": template_digest(target),
-        "config": {"workload": workload, "sampling": {"temperature": 0.0}},
-    }
-    folder.mkdir(parents=True)
-    (folder / "summary.json").write_text(json.dumps(summary | changes))
+    run = Run(
+        status="finished",
+        config={"workload": {"name": changes.pop("workload", "jsonl")}},
+        target=Target(
+            digest=changes.pop("digest", target_digest(target)),
+            template=changes.pop("template", template_digest(target)),
+        ),
+        sampling={"temperature": 0.0},
+    )
+    write_run(folder, run.model_copy(update=changes))
     rows = [
-        {"id": name, "category": "abc"[number % 3], "prompt_ids": list(prompt), "output_ids": list(output)}
+        Request(id=name, category="abc"[number % 3], prompt_ids=list(prompt), output_ids=list(output))
         for number, (name, prompt, output) in enumerate(texts)
     ]
-    (folder / "requests.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (folder / REQUESTS_FILE).write_text("".join(f"{row.model_dump_json()}\n" for row in rows))
     return folder
 
 

@@ -15,6 +15,7 @@ from spec_lab.build.kernels import KERNELS, Kernels
 from spec_lab.build.limits import rows_behind
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.quantization import problem_of_fp8
 from spec_lab.config.choices import WeightDtype, Weights
 from spec_lab.config.devices import has_cuda
 from spec_lab.config.run import Run
@@ -222,7 +223,7 @@ class LastModels:
 
 
 def _refuse_target(run: Run, target: ModelConfig, max_seq_len: int) -> None:
-    """Refuse a target with too few positions for the cache, or one with states if the run has a tree."""
+    """Refuse too few positions, states where the run has a tree, and layers that cannot be narrow."""
     if max_seq_len > target.max_position_embeddings:
         raise UserError(
             f"cache.max_seq_len={max_seq_len} is longer than the target's {target.max_position_embeddings} "
@@ -233,6 +234,9 @@ def _refuse_target(run: Run, target: ModelConfig, max_seq_len: int) -> None:
             f"tree={run.tree.name}: layers of the target keep a state, which branches cannot share "
             f"({run.target.folder}); use tree=none"
         )
+    narrow, kind = run.target.weight_dtype, problem_of_fp8(target)
+    if narrow != WeightDtype.auto and kind is not None:
+        raise UserError(f"target.weight_dtype={narrow}: the target has {kind}; use target.weight_dtype=auto")
 
 
 def _make_backend(run: Run, target: ModelConfig, context: BackendContext) -> AttentionBackend:

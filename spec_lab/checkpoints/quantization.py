@@ -27,7 +27,7 @@ def read_block(config: Mapping[str, Any]) -> Block | None:
 
 
 def problem_of_fp8(model: ModelConfig) -> str | None:
-    """Return the kind of layer that `target.weight_dtype=fp8` does not support; None if it supports all layers."""
+    """Return the kind of layer whose weights `target.weight_dtype` cannot round; None if it supports all layers."""
     kinds = {
         "layers of Gemma 4": model.gemma4 is not None,
         "layers of experts": any(plan.experts is not None for plan in model.layers),

@@ -99,8 +99,8 @@ class Gemma4Target(Decoder):
         logits = self._head(hidden)
         return logits if self._cap is None else self._cap(logits)
 
-    def _rows(self, attention: AttentionMetadata, of_layers: torch.Tensor | None) -> LayerRows:
-        return LayerRows(attention, [table.rows(attention.positions) for table in self.rotary_tables], of_layers)
+    def _rows(self, attention: AttentionMetadata, of_layers: torch.Tensor | None) -> Gemma4Rows:
+        return Gemma4Rows(attention, [table.rows(attention.positions) for table in self.rotary_tables], of_layers)
 
     def _cut(self, behind: AttentionMetadata | None, features: FeatureSpec) -> int:
         """Choose the layer in which unread rows are dropped: the last one that writes KV.
@@ -120,7 +120,7 @@ class Gemma4Target(Decoder):
 
 
 @dataclass(frozen=True, slots=True)
-class LayerRows:
+class Gemma4Rows:
     """The data about the current rows that the layers need.
 
     Attributes:

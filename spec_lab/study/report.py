@@ -94,9 +94,12 @@ def report_of(runs: Sequence[Found], base: int = 1) -> Report:
 def sweep_text(runs: Sequence[Found]) -> str:
     """Write what a multirun shows at its end: the tables of the studies among the runs, else of all runs; and how runs
     ended that did not finish."""
-    tables = [table for spec, of_study in studies_in(runs) for table in study_tables(spec, of_study)]
+    parts = []
+    for spec, of_study in studies_in(runs):
+        tables = study_tables(spec, of_study)
+        parts += ([] if tables[0].title == spec["question"] else [spec["question"]]) + [joined(tables)]
     unfinished = [f"{found.run.status}: {found.folder.name}: {found.run.reason}" for found in runs if found.run.reason]
-    return "\n\n".join([joined(tables or [runs_table(runs)]), *unfinished])
+    return "\n\n".join([*(parts or [joined([runs_table(runs)])]), *unfinished])
 
 
 def _of_run(found: Found) -> dict[str, Draw]:

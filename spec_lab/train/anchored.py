@@ -7,7 +7,7 @@ were the text's own tokens.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -26,7 +26,6 @@ from spec_lab.models.blocks.confidence import ConfidenceHead
 from spec_lab.models.blocks.heads import BlockHead, BlockRows
 from spec_lab.models.blocks.scores import SlotScores
 from spec_lab.models.eagle3 import draft_to_target_ids
-from spec_lab.models.linear import Linear
 from spec_lab.models.rope import RotaryTable, rotary_table
 from spec_lab.train.group import Processes
 from spec_lab.train.head import Forced, HeadRecipe
@@ -212,7 +211,7 @@ class Joining:
         confidence: None if the drafter has no confidence head.
     """
 
-    logits: Linear
+    logits: Callable[[Tensor], Tensor]
     head: BlockHead
     confidence: ConfidenceHead | None
 

@@ -75,6 +75,8 @@ class Step:
         if self._graph is not None:
             self._graph.replay()
             return self._loss.clone()
+        if self._stream is None:  # the capture has just failed
+            return self._launched(batch)
         self._stream.wait_stream(torch.cuda.current_stream())  # a warm-up must run on the capturing stream
         with torch.cuda.stream(self._stream):
             loss = self._launched(self._held)

@@ -23,7 +23,7 @@ from spec_lab.checkpoints.random_weights import random_tensors
 from spec_lab.checkpoints.taps import Tap
 from spec_lab.models.blocks.body import BlockBody, BlockPlace
 from spec_lab.models.blocks.heads import HeadParts
-from spec_lab.models.blocks.model import build_confidence, build_head, drafted_rows
+from spec_lab.models.blocks.model import SlotLogits, build_confidence, build_head, drafted_rows
 from spec_lab.models.eagle3 import draft_to_target_ids
 from spec_lab.models.linear import DenseLinear
 from spec_lab.train.anchored import (
@@ -71,7 +71,8 @@ class BlockModule(AnchoredModule):
         tensors = self.tensors()
         embedding = tensors.get("embed_tokens.weight", self.embedding)
         parts = HeadParts(self.config, tensors, embedding, self.token_map)
-        logits = DenseLinear(tensors.get("lm_head.weight", self._frozen_head), None)
+        product = DenseLinear(tensors.get("lm_head.weight", self._frozen_head), None)
+        logits = SlotLogits(product, self.config)
         return Joining(logits, build_head(parts), build_confidence(parts))
 
 
