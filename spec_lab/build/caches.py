@@ -51,7 +51,14 @@ def build_cache(plans: Sequence[LayerPlan], limits: Limits, models: Models) -> P
         what += f", and of {limits.num_slots} slots with states (recurrent.rollback={limits.rollback}),"
     with room_for(num_bytes, what, models.device):
         recurrent = {index: _delta_cache(net, limits, models) for index, net in nets.items()}
-        return PagedKVCache(rows, limits.num_pages, limits.page_size, models.dtype, models.device, recurrent)
+        return PagedKVCache(
+            rows,
+            limits.num_pages,
+            page_size=limits.page_size,
+            dtype=models.dtype,
+            device=models.device,
+            recurrent=recurrent,
+        )
 
 
 def _slot_bytes(net: DeltaNetSizes, limits: Limits, item_size: int) -> int:

@@ -80,7 +80,17 @@ def build_engine(run: Run, models: Models, limits: Limits, make_drafter: Drafter
     timer = make_timer(models.device)
     confidences = build_confidences(run, limits, models)
     rows = build_row_confidences(run, limits, models)
-    lab = Lab(run, models, limits, kept, seeds, cache, confidences, rows, timer.span)
+    lab = Lab(
+        run,
+        models,
+        limits=limits,
+        kept=kept,
+        seeds=seeds,
+        target_cache=cache,
+        confidences=confidences,
+        row_confidences=rows,
+        span=timer.span,
+    )
     rule = run.acceptance.build(lab)
     drafter = (make_drafter or run.drafter.build)(lab)
     assert limits.margin >= 2 * drafter.num_draft_tokens
@@ -93,7 +103,7 @@ def build_engine(run: Run, models: Models, limits: Limits, make_drafter: Drafter
         backend=models.backend,
         mover=build_mover(run, models),
         cache=cache,
-        slots=SlotState(limits.num_slots, num_rows - 1, table, slot_states(cache), models.kernels),
+        slots=SlotState(limits.num_slots, num_rows - 1, table=table, states=slot_states(cache), kernels=models.kernels),
         timer=timer,
         experts_read=models.experts_read,
     )
@@ -101,21 +111,21 @@ def build_engine(run: Run, models: Models, limits: Limits, make_drafter: Drafter
     scheduler = Scheduler(
         limits.num_slots,
         allocator,
-        limits.page_size,
-        limits.max_seq_len,
-        limits.margin,
-        run.workload.max_in_flight,
+        page_size=limits.page_size,
+        max_seq_len=limits.max_seq_len,
+        margin=limits.margin,
+        max_in_flight=run.workload.max_in_flight,
     )
     graph = run.graph.build(lab)
     return Engine(
         build_rounds(lab, parts, graph.recorder),
         kept,
-        graph,
-        scheduler,
-        run.cache.chunk_size,
-        run.cache.prefill_tokens,
-        overlaps(run),
-        prompt_pass_maker(run, models),
+        graph=graph,
+        scheduler=scheduler,
+        prefill_chunk=run.cache.chunk_size,
+        prefill_tokens=run.cache.prefill_tokens,
+        overlap=overlaps(run),
+        make_prompt_pass=prompt_pass_maker(run, models),
     )
 
 
@@ -177,7 +187,14 @@ def build_rounds(lab: Lab, parts: Parts, recorder: GraphRecorder | None) -> Roun
     rounds = {k: DecodeRound(parts, chain, Counted(parts, offered, k, recorder)) for k in choices}
     host = None if finder is None else HostDrafts(finder, parts.slots, offered)
     own = RequestLimits(_request_k(run, most), offered) if is_own else None
-    return Rounds(rounds[most], offers.schedule, rounds, host, own, PlainRound(parts, chain) if is_own else None)
+    return Rounds(
+        rounds[most],
+        offers.schedule,
+        narrower=rounds,
+        host=host,
+        limits=own,
+        plain=PlainRound(parts, chain) if is_own else None,
+    )
 
 
 def _request_k(run: Run, most: int) -> RequestK:

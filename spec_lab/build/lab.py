@@ -122,10 +122,10 @@ class Lab:
         return RuleFacts(
             self.limits.num_slots,
             self.models.markers,
-            self.target.eos_token_ids,
-            self.run.cache.chunk_size,
-            self.device,
-            self.kernels,
+            eos_token_ids=self.target.eos_token_ids,
+            prefill_chunk=self.run.cache.chunk_size,
+            device=self.device,
+            kernels=self.kernels,
         )
 
     @property
@@ -186,7 +186,9 @@ class Lab:
         tree: Any = self.run.tree
         paths, temperature = DraftPaths(tree.paths), self.run.sampling.temperature
         kept = self._logits(len(paths.branches))
-        return DrawnSiblings(paths, shape.topk, tree.replacement, temperature, self.seeds, kept)
+        return DrawnSiblings(
+            paths, shape.topk, replacement=tree.replacement, temperature=temperature, seeds=self.seeds, kept=kept
+        )
 
     def without_confidences(self) -> Lab:
         """Return the same parts for a drafter whose pickers store no confidences, since a head of its own does."""

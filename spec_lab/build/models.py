@@ -184,13 +184,23 @@ def load_models(
     ends = {rope.original_max_position_embeddings for rope in ropes} | {model_config.max_position_embeddings}
     max_positions = min(end for end in (*ends, max_seq_len + behind) if end >= max_seq_len)
     kernels = KERNELS[run.kernels](device, dtype, run.row_invariant)
-    backend = _make_backend(run, model_config, BackendContext(run, max_positions, device, dtype, kernels))
+    backend = _make_backend(
+        run, model_config, BackendContext(run, max_positions, device=device, dtype=dtype, kernels=kernels)
+    )
     checkpoint = None if run.target.weights == Weights.random else run.target.folder
     kept_in = KEPT_IN[run.target.weight_dtype]
-    source = WeightSource(checkpoint, dtype, device, partition, run.seed, kept_in)
+    source = WeightSource(checkpoint, dtype, device=device, partition=partition, seed=run.seed, kept_in=kept_in)
     products = kernels.products if partition is WHOLE else PLAIN
     target = load_target(model_config, source, backend, max_positions, products)
-    models = Models(target, backend, kernels, device, dtype, ExpertsRead(device, run.batch_size), markers)
+    models = Models(
+        target,
+        backend,
+        kernels=kernels,
+        device=device,
+        dtype=dtype,
+        experts_read=ExpertsRead(device, run.batch_size),
+        markers=markers,
+    )
     models.adopt(target.expert_parts)
     for net in target.delta_nets:
         net.use(kernels.delta.steps)

@@ -45,7 +45,13 @@ class SplitSeed(GraphConfig):
     def build(self, lab: Lab) -> GraphMode:
         from spec_lab.engine.graphs.draft_loops import SplitSeed
 
-        return SplitSeed(self.name, lab.recorder(), lab.limits.num_slots, lab.limits.max_kv_len, self.verify)
+        return SplitSeed(
+            self.name,
+            lab.recorder(),
+            num_slots=lab.limits.num_slots,
+            max_kv_len=lab.limits.max_kv_len,
+            capture_verify=self.verify,
+        )
 
 
 @option("graph", "step_replay")
@@ -67,7 +73,12 @@ class StepReplay(GraphConfig):
         from spec_lab.engine.graphs.draft_loops import StepReplay
 
         return StepReplay(
-            self.name, lab.recorder(), lab.limits.num_slots, lab.limits.max_kv_len, self.verify, lab.carry
+            self.name,
+            lab.recorder(),
+            num_slots=lab.limits.num_slots,
+            max_kv_len=lab.limits.max_kv_len,
+            capture_verify=self.verify,
+            carry=lab.carry,
         )
 
 
@@ -81,7 +92,13 @@ class FullLoop(GraphConfig):
     def build(self, lab: Lab) -> GraphMode:
         from spec_lab.engine.graphs.draft_loops import FullLoop
 
-        return FullLoop(self.name, lab.recorder(), lab.limits.num_slots, lab.limits.max_kv_len, self.verify)
+        return FullLoop(
+            self.name,
+            lab.recorder(),
+            num_slots=lab.limits.num_slots,
+            max_kv_len=lab.limits.max_kv_len,
+            capture_verify=self.verify,
+        )
 
 
 @option("graph", "round")
@@ -113,4 +130,12 @@ class RoundGraph(GraphConfig):
             return WholeRound(self.name, recorder, num_slots, max_kv_len)
         stops = StopConditions(num_slots, lab.target.eos_token_ids, lab.device, lab.kernels)
         make = SkippedRounds if self.skip_ended else SeveralRounds
-        return make(self.name, recorder, num_slots, max_kv_len, self.rounds_per_replay, stops, self.overlap)
+        return make(
+            self.name,
+            recorder,
+            num_slots,
+            max_kv_len,
+            num_rounds=self.rounds_per_replay,
+            stops=stops,
+            ahead=self.overlap,
+        )

@@ -34,4 +34,4 @@ class Wandb(LoggerConfig):
         from spec_lab.record.wandb_sink import WandbSink
         from spec_lab.study.figures import draw_run
 
-        return [WandbSink(self.project, self.entity, self.mode, self.group, draw_run)]
+        return [WandbSink(self.project, self.entity, mode=self.mode, group=self.group, draw=draw_run)]

@@ -66,7 +66,7 @@ class DynamicTreeConfig(TreeConfig):
         from spec_lab.drafters.growth import DynamicTree
 
         exact = self.branches == TreeBranches.exact
-        tree = DynamicTree(self.depth, self.num_rows, self.topk, exact, lab.kernels)
+        tree = DynamicTree(self.depth, self.num_rows, topk=self.topk, exact_branches=exact, kernels=lab.kernels)
         return tree if lab.row_confidences is None else ConfidentDynamicTree(tree, lab.row_confidences)
 
 

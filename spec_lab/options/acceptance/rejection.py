@@ -84,4 +84,6 @@ class Rejection(AcceptanceConfig):
         if self.method == RejectionMethodChoice.one_hot:
             return OneHotTreeAcceptance(lab.sampling, lab.seeds, lab.kernels)
         tree: Any = lab.run.tree
-        return TraversalAcceptance(DraftPaths(tree.paths), lab.sampling, lab.seeds, lab.device, tree.replacement)
+        return TraversalAcceptance(
+            DraftPaths(tree.paths), lab.sampling, seeds=lab.seeds, device=lab.device, replacement=tree.replacement
+        )

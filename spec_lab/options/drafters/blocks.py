@@ -144,12 +144,12 @@ class Dflash(WeightsConfig):
         block_pass = ContextPass(
             self.num_draft_tokens,
             model,
-            features,
-            cache,
-            lab.backend,
-            lab.kept,
-            lab.span,
-            lab.kernels,
+            features=features,
+            cache=cache,
+            backend=lab.backend,
+            prune=lab.kept,
+            span=lab.span,
+            kernels=lab.kernels,
             host_waits=not lab.run.graph.captures,
         )
         if lab.run.sizes is not None:
@@ -158,7 +158,7 @@ class Dflash(WeightsConfig):
         if not self.confidence:
             return BlockDrafter(block_pass, lab.picker(self), lab.span)
         picker = lab.without_confidences().picker(self)
-        return BlockDrafter(block_pass, picker, lab.span, model.confidence, lab.confidences)
+        return BlockDrafter(block_pass, picker, span=lab.span, confidence=model.confidence, confidences=lab.confidences)
 
     def _refuse_other_parts(self, config: BlockConfig, source: str) -> None:
         """Refuse parts that are not the checkpoint's, which would lower acceptance in silence, and too many drafts.

@@ -40,17 +40,23 @@ class DraftModel(WeightsConfig):
             return DraftModelDrafter(
                 self.num_draft_tokens,
                 model,
-                cache,
-                lab.backend,
-                lab.kept,
-                picker,
-                lab.kernels,
-                kinds,
-                lab.target.vocab_size,
+                cache=cache,
+                backend=lab.backend,
+                prune=lab.kept,
+                picker=picker,
+                kernels=lab.kernels,
+                kinds=kinds,
+                vocab_size=lab.target.vocab_size,
             )
         shape = lab.tree()
         return DraftModelTreeDrafter(
-            shape, lab.siblings(shape), model, cache, lab.tree_backend, lab.kept, lab.target.vocab_size
+            shape,
+            lab.siblings(shape),
+            model=model,
+            cache=cache,
+            backend=lab.tree_backend,
+            prune=lab.kept,
+            vocab_size=lab.target.vocab_size,
         )
 
     def read(self, lab: Lab) -> tuple[Decoder, list[str]]:

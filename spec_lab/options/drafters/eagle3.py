@@ -66,7 +66,23 @@ class Eagle3(WeightsConfig):
             kinds = attention_kinds([replace(head.config.layer.only_layer, window=self.window)])
             picker = lab.picker(self)
             return RecurrentDrafter(
-                self.num_draft_tokens, head, features, cache, lab.backend, lab.kept, picker, lab.kernels, kinds
+                self.num_draft_tokens,
+                head,
+                features=features,
+                cache=cache,
+                backend=lab.backend,
+                prune=lab.kept,
+                picker=picker,
+                kernels=lab.kernels,
+                kinds=kinds,
             )
         shape = lab.tree(head.config.draft_vocab_size)
-        return RecurrentTreeDrafter(shape, lab.siblings(shape), head, features, cache, lab.tree_backend, lab.kept)
+        return RecurrentTreeDrafter(
+            shape,
+            lab.siblings(shape),
+            head=head,
+            features=features,
+            cache=cache,
+            backend=lab.tree_backend,
+            prune=lab.kept,
+        )

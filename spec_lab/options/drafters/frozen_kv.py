@@ -71,12 +71,12 @@ class FrozenKv(WeightsConfig):
         return assistant, Gemma4Assistant(
             assistant,
             tensors,
-            target.embedding,
-            lab.backend,
-            target.num_positions,
-            ANCHORS[self.position].extra_window_keys,
-            target.partition,
-            lab.kernels.products if target.partition is WHOLE else PLAIN,
+            target_embedding=target.embedding,
+            backend=lab.backend,
+            max_positions=target.num_positions,
+            extra_window_keys=ANCHORS[self.position].extra_window_keys,
+            partition=target.partition,
+            products=lab.kernels.products if target.partition is WHOLE else PLAIN,
         )
 
     def drafter(self, lab: Lab, assistant: AssistantConfig, head: Gemma4Assistant) -> Drafter[Any]:
@@ -87,6 +87,10 @@ class FrozenKv(WeightsConfig):
         anchor = ANCHORS[self.position]
         caches = [lab.target_cache.layers[layer.kv_source] for layer in assistant.layers]
         if lab.run.sizes is None:
-            return FrozenKVDrafter(self.num_draft_tokens, head, caches, lab.backend, lab.picker(self), anchor)
+            return FrozenKVDrafter(
+                self.num_draft_tokens, head, caches=caches, backend=lab.backend, picker=lab.picker(self), anchor=anchor
+            )
         shape = lab.tree()
-        return FrozenKVTreeDrafter(shape, lab.siblings(shape), head, caches, lab.backend, anchor)
+        return FrozenKVTreeDrafter(
+            shape, lab.siblings(shape), head=head, caches=caches, backend=lab.backend, anchor=anchor
+        )

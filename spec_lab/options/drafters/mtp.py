@@ -102,7 +102,15 @@ class MtpConfigBase(WeightsConfig):
         head = make_linear(target.head_weight)
         rotary = rotary_table(plan.rope, plan.head_dim, target.num_positions, lab.dtype, lab.device)
         modules = [
-            MtpModule(mtp, of_module, target.embedding, head, rotary, lab.backend, lab.kernels.products)
+            MtpModule(
+                mtp,
+                of_module,
+                embedding=target.embedding,
+                head=head,
+                rotary=rotary,
+                backend=lab.backend,
+                products=lab.kernels.products,
+            )
             for of_module in tensors
         ]
         for module in modules:
@@ -135,10 +143,26 @@ class MtpEagle(MtpConfigBase):
         if lab.run.sizes is None:
             kinds, picker = attention_kinds(mtp.layer.layers), lab.picker(self)
             return RecurrentDrafter(
-                self.num_draft_tokens, module, features, cache, lab.backend, lab.kept, picker, lab.kernels, kinds
+                self.num_draft_tokens,
+                module,
+                features=features,
+                cache=cache,
+                backend=lab.backend,
+                prune=lab.kept,
+                picker=picker,
+                kernels=lab.kernels,
+                kinds=kinds,
             )
         shape = lab.tree()
-        return RecurrentTreeDrafter(shape, lab.siblings(shape), module, features, cache, lab.tree_backend, lab.kept)
+        return RecurrentTreeDrafter(
+            shape,
+            lab.siblings(shape),
+            head=module,
+            features=features,
+            cache=cache,
+            backend=lab.tree_backend,
+            prune=lab.kept,
+        )
 
 
 @option("drafter", "mtp_vanilla")
@@ -158,10 +182,26 @@ class MtpVanilla(MtpConfigBase):
 
         num_modules, num_slots = len(modules), lab.limits.num_slots
         caches = lab.cache(mtp.layer.layers * num_modules).layers
-        window = MtpWindow(num_slots, num_modules, mtp.layer.hidden_size, lab.dtype, lab.device, lab.kernels)
+        window = MtpWindow(
+            num_slots,
+            num_modules,
+            hidden_size=mtp.layer.hidden_size,
+            dtype=lab.dtype,
+            device=lab.device,
+            kernels=lab.kernels,
+        )
         features = FeatureSpec(final_hidden=mtp.target_hidden)
         only_window, picker = self.rows == ModuleRows.window, lab.picker(self)
-        return MtpVanillaDrafter(modules, caches, window, features, lab.backend, lab.kept, picker, only_window)
+        return MtpVanillaDrafter(
+            modules,
+            caches,
+            window=window,
+            features=features,
+            backend=lab.backend,
+            prune=lab.kept,
+            picker=picker,
+            only_window=only_window,
+        )
 
 
 def _norm_side(value: NormChoice, default: NormSide) -> NormSide:

@@ -36,7 +36,9 @@ class PEagle(WeightsConfig):
             layer_inputs=config.tap_layer_inputs or default_tap_layer_inputs(lab.target.config.num_layers)
         )
         cache = lab.cache((*config.layer.layers, *config.more_layers))
-        block_pass = PEaglePass(self.num_draft_tokens, head, features, cache, lab.backend, lab.kept)
+        block_pass = PEaglePass(
+            self.num_draft_tokens, head, features=features, cache=cache, backend=lab.backend, prune=lab.kept
+        )
         if lab.run.sizes is None:
             return BlockDrafter(block_pass, lab.picker(self), lab.span)
         shape = lab.tree(config.draft_vocab_size)
