@@ -46,7 +46,7 @@ from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
-from spec_lab.measure.lab import MAIN, Lab, load_lab
+from spec_lab.measure.lab import MAIN, LoadedRun, load_lab
 from spec_lab.menu.chosen import choose
 from spec_lab.models.linear import PackedLinear
 from spec_lab.program.compose import compose_run
@@ -215,7 +215,7 @@ def load_lab_runs(options: argparse.Namespace) -> tuple[dict[str, Contestant], l
     return runs, requests, long, partial(text, lab)
 
 
-def text(lab: Lab, output_ids: Sequence[int]) -> str:
+def text(lab: LoadedRun, output_ids: Sequence[int]) -> str:
     return lab.tokenizer.decode(before_end(output_ids, lab.models.target.eos_token_ids)).strip()
 
 

@@ -19,7 +19,7 @@ from spec_lab.build import models
 from spec_lab.build.engine import build_teacher
 from spec_lab.build.limits import engine_limits
 from spec_lab.config.choices import Dtype, KernelsChoice
-from spec_lab.measure.lab import Lab, load_lab
+from spec_lab.measure.lab import LoadedRun, load_lab
 from spec_lab.models.products import PLAIN
 from tests.kernel_lab import DEVICE
 from tests.lab import part
@@ -38,7 +38,7 @@ def write_target(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+def lab(tmp_path_factory: pytest.TempPathFactory) -> LoadedRun:
     """A run in 16 bits whose target is row-invariant, and whose prompt has two chunks."""
     folder = tmp_path_factory.mktemp("invariant")
     config = make_run_config(
@@ -57,7 +57,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
 
 
 @contextmanager
-def kept_logits(lab: Lab) -> Iterator[list[torch.Tensor]]:
+def kept_logits(lab: LoadedRun) -> Iterator[list[torch.Tensor]]:
     """Give a list into which go the [rows, vocab] logits that the target computes inside the block."""
     kept: list[torch.Tensor] = []
     own = lab.models.target.logits
@@ -71,7 +71,7 @@ def kept_logits(lab: Lab) -> Iterator[list[torch.Tensor]]:
         yield kept
 
 
-def test_the_teacher_has_the_logits_of_plain_decoding(lab: Lab) -> None:
+def test_the_teacher_has_the_logits_of_plain_decoding(lab: LoadedRun) -> None:
     """Of a request by itself, bit for bit, from the prompt's last row on. Whole chunks of a text round otherwise."""
     assert lab.models.invariant_rows == 16
     with kept_logits(lab) as expected:
@@ -80,7 +80,7 @@ def test_the_teacher_has_the_logits_of_plain_decoding(lab: Lab) -> None:
     with kept_logits(lab) as found:
         lab.teacher.greedy_choices(record.prompt_ids, record.output_ids)
     assert torch.equal(torch.cat(found), torch.cat(expected))
-    limits = engine_limits(lab.chosen, lab.requests, 3)
+    limits = engine_limits(lab.config, lab.requests, 3)
     with kept_logits(lab) as rounded_otherwise:
         target = copy(lab.models.target)
         target.products = PLAIN

@@ -16,7 +16,7 @@ from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.measure import runner
-from spec_lab.measure.lab import MAIN, Lab, load_lab
+from spec_lab.measure.lab import MAIN, LoadedRun, load_lab
 from spec_lab.measure.world import World
 from spec_lab.options.acceptance.rejection import Rejection
 from spec_lab.record import models
@@ -52,11 +52,11 @@ def execute(configure: Callable[..., Run], tmp_path: Path) -> Execute:
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
     """Note engine and request ids of every generation of a run, in order."""
-    labs: list[Lab] = []
+    labs: list[LoadedRun] = []
     seen: list[tuple[str, list[str]]] = []
     generate = Engine.generate
 
-    def load(chosen: Run, world: World) -> Lab:
+    def load(chosen: Run, world: World) -> LoadedRun:
         labs.append(load_lab(chosen, world))
         return labs[-1]
 

@@ -9,13 +9,13 @@ from spec_lab.config.option import get
 from spec_lab.core.errors import UserError, describe_error
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import FinishReason, Request
-from spec_lab.measure.lab import Lab
+from spec_lab.measure.lab import LoadedRun
 from spec_lab.workloads.checker import Checked, check
 from spec_lab.workloads.conversations import output_text
 from spec_lab.workloads.thinking import thinking_pairs
 
 
-def check_answers(lab: Lab, name: str, records: Iterable[RequestRecord]) -> dict[str, Checked | None]:
+def check_answers(lab: LoadedRun, name: str, records: Iterable[RequestRecord]) -> dict[str, Checked | None]:
     """Check each answer; the result is None for a prompt without an expected answer, and for all if acceptance is
     imposed."""
     requests = {request.request_id: request for request in lab.requests}
@@ -43,7 +43,7 @@ def note_unread(records: Iterable[RequestRecord], checked: Mapping[str, Checked 
             )
 
 
-def _check(lab: Lab, request: Request, record: RequestRecord) -> Checked:
+def _check(lab: LoadedRun, request: Request, record: RequestRecord) -> Checked:
     assert record.answer is not None
     name = request.checker or lab.config.workload.checker
     checker = get("workload.checker", name)

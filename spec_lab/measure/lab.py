@@ -35,7 +35,7 @@ MAIN = THIS_RUN
 
 
 @dataclass(frozen=True, slots=True)
-class Lab:
+class LoadedRun:
     """Everything loaded for a run.
 
     Attributes:
@@ -52,7 +52,7 @@ class Lab:
     teacher: TeacherForcing
 
 
-def load_lab(typed: Run, world: World = ALONE, last: LastModels | None = None) -> Lab:
+def load_lab(typed: Run, world: World = ALONE, last: LastModels | None = None) -> LoadedRun:
     """Load prompts, target and drafter, and make the engines. `last` has the models of the run before."""
     config = with_auto_chosen(typed)
     gc.collect()  # frees what an earlier job may have left: engines and their graphs refer to each other
@@ -82,7 +82,7 @@ def load_lab(typed: Run, world: World = ALONE, last: LastModels | None = None) -
         engines[MAIN].scheduler.check(request)
     teacher = build_teacher(config, models, limits)
     teacher.require_finite(requests[0].prompt_ids)  # activations that overflow mostly do so from the first tokens
-    return Lab(config, world, models, tokenizer, requests, engines, teacher)
+    return LoadedRun(config, world, models, tokenizer, requests, engines, teacher)
 
 
 def use_threads(config: Run) -> None:

@@ -27,7 +27,7 @@ from spec_lab.core.types import Request
 from spec_lab.measure.answers import check_answers, note_unread
 from spec_lab.measure.audit import audit
 from spec_lab.measure.company import Company
-from spec_lab.measure.lab import MAIN, Lab, load_lab, plain_engine
+from spec_lab.measure.lab import MAIN, LoadedRun, load_lab, plain_engine
 from spec_lab.measure.memory import MemoryWatch
 from spec_lab.measure.profiling import RoundProfile, profile_rounds
 from spec_lab.measure.trajectory import fitting, record_verify_rows
@@ -81,7 +81,7 @@ def _record_in(
     return recorded
 
 
-def _measure(lab: Lab, info: models.Run, recorder: Recorder, memory: MemoryWatch, metrics: list[Metric]) -> models.Run:
+def _measure(lab: LoadedRun, info: models.Run, recorder: Recorder, memory: MemoryWatch, metrics: list[Metric]) -> models.Run:
     """Warm up, time the repeats, audit and profile, and return the finished record."""
     config, offered = lab.config, _offered(lab)
     passes: dict[str, list[GenerationResult]] = {name: [] for name in lab.engines}
@@ -143,7 +143,7 @@ def order_of_turn(names: Sequence[str], turn: int) -> list[str]:
     return [*names[shift:], *names[:shift]]
 
 
-def _offered(lab: Lab) -> list[Request]:
+def _offered(lab: LoadedRun) -> list[Request]:
     """Return the requests of a timed pass, with their arrival times if there is a rate: the same in every pass."""
     load = lab.config.workload
     if load.request_rate is None:
@@ -158,7 +158,7 @@ def _offered(lab: Lab) -> list[Request]:
     return offered
 
 
-def _warm_up(lab: Lab, progress: Progress) -> None:
+def _warm_up(lab: LoadedRun, progress: Progress) -> None:
     """Prepare the engines. Unless `warmup_requests` is 0, also run each once untimed, so that no first call is timed.
     Run plain decoding first if a drafter replays it."""
     _teach(lab, progress)
@@ -174,7 +174,7 @@ def _warm_up(lab: Lab, progress: Progress) -> None:
         engine.generate(short)
 
 
-def _teach(lab: Lab, progress: Progress) -> None:
+def _teach(lab: LoadedRun, progress: Progress) -> None:
     """Give plain decoding's continuations to every drafter that replays them; each engine has its own drafter."""
     requirements = [engine.parts.drafter.requirements for engine in lab.engines.values()]
     learners = [part.learn_continuations for part in requirements if part.learn_continuations is not None]
@@ -185,7 +185,7 @@ def _teach(lab: Lab, progress: Progress) -> None:
             learn(outputs)
 
 
-def _plain_outputs(lab: Lab) -> dict[str, list[int]]:
+def _plain_outputs(lab: LoadedRun) -> dict[str, list[int]]:
     """Return outputs of plain decoding, K tokens longer, since the last round drafts and judges past the limit."""
     num_more = lab.config.drafter.num_draft_tokens
     limits = engine_limits(lab.config, lab.requests, num_more)
@@ -200,7 +200,7 @@ def _plain_outputs(lab: Lab) -> dict[str, list[int]]:
 
 
 def _timed_pass(
-    lab: Lab,
+    lab: LoadedRun,
     name: str,
     repeat: int,
     offered: list[Request],
@@ -242,7 +242,7 @@ def check_replayed(before: GraphCounts, result: GenerationResult, must_replay: b
         )
 
 
-def _audit(lab: Lab, passes: Mapping[str, list[GenerationResult]], progress: Progress) -> dict[str, Divergence] | None:
+def _audit(lab: LoadedRun, passes: Mapping[str, list[GenerationResult]], progress: Progress) -> dict[str, Divergence] | None:
     """Compare the outputs with plain decoding's; None with sampling, where they need not be equal, and without
     record.audit."""
     if lab.config.sampling.temperature > 0 or not lab.config.record.audit:
@@ -258,7 +258,7 @@ def _outputs(records: Iterable[RequestRecord]) -> dict[str, list[int]]:
 
 
 @contextmanager
-def _kept_if_interrupted(lab: Lab, recorder: Recorder) -> Iterator[list[RequestRecord]]:
+def _kept_if_interrupted(lab: LoadedRun, recorder: Recorder) -> Iterator[list[RequestRecord]]:
     """Yield a list for finished requests. If Ctrl-C ends the block they are recorded, without an audit, and the record
     says so."""
     finished: list[RequestRecord] = []
@@ -272,7 +272,7 @@ def _kept_if_interrupted(lab: Lab, recorder: Recorder) -> Iterator[list[RequestR
 
 
 def _rows(
-    lab: Lab,
+    lab: LoadedRun,
     name: str,
     records: Sequence[RequestRecord],
     divergences: Mapping[str, Divergence],
@@ -300,7 +300,7 @@ def _rows(
     return rows
 
 
-def _thinking_spans(lab: Lab, record: RequestRecord) -> list[tuple[int, int]] | None:
+def _thinking_spans(lab: LoadedRun, record: RequestRecord) -> list[tuple[int, int]] | None:
     """Return the stretches of the output inside thinking; None if the tokenizer has no thinking markers."""
     if lab.models.markers is None:
         return None
@@ -309,7 +309,7 @@ def _thinking_spans(lab: Lab, record: RequestRecord) -> list[tuple[int, int]] | 
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
-def _profile(lab: Lab, folder: Path, progress: Progress) -> RoundProfile:
+def _profile(lab: LoadedRun, folder: Path, progress: Progress) -> RoundProfile:
     if lab.config.profile_rounds == 0:
         return RoundProfile([], {})
     progress.stage("profiling")
@@ -317,7 +317,7 @@ def _profile(lab: Lab, folder: Path, progress: Progress) -> RoundProfile:
     return profile_rounds(lab.engines[MAIN], batch, lab.config.profile_rounds, folder)
 
 
-def _keep_verify_rows(lab: Lab, records: list[RequestRecord], folder: Path, progress: Progress) -> None:
+def _keep_verify_rows(lab: LoadedRun, records: list[RequestRecord], folder: Path, progress: Progress) -> None:
     config, engine = lab.config, lab.engines[MAIN]
     topk = config.record.topk
     if topk == 0:
@@ -328,7 +328,7 @@ def _keep_verify_rows(lab: Lab, records: list[RequestRecord], folder: Path, prog
     save_verify_rows(folder, rows)
 
 
-def _identity(lab: Lab) -> dict[str, object]:
+def _identity(lab: LoadedRun) -> dict[str, object]:
     """Return what decoded, on which machine: fields of the record."""
     config = lab.config
     dtype, narrow = str(lab.models.dtype).removeprefix("torch."), config.target.weight_dtype
