@@ -31,7 +31,6 @@ REFUSED = [  # overrides, and what must appear in what is said
     ("prune.catchup=last_row", "prune.catchup=last_row pre_attention"),
     ("prune.prefill=first_row", "prune.prefill=first_row last_row"),
     ("workload.checker=mine", "workload.checker=mine last_number"),
-    ("objective=summary.speed", "objective=summary.speed"),
     ("target=llama3_8b", "target=llama3_8b target.weights=random target.path"),
     ("target=hf", "target=hf target.path"),
     ("target=hf target.path=nowhere.gguf drafter=none", "target.path=nowhere.gguf"),

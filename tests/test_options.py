@@ -83,8 +83,12 @@ BESIDE_RULES = (
     *("ngram", "suffix"),
 )
 """Drafters, each beside one of the rules in their order; the others have rows of their own."""
+ASKED_ELSEWHERE = ("outputs", "user_turns")
+"""Workloads that need a finished run, or a chat template: tests/test_own_turns.py."""
 RULE_ROWS = each_value(
-    *map(options_of, ("acceptance", "graph", "prune", "workload", "logger")),
+    *map(options_of, ("acceptance", "graph", "prune")),
+    options_of("workload", *ASKED_ELSEWHERE),
+    options_of("logger"),
     [("drafter", name) for name in BESIDE_RULES],
 )
 DRAFTER_ROWS = each_value(
@@ -194,6 +198,7 @@ def test_every_option_of_the_lab_is_walked() -> None:
     for group in (*GROUPS, "prune.prefill", "prune.catchup"):
         walked = {option for row in [*RUN_ROWS, *EXAMINED_ROWS] for named, option in row if named == group}
         elsewhere = {"auto"} if group != "target" else {"shipped", "packaged", "hf", "shape"}
+        elsewhere |= set(ASKED_ELSEWHERE)
         own = {name for name, option in options(group).items() if option.__module__.startswith("spec_lab.")}
         assert own - elsewhere <= walked, group
 

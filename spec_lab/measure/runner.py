@@ -81,7 +81,9 @@ def _record_in(
     return recorded
 
 
-def _measure(lab: LoadedRun, info: models.Run, recorder: Recorder, memory: MemoryWatch, metrics: list[Metric]) -> models.Run:
+def _measure(
+    lab: LoadedRun, info: models.Run, recorder: Recorder, memory: MemoryWatch, metrics: list[Metric]
+) -> models.Run:
     """Warm up, time the repeats, audit and profile, and return the finished record."""
     config, offered = lab.config, _offered(lab)
     passes: dict[str, list[GenerationResult]] = {name: [] for name in lab.engines}
@@ -242,7 +244,9 @@ def check_replayed(before: GraphCounts, result: GenerationResult, must_replay: b
         )
 
 
-def _audit(lab: LoadedRun, passes: Mapping[str, list[GenerationResult]], progress: Progress) -> dict[str, Divergence] | None:
+def _audit(
+    lab: LoadedRun, passes: Mapping[str, list[GenerationResult]], progress: Progress
+) -> dict[str, Divergence] | None:
     """Compare the outputs with plain decoding's; None with sampling, where they need not be equal, and without
     record.audit."""
     if lab.config.sampling.temperature > 0 or not lab.config.record.audit:

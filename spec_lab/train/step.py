@@ -63,7 +63,7 @@ class Step:
     def __call__(self, batch: Batch, learning_rate: float) -> Tensor:
         """Make an update, and return the loss before it: a detached scalar that later steps do not overwrite."""
         set_learning_rate(self.optimisers, learning_rate)
-        if self._stream is None:
+        if (stream := self._stream) is None:
             return self._launched(batch)
         # Launched steps use the buffers of the capture too, so that what is captured was compiled for them.
         self._held = self._held or tuple(torch.empty_like(tensor) for tensor in batch)
@@ -71,16 +71,16 @@ class Step:
             held.copy_(given)
         self._num_steps += 1
         if self._num_steps == STEPS_BEFORE_CAPTURE + 1:
-            self._capture(self._stream)
+            self._capture(stream)
         if self._graph is not None:
             self._graph.replay()
             return self._loss.clone()
         if self._stream is None:  # the capture has just failed
             return self._launched(batch)
-        self._stream.wait_stream(torch.cuda.current_stream())  # a warm-up must run on the capturing stream
-        with torch.cuda.stream(self._stream):
+        stream.wait_stream(torch.cuda.current_stream())  # a warm-up must run on the capturing stream
+        with torch.cuda.stream(stream):
             loss = self._launched(self._held)
-        torch.cuda.current_stream().wait_stream(self._stream)
+        torch.cuda.current_stream().wait_stream(stream)
         return loss
 
     def _launched(self, batch: Batch) -> Tensor:
