@@ -22,7 +22,6 @@ from spec_lab.core.types import Request
 from spec_lab.drafters.oracle import OracleDrafter
 from spec_lab.engine.engine import Engine
 from spec_lab.options.drafters.blocks import Dflash
-from spec_lab.options.drafters.weights import WeightsConfig
 from spec_lab.options.trees import DynamicTreeConfig, StaticTreeConfig
 from tests.engine_state import find_tensors, is_cache, poison
 from tests.fake_target import PaddedGraph
@@ -196,9 +195,7 @@ def test_every_drafter_of_the_lab_is_in_the_table() -> None:
     """
     drafters = {name: option for name, option in options("drafter").items() if option.__base__ is not Dflash}
     assert set(DRAFTERS) == set(drafters)
-    assert set(TEACHERS) == {
-        name for name, option in drafters.items() if issubclass(option, WeightsConfig) and not option.drafts_on_host
-    }
+    assert set(TEACHERS) == {name for name, option in drafters.items() if hasattr(option, "folder")}
     assert set(CAPTURED) == set(drafters) - {"none"}
     assert {*TREE_DRAFTERS, "ngram"} == {name for name, option in drafters.items() if option.drafts_trees}
 
