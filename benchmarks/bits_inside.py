@@ -219,7 +219,7 @@ def run_line(line: str, watch: Watch) -> Entry:
 
 
 def _tokens(row: Any) -> str:
-    shown = [row[key] for key in ("output_ids", "accepted_per_round", "emitted_per_round", "finish_reason")]
+    shown = [getattr(row, key) for key in ("output_ids", "accepted_per_round", "emitted_per_round", "finish_reason")]
     return digest(json.dumps(shown).encode())
 
 
