@@ -82,8 +82,8 @@ def test_an_untouched_run_has_no_divergence(lab: LoadedRun) -> None:
     records = generate(lab)
     plain = {record.request_id: list(record.output_ids) for record in records}
     assert sum(len(record.output_ids) for record in records) > LIMIT
-    assert audit(records, plain, lab.teacher, lab.models.dtype) == []
-    assert audit(records, None, lab.teacher, lab.models.dtype) == []
+    assert audit(records, plain, lab.teacher, lab.models.dtype) == {}
+    assert audit(records, None, lab.teacher, lab.models.dtype) == {}
 
 
 def test_a_corrupted_token_is_a_bug_at_its_index(lab: LoadedRun, with_plain: bool) -> None:

@@ -87,7 +87,7 @@ class Heads(GivenDrafts):
     def step(self, state, step):
         state.tokens = self.target.logits(state.rows.roll(step.index, -1)).argmax(-1)
 
-@option("drafter", "heads")
+@option("drafter", NAME)
 class HeadsOption(DrafterConfig):
     def folder(self, run):
         return FOLDER
@@ -113,14 +113,14 @@ def test_a_drafter_that_recycles_nothing_has_no_fault_there(
     target, _ = make_runnable_pair(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     name = f"outside_{tmp_path.name}"
-    (tmp_path / f"{name}.py").write_text(OUTSIDE)
+    (tmp_path / f"{name}.py").write_text(f"NAME = {name!r}\n{OUTSIDE}")
     (tmp_path / "weights").mkdir()
     WEIGHTS[weights](tmp_path / "weights")
     (tmp_path / "heads.jsonl").write_text("\n".join(f'{{"prompt": "{text}", "form": "continue"}}' for text in "abcd"))
     prompts = ["workload=jsonl", f"workload.path={tmp_path / 'heads.jsonl'}", "max_new_tokens=24", "num_threads=1"]
     chosen = [f"extensions=[{name}]", "target=hf", f"target.path={target}", "drafter=eagle3", *prompts]
     config = compose([*chosen, f"drafter.path={target}"]).config
-    config.drafter = part("drafter", "heads", num_draft_tokens=3)
+    config.drafter = part("drafter", name, num_draft_tokens=3)
     findings = {finding.check: finding for finding in examine.examine(load_subject(config))}
     for check in ("recycled path", "vocabulary map (d2t)", *ALL_ASPECTS):
         assert findings[check].verdict is Verdict.DOES_NOT_APPLY, findings[check]

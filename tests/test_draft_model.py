@@ -273,7 +273,7 @@ def test_another_tokenizer_is_said_in_the_record(
         *("target=hf", f"target.path={target}", "drafter=draft_model", f"drafter.path={draft}", "references=[]"),
         *("workload=random_ids", "workload.limit=1", "max_new_tokens=4", "repeats=1", "profile_rounds=0"),
     ]
-    assert spec_lab.run(spec_lab.compose(overrides)).summary["warnings"] == []
+    assert spec_lab.run(spec_lab.compose(overrides)).run.notes == []
     tokens = json.loads((draft / "tokenizer.json").read_text())
     vocab = tokens["model"]["vocab"]
     vocab["A"], vocab["B"] = vocab["B"], vocab["A"]
@@ -282,7 +282,7 @@ def test_another_tokenizer_is_said_in_the_record(
         with refused(draft, "2 ids of its tokenizer", "drafter.path"):
             spec_lab.run(spec_lab.compose(overrides))
         return
-    (warning,) = spec_lab.run(spec_lab.compose(overrides)).summary["warnings"]
+    (warning,) = spec_lab.run(spec_lab.compose(overrides)).run.notes
     assert warning.startswith(f"{draft}: 2 ids of its tokenizer")
 
 
@@ -297,7 +297,7 @@ def test_a_model_of_too_few_positions_is_refused(pairs: Pairs, tmp_path: Path) -
         if fits:
             make_engine(config, requests)
             continue
-        messages = f"{positions} positions", f"the cache has {longest} ", "cache.max_seq_len=null", "drafter.path"
+        messages = f"{positions} positions", f"a sequence has {longest}", "max_new_tokens", "drafter.path"
         with refused(folder, *messages):
             make_engine(config, requests)
 

@@ -271,5 +271,5 @@ def test_a_whole_run_by_the_command_path(tmp_path: Path) -> None:
     composed = spec_lab.compose([f"{key}={value}" for key, value in overrides.items()])
     summary = spec_lab.run(composed).run
     assert summary["num_requests"] == 3
-    assert summary["thinking"] is not None
+    assert summary.under("thinking")
     assert summary["divergence.bugs"] == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -25,6 +24,7 @@ from spec_lab.checkpoints.keep_fp8 import (
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.models.linear import Fp8Linear, make_linear
 from spec_lab.models.target_loader import WeightSource
+from spec_lab.record.reading import read_run
 from tests.lab import make_pair
 from tests.tiny_checkpoints import refused, rewrite_config, rewrite_tensors
 
@@ -190,7 +190,7 @@ def test_speculative_output_is_plain_decodings_on_an_fp8_target(
     assert main(["target.weight_dtype=fp8", "prune=catchup", *cheap]) == 0
     (path,) = tmp_path.glob("outputs/*/summary.json")
     assert "weight_dtype_fp8" in path.parent.name
-    summary = json.loads(path.read_text())
+    summary = read_run(path.parent)
     assert (summary.target.weight_dtype, summary.target.dtype) == ("fp8", "float32")
     assert summary["equal_to_plain"] == 1 and summary["divergence.bugs"] == 0
     assert summary["acceptance_length"] > 1.5

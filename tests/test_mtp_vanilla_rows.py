@@ -31,7 +31,7 @@ def test_the_position_before_a_window_that_moved_by_k_plus_1_is_never_written(gr
         engine, result = decoded(*imposed, f"drafter.rows={rows}")
         (record,) = result.requests
         assert record.accepted_per_round == [K] * 10
-        assert [round_record.rows.catchup_computed for round_record in result.rounds] == [sum(per_round)] * 10
+        assert [round_record.rows.catchup_attention for round_record in result.rounds] == [sum(per_round)] * 10
         start = len(record.prompt_ids)
         pages = engine.parts.slots.table.pages[:1]
         for index, cache in enumerate(engine.parts.drafter.caches):

@@ -330,7 +330,7 @@ def test_a_run_has_the_tokens_of_plain_decoding_to_the_bit(overrides: tuple[str,
         composed = spec_lab.compose([f"kernels={kernels}", f"references={references}", *shared])
         run = spec_lab.run(composed)
         assert run.run.row_invariant is (kernels == "native")
-        divergence = run.run["divergence"]
-        assert divergence is not None and (divergence["near_ties"], divergence["bugs"]) == (0, 0)
-        found[kernels, references] = [request["output_ids"] for request in run.requests]
+        divergence = run.run.under("divergence")
+        assert (divergence["near_ties"], divergence["bugs"]) == (0, 0)
+        found[kernels, references] = [request.output_ids for request in run.requests]
     assert len({str(outputs) for outputs in found.values()}) == 1

@@ -89,4 +89,4 @@ def test_drafting_has_the_tokens_of_plain_decoding_and_of_rounded_matrices(pair:
     round_matrices(pair[0])
     rounded = spec_lab.run(composed(pair, f"output_dir={tmp_path}", "references=[]"))
     for one, other in zip(narrow.requests, rounded.requests, strict=True):
-        assert one["output_ids"] == other["output_ids"]
+        assert one.output_ids == other.output_ids

@@ -8,18 +8,19 @@ from typing import Any
 
 import pytest
 
+from spec_lab.config.extensions import load_options
 from spec_lab.options.graphs import RoundGraph
 from tests.lab import make_config, make_engine, make_pair, random_requests
 
 BY_LENGTH = """
-
+from spec_lab.config.option import option
 from spec_lab.core.pruning_protocols import LayerRows
 from spec_lab.core.selection import AfterAttention, AllRows
+from spec_lab.options.pruning import CatchupOption
 
 SEEN = []
 COUNTED = []
 LONG = 30
-READS = True
 
 class ByLength:
     needs_prewrite = False
@@ -36,8 +37,10 @@ class ByLength:
         every, live = len(live_lens) * num_rows, len(live_lens)
         return LayerRows(every, *((live, live) if max(live_lens) >= LONG else (every, every)))
 
-def register(registry):
-    registry.add(CatchupPruningOption(name="by_length", make=ByLength))
+@option("prune.catchup", NAME)
+class ByLengthOption(CatchupOption):
+    def build(self):
+        return ByLength()
 """
 GRAPHS = {
     "eager": None,
@@ -59,10 +62,11 @@ def test_lengths_are_those_that_the_selection_saw(
     monkeypatch.syspath_prepend(str(tmp_path))
     name = f"by_length_{tmp_path.name}"
     captures = GRAPHS[graph] is not None  # what is captured cannot be chosen by a length that the host reads
-    (tmp_path / f"{name}.py").write_text(BY_LENGTH.replace("READS = True", f"READS = {not captures}"))
+    (tmp_path / f"{name}.py").write_text(f"NAME = {name!r}\nREADS = {not captures}\n{BY_LENGTH}")
     requests = random_requests(5, max_new_tokens=14, lengths=(8, 30))
     config = make_config(pair, "eagle3", batch_size=2, extensions=[name])
-    config.prune.catchup = "by_length"
+    load_options(config.extensions)
+    config.prune.catchup = name
     config.graph = GRAPHS[graph] or config.graph
     engine = make_engine(config, requests)
     module: Any = sys.modules[name]

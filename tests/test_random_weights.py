@@ -74,10 +74,10 @@ def test_a_shape_with_experts_prints_what_it_reads(tmp_path: Path, capsys: pytes
     out = tmp_path / "out"
     target = ["target=hf", f"target.path={tmp_path / 'shape'}", *RANDOM, "prune=catchup", "graph=round"]
     assert main([*target, *IDS, *CHEAP, f"output_dir={out}"]) == 0
-    assert "experts read a round" in capsys.readouterr().out
+    assert "Experts read a round" in capsys.readouterr().out
     [summary] = [read_run(file.parent) for file in out.rglob("summary.json")]
-    read = summary["experts_read"]
-    assert read is not None and 7 * 3 < read["verify"] <= 7 * 8
+    read = summary.under("experts_read")
+    assert 7 * 3 < read["verify"] <= 7 * 8
     assert read["catchup"] == read["recur"] == 0
 
 
@@ -154,13 +154,11 @@ def test_random_clusters_name_every_token_once() -> None:
     assert tensors[TOKEN_ORDERING].tolist() == [0, 3, 6, 9, 1, 4, 7, 10, 2, 5, 8, 11]
 
 
-def test_a_checkpoint_without_a_tokenizer_runs_on_ids(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkpoint_without_a_tokenizer_runs_on_ids(tmp_path: Path) -> None:
     """One whose tokenizer needs code of its own has no tokenizer.json either."""
     make_tiny_target(tmp_path / "model", "qwen3", num_hidden_layers=2)
     target = ["target=hf", f"target.path={tmp_path / 'model'}", "drafter=ngram", f"output_dir={tmp_path / 'out'}"]
     assert main([*target, *IDS, *CHEAP]) == 0
-    assert main([*target, *CHEAP]) == 2
-    assert "tokenizer.json is missing" in (said := capsys.readouterr().err) and "workload=random_ids" in said
 
 
 @pytest.mark.parametrize(

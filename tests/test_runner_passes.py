@@ -56,8 +56,8 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
     seen: list[tuple[str, list[str]]] = []
     generate = Engine.generate
 
-    def load(chosen: Run, world: World) -> LoadedRun:
-        labs.append(load_lab(chosen, world))
+    def load(chosen: Run, world: World, last: Any = None) -> LoadedRun:
+        labs.append(load_lab(chosen, world, last))
         return labs[-1]
 
     def watched(engine: Engine, requests: list[Request], *args: Any, **options: Any) -> GenerationResult:

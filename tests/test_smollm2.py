@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +15,7 @@ from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.gguf_file import read_head
 from spec_lab.checkpoints.packaged import PACKAGED
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
-from spec_lab.record.reading import read_requests
+from spec_lab.record.reading import read_requests, read_run
 from spec_lab.workloads.prompt_files import shipped_prompts
 from spec_lab.workloads.tokenizer import TargetTokenizer
 from tests.test_gguf_tokenizer import Rules, plainly
@@ -65,7 +64,7 @@ def test_the_command_of_the_readme_writes_the_text_of_transformers_with_weights_
         likeliest = reference(tokens[:, :-1]).logits[0, len(row.prompt_ids) - 1 :].argmax(dim=-1)
         assert likeliest.tolist() == row.output_ids
 
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = read_run(folder)
     assert summary["equal_to_plain"] == 1.0 and summary["divergence.diverged"] == 0
     assert summary.target.stored_types == ["Q4_1", "Q8_0", "F32"] and summary.target.dtype == "float32"
     assert f"kernels={summary['config']['kernels']}" in said

@@ -93,7 +93,7 @@ def test_a_stop_inside_a_block_ends_the_text_there(
         assert (row.accepted_per_round, row.judged_per_round) == ([3, accepted], judged), name
         assert row.emitted_per_round == [4, num_tokens - 5] and row.truncated, name
         assert row.finish_reason == reason, name
-    assert summary["acceptance_length"] == 4 and summary.divergence.diverged == 0
+    assert summary["acceptance_length"] == 4 and summary["divergence.diverged"] == 0
 
 
 def test_the_text_that_is_checked_ends_before_the_stop(
@@ -120,6 +120,5 @@ def test_ends_that_would_not_be_what_was_meant_are_refused(lines: list[dict[str,
     for override in ("workload.stop=['']", "workload.stop_token_ids=[99999]"):
         with refused("stop"):
             decoded(tmp_path, lines, override)
-    for broken in ({"stop": [""]}, {"max_new_tokens": 0}, {"stop_token_ids": 3}):
-        with refused("prompts.jsonl:1", next(iter(broken))):
-            decoded(tmp_path, [lines[0] | broken])
+    with refused("stop"):
+        decoded(tmp_path, [lines[0] | {"stop": [""]}])

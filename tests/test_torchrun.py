@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -26,26 +25,17 @@ FAILING = '''
 """A drafter that the second rank cannot load."""
 
 import os
-from dataclasses import dataclass
 
-from spec_lab.extend import DrafterConfig, DrafterOption
-
-
-@dataclass
-class FailingConfig(DrafterConfig):
-    name: str = "failing"
+from spec_lab.config.option import option
+from spec_lab.options.drafters.simple import NoDrafter
 
 
-def load(chosen, options, build):
-    from spec_lab.options.drafters import none
-
-    if os.environ["RANK"] == "1":
-        raise RuntimeError("no " + "luck")
-    return none.load(chosen, options, build)
-
-
-def register(registry):
-    registry.add(DrafterOption(name="failing", schema=FailingConfig, load=load, no_loop="fails"))
+@option("drafter", "failing")
+class Failing(NoDrafter):
+    def build(self, lab):
+        if os.environ["RANK"] == "1":
+            raise RuntimeError("no " + "luck")
+        return super().build(lab)
 '''
 FAILING_YAML = """\
 # python -m spec_lab drafter=failing
@@ -108,15 +98,14 @@ def test_two_processes_write_what_one_does(place: Path) -> None:
     summary = read_run(folder)
     assert (summary.status, summary.machine.world_size) == ("finished", 2)
     assert summary.config["target"]["tensor_parallel"] == 2
-    divergence = summary["divergence"]
-    assert divergence is not None and divergence["bugs"] == 0
+    assert summary["divergence.bugs"] == 0
     alone = load_lab(make_run_config((place / "target", place / "head"), place / "prompts.jsonl", "none", batch_size=2))
     (engine,) = alone.engines.values()
     plain = {record.request_id: record.output_ids for record in engine.generate(alone.requests).requests}
-    together: list[Any] = [SimpleNamespace(request_id=row.id, **row) for row in read_requests(folder)]
+    together: list[Any] = [SimpleNamespace(request_id=row.id, **row.model_dump()) for row in read_requests(folder)]
     assert [row.request_id for row in together] == list(plain)
     found = audit(together, plain, alone.teacher, alone.models.dtype)
-    assert [divergence for divergence in found if divergence.kind == "bug"] == []
+    assert [divergence for divergence in found.values() if divergence.kind == "bug"] == []
 
 
 def test_a_process_that_fails_ends_all_and_is_heard_once(place: Path) -> None:
@@ -129,5 +118,5 @@ def test_a_process_that_fails_ends_all_and_is_heard_once(place: Path) -> None:
     assert stderr.count("RuntimeError: no luck") == 1
     assert stderr.count("failed: the error above is of rank 1") == 1
     (folder,) = (place / "failed").iterdir()
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = read_run(folder)
     assert (summary.status, summary.reason) == ("failed", "rank 1: RuntimeError: no luck")

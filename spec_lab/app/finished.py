@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from spec_lab.app.folder import digest, sources, values_read
+from spec_lab.config.choices import Weights
 from spec_lab.config.run import Run
 from spec_lab.core.file_stamps import file_stamps
 from spec_lab.record import models
@@ -22,7 +23,8 @@ def digest_of(run: Run) -> str:
     """Return a digest of a run's configuration, the source files, and the weights and prompt files that it names."""
     values = values_read(asdict(run))
     drafter: Any = run.drafter
-    weights = [run.target.folder, *([drafter.folder(run)] if hasattr(drafter, "folder") else [])]
+    reads_weights = hasattr(drafter, "folder") and getattr(drafter, "weights", None) != Weights.random
+    weights = [run.target.folder, *([drafter.folder(run)] if reads_weights else [])]
     return digest(sources(tuple(run.extensions)), values, file_stamps([*weights, *_paths(values)]))
 
 

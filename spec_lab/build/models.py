@@ -52,7 +52,6 @@ class Models:
         experts_read: counters for the layers with experts, of the target and the drafter.
         markers: markers of the thinking phase; None if none are given.
         warnings: what the record must say of this run, in sentences; `build` of an option may add to it.
-        warnings: what the record must say of this run, in sentences.
     """
 
     target: Decoder
