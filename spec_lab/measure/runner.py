@@ -135,7 +135,7 @@ def _measure(
         acceptance_lossless=traits.lossless,
         row_invariant=lab.models.row_invariant,
         tree_rows=passes[MAIN][0].tree_rows,
-        notes=[SHARED] if company is not None and company.seen() else [],
+        notes=[*info.notes, *([SHARED] if company is not None and company.seen() else [])],
     )
 
 
