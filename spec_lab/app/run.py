@@ -53,7 +53,9 @@ def job(cfg: DictConfig) -> float | None:
         print(f"{format_run(done)}\n{display(folder)}")
         return done.scalars().get(composed.config.objective)
     except Exception as error:
-        if not (folder / SUMMARY_FILE).exists():  # it could not be composed
+        # It could not be composed. An earlier refusal in this folder is written anew, since the sweep's exit code
+        # counts what this call wrote.
+        if not (folder / SUMMARY_FILE).exists() or read_run(folder).status == "refused":
             values: Any = OmegaConf.to_container(cfg, throw_on_missing=False)
             write_run(folder, ended(_begun(values, chosen_options(settings)), *_ending(error)))
         if not in_sweep:
