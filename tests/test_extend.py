@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 from collections.abc import Iterator
@@ -151,6 +152,7 @@ def test_an_installed_package_is_found_by_its_entry_point(folder: Path, monkeypa
     installed.mkdir()
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: my_lab\nVersion: 0.3\n")
     (installed / "entry_points.txt").write_text("[spec_lab.extensions]\nmy_lab = my_lab\n")
+    importlib.invalidate_caches()  # the folder may have been read within the same tick of its file system's clock
     try:
         assert compose(["drafter=copycat", "drafter.offset=2"]).choices["drafter"] == "copycat+offset2"
     finally:
