@@ -24,6 +24,7 @@ from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.protocols import Drafter
 from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.core.selection import AllPromptRows
+from spec_lab.core.types import FeatureSpec
 from spec_lab.engine.capture import GraphRecorder
 from spec_lab.engine.drafts import Chain, Tree, TreeParts
 from spec_lab.engine.engine import Engine
@@ -32,14 +33,21 @@ from spec_lab.engine.offered import DraftOffers, RowOffers
 from spec_lab.engine.offers import AllOffered, Counted, CountedRows
 from spec_lab.engine.pages import PageAllocator, PageTable
 from spec_lab.engine.parts import Parts
+from spec_lab.engine.missed_rows import MissedRows
 from spec_lab.engine.plain_round import PlainRound
+from spec_lab.engine.plan import Plan, Shape
 from spec_lab.engine.request_k import GivenK, RequestK, RequestLimits, RunningK
-from spec_lab.engine.round import DecodeRound, Rounds
+from spec_lab.engine.round import DecodeRound
+from spec_lab.engine.rounds import PlannedRounds, Rounds
 from spec_lab.engine.scheduler import Scheduler
 from spec_lab.engine.slots import SlotState
 from spec_lab.engine.states import slot_states
 from spec_lab.engine.teacher import TeacherForcing
 from spec_lab.engine.timing import make_timer
+from spec_lab.models.decoder import Decoder
+
+MISSED_ROUNDS = 32
+"""How many rounds a drafter misses before it catches up."""
 
 DrafterMaker = Callable[[Lab], Drafter[Any]]
 
@@ -168,6 +176,8 @@ def build_rounds(lab: Lab, parts: Parts, recorder: GraphRecorder | None) -> Roun
         rows = RowOffers(lab.row_confidences, offers.budget)
         return Rounds(DecodeRound(parts, drafts, CountedRows(parts, rows, most, recorder)))
     chain = Chain(parts)
+    if (plan := get("drafter.plan", run.drafter.plan)().build(lab)) is not None:
+        return _planned_rounds(lab, parts, recorder, plan)
     if not offers.may_be_fewer:
         return Rounds(DecodeRound(parts, chain, AllOffered(most)))
     is_own = offers.by_request != ByRequest.same
@@ -193,8 +203,31 @@ def build_rounds(lab: Lab, parts: Parts, recorder: GraphRecorder | None) -> Roun
         narrower=rounds,
         host=host,
         limits=own,
-        plain=PlainRound(parts, chain) if is_own else None,
+        plain=PlainRound(parts, chain, offered) if is_own else None,
     )
+
+
+def _planned_rounds(lab: Lab, parts: Parts, recorder: GraphRecorder | None, plan: Plan) -> Rounds:
+    chain, models, drafter = Chain(parts), lab.models, parts.drafter
+    needs, most, num_slots = drafter.requirements, drafter.num_draft_tokens, lab.limits.num_slots
+    offered = DraftOffers(
+        num_slots, models.device, confidences=lab.confidences, kernels=models.kernels, by_request=True
+    )
+    # A module for each draft runs over its own window, which is that of a round.
+    num_missed = most + 1 if needs.distinct_steps else max(most + 1, MISSED_ROUNDS)
+    missed = MissedRows(num_slots, num_missed, _feature_size(models.target, needs.features), models.dtype, lab.device)
+
+    def make(shape: Shape) -> DecodeRound:
+        if shape.num_offered == 0:
+            return PlainRound(parts, chain, offered, missed, shape.num_made)
+        return DecodeRound(parts, chain, Counted(parts, offered, shape.num_offered, recorder, shape.num_made))
+
+    planned = PlannedRounds(plan, make, missed, offered, most, needs.distinct_steps, recorder is not None)
+    return Rounds(planned.of_shape(Shape(most, most)), planned=planned)
+
+
+def _feature_size(target: Decoder, features: FeatureSpec) -> int:
+    return target.config.hidden_size * (len(features.layer_inputs) + (features.final_hidden is not None))
 
 
 def _request_k(run: Run, most: int) -> RequestK:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from spec_lab.config.run import Run
 
 Class = TypeVar("Class", bound=type)
-VALUES = ("prune.prefill", "prune.catchup", "workload.checker")
+VALUES = ("drafter.plan", "prune.prefill", "prune.catchup", "workload.checker")
 """Groups whose options are the values of one knob. They have no knobs and no YAML file."""
 
 _options: dict[str, dict[str, type[Any]]] = {}

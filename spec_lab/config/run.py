@@ -102,6 +102,7 @@ class DrafterConfig(Part):
         least=0,
         most=MAX_DRAFT_TOKENS,
     )
+    plan: str = knob("none", "what decides how many drafts a round verifies and makes, at most num_draft_tokens")
     k_schedule: list[list[int]] | None = knob(
         None,
         "K by the number of running requests, a list of [first, last, K]; null is num_draft_tokens for every number",

@@ -93,8 +93,8 @@ class DrafterRequirements:
             So each needs a graph of its own.
         learn_continuations: takes the outputs of plain decoding by request id, before anything is timed; None for a
             drafter that does not replay them.
-        draft_rest: makes all drafts [batch, K] at once from the state with draft 1, and itself advances metadata, if
-            there is any; None if the round runs `step` for each draft.
+        draft_rest: makes the given number of drafts [batch, drafts] at once from the state with draft 1, and itself
+            advances metadata, if there is any; None if the round runs `step` for each draft.
         has_loop: whether drafts are made one after another; False if all are ready with the first.
         on_host: the drafter that runs on the host, alone or in addition; None if there is none.
         count_catchup: counts the rows that a catch-up step computes, from n of each request and the number of verified
@@ -108,7 +108,7 @@ class DrafterRequirements:
     catchup_rows: tuple[int, ...] = ()
     distinct_steps: bool = False
     learn_continuations: Callable[[Mapping[str, Sequence[int]]], None] | None = None
-    draft_rest: Callable[[Any], torch.Tensor] | None = None
+    draft_rest: Callable[[Any, int], torch.Tensor] | None = None
     has_loop: bool = True
     on_host: HostDrafter | None = None
     count_catchup: Callable[[Sequence[int], int], int] | None = None

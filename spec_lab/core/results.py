@@ -86,6 +86,7 @@ class RoundRecord:
         num_surplus: requests that had rows in the round although an earlier round had ended them. They have no entry in
             the lists.
         launch_seconds: the host's time to launch the round, before it waits for results; also an equal share.
+        num_expected: the tokens that the plan expected of its requests; None without a plan.
         relaxed: drafts accepted only by relaxation; None for rules that never relax.
         distance: total variation and KL in nats between the emitted distribution and the target's for each request,
             summed over the rows that the round reached; None for rules without it.
@@ -103,6 +104,7 @@ class RoundRecord:
     distance: list[list[float]] | None = None
     launch_seconds: float | None = None
     num_surplus: int = 0
+    num_expected: float | None = None
 
 
 @dataclass(slots=True)

@@ -74,6 +74,10 @@ class Sequence:
         origins: a letter of `core.origins` for each output token.
         drafted_by: the name of the drafter of each launched round, "" if nothing was drafted; empty if there is only
             one drafter.
+        num_waiting: drafts in its slot, after the newest launch.
+        num_missed: rounds that the drafter has not seen, after the newest launch.
+        waiting_confidences: the drafter's estimate, for each waiting draft, that it and all before it are accepted; None
+            if they are not known yet, or never.
     """
 
     request: Request
@@ -94,6 +98,9 @@ class Sequence:
     emitted_at: list[float] = field(default_factory=list)
     truncated: bool = False
     finish_reason: FinishReason | None = None
+    num_waiting: int = 0
+    num_missed: int = 0
+    waiting_confidences: list[float] | None = None
 
     @property
     def num_output_tokens(self) -> int:
@@ -297,6 +304,7 @@ class Verification:
         distance: [batch, 2] total variation and KL in nats between the emitted distribution and the target's, summed
             over the rows that the round reached; None for rules without it.
         confidences: [batch, N - 1] as in `RoundBatch`.
+        made_confidences: [batch, drafts] the same of the drafts that were made for the next round.
     """
 
     tokens: torch.Tensor
@@ -308,6 +316,7 @@ class Verification:
     num_drafted: torch.Tensor | None = None
     distance: torch.Tensor | None = None
     confidences: torch.Tensor | None = None
+    made_confidences: torch.Tensor | None = None
 
     @property
     def num_live(self) -> torch.Tensor:

@@ -21,9 +21,9 @@ class LookupState:
     def take(self, step: DraftStep) -> None:
         self.tokens = self.proposals.index_select(1, step.column).squeeze(1)
 
-    def rest(self) -> torch.Tensor:
-        """Return all drafts of the round at once, so that no draft loop runs."""
-        return self.proposals
+    def rest(self, num_drafts: int) -> torch.Tensor:
+        """Return the first drafts of the round at once, so that no draft loop runs."""
+        return self.proposals[:, :num_drafts]
 
 
 @dataclass(frozen=True, slots=True)

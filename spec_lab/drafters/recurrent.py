@@ -158,9 +158,9 @@ class RecurrentDrafter(RecurrentCatchup):
         state.hidden = self.head.forward(state.tokens, state.hidden, self.cache, state.attention, AllRows())
         state.tokens = self.picker.pick(self.head, state.hidden, state.rows, step.column)
 
-    def _draft_rest(self, state: RecurrentState) -> torch.Tensor:
+    def _draft_rest(self, state: RecurrentState, num_drafts: int) -> torch.Tensor:
         assert self._chain is not None
-        return self._chain.steps(state.tokens, state.hidden, self.cache, state.attention, self.num_draft_tokens)
+        return self._chain.steps(state.tokens, state.hidden, self.cache, state.attention, num_drafts)
 
     def _started(self, verified: VerifiedRound) -> RecurrentState | None:
         """Run the catch-up step and pick draft 1 in one call; None if no such call is available."""

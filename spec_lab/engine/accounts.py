@@ -22,6 +22,7 @@ from spec_lab.core.results import RequestRecord, RoundRecord, RowCounts
 from spec_lab.core.types import FinishReason, Sequence
 from spec_lab.engine.graphs.mode import GraphMode
 from spec_lab.engine.parts import Parts
+from spec_lab.engine.plan import Plan
 from spec_lab.engine.readback import PendingResult, RoundResult
 from spec_lab.engine.scheduler import emit_round
 
@@ -37,7 +38,8 @@ class Launch:
         num_verified: rows for each request in a round's verify.
         spans: what the timer needs to collect stage times.
         num_looked_up: drafts that the host made for the launch.
-        catches_up: whether the drafter runs.
+        num_catchup_rows: that of the round.
+        num_tokens: the tokens that a plan expects of the launch; None without a plan.
     """
 
     sequences: list[Sequence]
@@ -48,7 +50,8 @@ class Launch:
     result: PendingResult
     spans: Any
     num_looked_up: int = 0
-    catches_up: bool = True
+    num_catchup_rows: int | None = None
+    num_tokens: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +100,15 @@ class RoundAccounts:
         tree_rows: int | None,
         overlap: bool,
         now: Callable[[], float],
+        plan: Plan | None = None,
     ) -> None:
-        """`overlap`: the next round may be launched before the last is read; `now`: seconds since the call began."""
+        """Keep the parts.
+
+        Args:
+            overlap: the next round may be launched before the last is read.
+            now: seconds since the call began.
+            plan: learns from each round; None if nothing does.
+        """
         self.rounds: list[RoundRecord] = []
         self.num_wasted_rounds = 0
         self._parts = parts
@@ -107,6 +117,7 @@ class RoundAccounts:
         self._tree_rows = tree_rows
         self._overlap = overlap
         self._now = now
+        self._plan = plan
         self._eos = parts.target.eos_token_ids
         self._accepts_unseen = parts.rule.traits.imposed
         self.read_at = 0.0
@@ -126,6 +137,9 @@ class RoundAccounts:
         now = self._now()
         self._unaccounted.append(_Read(launched, result, now, now - max(launched.began_at, self.read_at)))
         self.read_at = now
+        if result.made_confidences is not None and not self._overlap:  # else they are no longer the waiting drafts'
+            for sequence, confidences in zip(launched.sequences, result.made_confidences, strict=False):
+                sequence.waiting_confidences = confidences
         num_rounds = self._graph.rounds_per_replay
         is_within_limit = num_rounds * max(result.num_emitted) < nearest_end
         if is_within_limit and not has_stops and self._eos.isdisjoint(chain(*result.tokens)):
@@ -200,6 +214,8 @@ class RoundAccounts:
             confidences = None if result.confidences is None else result.confidences[index]
             emit_round(sequence, tokens, origins, self._eos, now, num_offered, num_imposed, confidences)
             emitted.append(_Emitted(index, num_offered, sequence.emitted_per_round[-1], sequence.truncated))
+        if self._plan is not None and running:
+            self._plan.note([settled.sequences[index] for index in running])
         return emitted
 
     def _record(self, settled: Launch, result: RoundResult, emitted: list[_Emitted], times: _Times) -> None:
@@ -217,6 +233,7 @@ class RoundAccounts:
             distance=None if result.distance is None else [result.distance[part.index] for part in emitted],
             launch_seconds=times.launch_seconds,
             num_surplus=len(settled.sequences) - len(emitted),
+            num_expected=settled.num_tokens,
         )
         self.rounds.append(record)
 
@@ -224,12 +241,13 @@ class RoundAccounts:
         """Count the drafts and rows of a round, once acceptance is known."""
         padded = self._graph.padded_size(len(settled.sequences))
         requirements = self._parts.drafter.requirements
-        passes = requirements.rows_of_passes(result.num_rows) if settled.catches_up else ()
+        num_rows = result.num_rows if settled.num_catchup_rows is None else settled.num_catchup_rows
+        passes = requirements.rows_of_passes(num_rows) if num_rows else ()
         live_lens = _live_lens(settled, result, emitted)
         live_lens += [1] * (padded - len(live_lens))
         by_pass = [self._catchup.num_computed(live_lens, rows) for rows in passes]
-        if requirements.count_catchup is not None and settled.catches_up:
-            by_pass = [LayerRows(*[requirements.count_catchup(result.num_emitted, result.num_rows)] * 3)]
+        if requirements.count_catchup is not None and num_rows:
+            by_pass = [LayerRows(*[requirements.count_catchup(result.num_emitted, num_rows)] * 3)]
         count_drafts = self._drafts_of_chains if self._tree_rows is None else self._drafts_of_trees
         num_drafted, num_offered = count_drafts(settled, result, emitted, padded)
         return RowCounts(

@@ -109,9 +109,9 @@ class Chain:
     def collect(self, offers: Offers, mover: MetadataMover, state: Any, scope: StepScope) -> tuple[torch.Tensor, int]:
         drafter, most, loop = self._parts.drafter, offers.max_drafted, offers.loop
         rest = drafter.requirements.draft_rest
-        if rest is not None and mover is self._parts.backend and not loop.looks_between:
+        if most and rest is not None and mover is self._parts.backend and not loop.looks_between:
             with scope():
-                return rest(state), most
+                return rest(state, most), most
         drafts = collect_drafts(drafter, mover, state, most, loop.steps(self._parts.timer, most, scope))
         return drafts, drafts.shape[1]
 

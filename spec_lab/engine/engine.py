@@ -14,9 +14,11 @@ from spec_lab.core.results import GenerationResult, PrefillRecord, RequestRecord
 from spec_lab.core.types import Request, Sequence
 from spec_lab.engine.accounts import Launch, RoundAccounts, request_record
 from spec_lab.engine.graphs.mode import GraphMode
+from spec_lab.engine.measured_costs import measure_costs
 from spec_lab.engine.prefill import PromptPass
 from spec_lab.engine.readback import read_later
-from spec_lab.engine.round import DecodeRound, Rounds
+from spec_lab.engine.round import DecodeRound
+from spec_lab.engine.rounds import PlannedRounds, Rounds
 from spec_lab.engine.scheduler import Scheduler, emit_first
 
 
@@ -73,12 +75,23 @@ class Engine:
         return self.parts.drafter.num_draft_tokens
 
     def prepare(self) -> None:
-        """Capture the graphs for rounds of every size, so that no timed pass captures any."""
+        """Capture the graphs for rounds of every size, so that no timed pass captures any.
+
+        With a plan, measure what rounds cost. It captures the others when it first chooses them.
+        """
         with torch.inference_mode(), self.round.naming_foreign_drafts():
+            if self.rounds.planned is not None:
+                self._measure_costs(self.rounds.planned)
+                self.prompt_pass.prepare()
+                return
             for num_requests in range(1, self.scheduler.num_slots + 1):
                 for decode_round in self.rounds.to_prepare(num_requests):
                     self.graph.prepare(decode_round, num_requests)
             self.prompt_pass.prepare()
+
+    def _measure_costs(self, planned: PlannedRounds) -> None:
+        if planned.plan.needs_costs and planned.plan.costs is None:
+            planned.plan.costs = measure_costs(self.parts, self.graph, planned, self.scheduler)
 
     def generate(
         self, requests: Iterable[Request], on_finish: Callable[[RequestRecord], None] | None = None
@@ -92,7 +105,11 @@ class Engine:
             self.host_drafter.restart()
         if self.rounds.limits is not None:
             self.rounds.limits.policy.restart()
+        if self.rounds.planned is not None:
+            self.rounds.planned.plan.restart()
         with torch.inference_mode(), self.round.naming_foreign_drafts():
+            if self.rounds.planned is not None:
+                self._measure_costs(self.rounds.planned)
             try:
                 while self.scheduler.has_work:
                     run.step()
@@ -109,7 +126,13 @@ class _GenerationRun:
         self._on_finish = on_finish
         self._eos = engine.parts.target.eos_token_ids
         self._accounts = RoundAccounts(
-            engine.parts, engine.graph, engine.prune.catchup, engine.round.drafts.tree_rows, engine.overlap, self._now
+            engine.parts,
+            engine.graph,
+            engine.prune.catchup,
+            engine.round.drafts.tree_rows,
+            engine.overlap,
+            self._now,
+            None if engine.rounds.planned is None else engine.rounds.planned.plan,
         )
         self._start = perf_counter()
         self._prefilling: dict[str, _Prefilling] = {}
@@ -182,6 +205,8 @@ class _GenerationRun:
         parts.rule.admit(sequence.slot, sequence.request)
         parts.drafter.admit(sequence.slot, sequence.request)
         self._engine.graph.admit(sequence.slot, sequence.request)
+        if self._engine.rounds.planned is not None:
+            self._engine.rounds.planned.admit(sequence.slot, sequence.request)
         self._prefilling[sequence.request.request_id] = _Prefilling()
 
     def _prefill(self, pack: list[Sequence]) -> None:
@@ -206,6 +231,7 @@ class _GenerationRun:
         done = self._prefilling.pop(request.request_id)
         prompt_len = len(request.prompt_ids)
         self._prefills.append(PrefillRecord(request.request_id, prompt_len, done.num_chunks, done.seconds, done.rows))
+        sequence.num_waiting = self._engine.round.num_drafted
         emit_first(sequence, self._eos, self._now())
         self._retire_if_finished(sequence)
 
@@ -213,14 +239,22 @@ class _GenerationRun:
         """Launch a round, or R rounds. If it `follows` another without a prompt pass in between, its time begins when
         the host last read results."""
         engine, parts = self._engine, self._engine.parts
-        decode_round = engine.rounds.of_requests(ready)
-        for possible in engine.rounds.to_prepare(len(ready)):
-            engine.graph.prepare(possible, len(ready))
+        planned, num_tokens, num_captures = engine.rounds.planned, None, engine.graph.counts.captures
+        if planned is not None:
+            choice = planned.choose(ready)
+            num_tokens = choice.num_tokens
+            decode_round = planned.of_shape(choice.shape)
+            engine.graph.prepare(decode_round, len(ready))
+        else:
+            decode_round = engine.rounds.of_requests(ready)
+            for possible in engine.rounds.to_prepare(len(ready)):
+                engine.graph.prepare(possible, len(ready))
+        follows &= engine.graph.counts.captures == num_captures  # no round's time includes a capture
         launched_at = self._now()
         began_at = self._accounts.read_at if follows else launched_at
         num_looked_up = 0
         with parts.timer.round(engine.graph.rounds_per_replay):
-            if engine.rounds.host is not None and decode_round.catches_up:
+            if engine.rounds.host is not None and decode_round.num_catchup_rows != 0:
                 with parts.timer.span("lookup"):
                     offer = engine.rounds.host.offer(ready)
                 num_looked_up = offer.num_drafts
@@ -240,7 +274,8 @@ class _GenerationRun:
             result,
             parts.timer.spans,
             num_looked_up,
-            decode_round.catches_up,
+            decode_round.num_catchup_rows,
+            num_tokens,
         )
 
     def _settle(self, settled: Launch) -> None:

@@ -41,6 +41,10 @@ class Offers(Protocol):
         """Return how many drafts [batch] were made, if only the device knows it; else None."""
         ...
 
+    def made_confidences(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
+        """Return the drafter's confidences [batch, drafts] in the drafts that were made, if the host reads them."""
+        ...
+
 
 class AllOffered:
     """Every draft is offered."""
@@ -58,6 +62,9 @@ class AllOffered:
     def made(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
         return None
 
+    def made_confidences(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
+        return None
+
 
 class Counted:
     """Each request offers the first drafts of its chain; `offered` counts them, up to K.
@@ -67,10 +74,15 @@ class Counted:
     """
 
     def __init__(
-        self, parts: Parts, offered: DraftOffers, num_draft_tokens: int, recorder: GraphRecorder | None
+        self,
+        parts: Parts,
+        offered: DraftOffers,
+        num_draft_tokens: int,
+        recorder: GraphRecorder | None,
+        num_made: int | None = None,
     ) -> None:
         """`recorder`: captures the stages, so the host reads nothing within a round, and every round has all rows; None
-        for eager launches."""
+        for eager launches. `num_made`: the drafts that a plan chose for the next round."""
         self.num_draft_tokens = num_draft_tokens
         needs = parts.drafter.requirements
         self.max_drafted = parts.drafter.num_draft_tokens if needs.distinct_steps else num_draft_tokens
@@ -78,7 +90,9 @@ class Counted:
             self.max_drafted = min(num_draft_tokens, needs.on_host.num_on_device)
         self.loop = make_draft_loop(parts, offered.num_going_on, recorder)
         self.offered = offered
-        self._fixed_shapes = recorder is not None
+        self._fixed_shapes = recorder is not None or num_made is not None
+        if num_made is not None:
+            self.max_drafted = num_made
 
     def mark(self, batch: RoundBatch) -> RoundBatch:
         offered = self.offered.of(batch.slot_ids, batch.active, self.num_draft_tokens)
@@ -91,6 +105,9 @@ class Counted:
 
     def made(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
         return self.offered.num_drafted.index_select(0, slot_ids) if self.loop.decides_on_device else None
+
+    def made_confidences(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
+        return self.offered.confidences_of(slot_ids, self.max_drafted)
 
 
 class CountedRows:
@@ -122,3 +139,6 @@ class CountedRows:
 
     def made(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
         return self.offered.num_drafted(slot_ids)
+
+    def made_confidences(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
+        return None

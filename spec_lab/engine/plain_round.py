@@ -1,4 +1,4 @@
-"""A round without drafts, for requests that do not draft: plain decoding in a drafter's slots and caches."""
+"""A round that verifies no drafts: plain decoding in a drafter's slots and caches."""
 
 from __future__ import annotations
 
@@ -9,27 +9,35 @@ import torch
 
 from spec_lab.core.types import FeatureSpec, RoundBatch, VerifiedRound
 from spec_lab.engine.drafts import Drafts
+from spec_lab.engine.missed_rows import MissedRows
+from spec_lab.engine.offered import DraftOffers
 from spec_lab.engine.parts import Parts
 from spec_lab.engine.round import DecodeRound
 from spec_lab.engine.stopping_loop import DraftLoop, EveryStep
 
 
 class NoneOffered:
-    """Nothing is drafted or offered, and a request has one row."""
+    """Nothing is offered, and a request has one row. Drafts may be made for the next round."""
 
-    num_draft_tokens = max_drafted = 0
+    num_draft_tokens = 0
 
-    def __init__(self) -> None:
-        self.loop: DraftLoop = EveryStep(looks_between=True)
+    def __init__(self, offered: DraftOffers, num_made: int) -> None:
+        self.max_drafted = num_made
+        self.loop: DraftLoop = EveryStep()
+        self._offered = offered
 
     def mark(self, batch: RoundBatch) -> RoundBatch:
         return replace(batch, input_ids=batch.input_ids[:, :1])
 
     def expect(self, slot_ids: torch.Tensor) -> None:
-        """Do nothing: drafts left in a slot are not offered again."""
+        """Record the number of drafts; those of an earlier round are not offered again."""
+        self._offered.expect(slot_ids, self.max_drafted)
 
     def made(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
         return None
+
+    def made_confidences(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
+        return self._offered.confidences_of(slot_ids, self.max_drafted)
 
 
 @dataclass(slots=True)
@@ -41,16 +49,32 @@ class _Nothing:
 
 
 class PlainRound(DecodeRound):
-    """Leaves out the drafter: its features, catch-up and steps. So the drafter cannot resume for these requests."""
+    """Leaves out the drafter, or lets it catch up with all rounds that it missed, this one included, and draft.
 
-    catches_up = False
+    Without a place for what it misses, the drafter cannot resume for these requests.
+    """
 
-    def __init__(self, parts: Parts, drafts: Drafts) -> None:
-        super().__init__(parts, drafts, NoneOffered())
+    def __init__(
+        self,
+        parts: Parts,
+        drafts: Drafts,
+        offered: DraftOffers,
+        missed: MissedRows | None = None,
+        num_made: int = 0,
+    ) -> None:
+        assert missed is not None or num_made == 0
+        super().__init__(parts, drafts, NoneOffered(offered, num_made))
+        self._missed = missed
+        self.num_catchup_rows = missed.size if missed is not None and num_made else 0
 
     @property
     def features(self) -> FeatureSpec:
-        return FeatureSpec()
+        return FeatureSpec() if self._missed is None else super().features
 
     def catch_up(self, verified: VerifiedRound) -> Any:
+        if self._missed is not None:
+            self._missed.keep(verified)
+            if self.offers.max_drafted:
+                return super().catch_up(self._missed.take(verified))
+        self.offers.expect(verified.batch.slot_ids)
         return _Nothing(verified.verification.tokens[:, 0])

@@ -23,7 +23,7 @@ class RoundResult:
         num_offered_rows: how many drafts of a tree were offered; None if every one was, and for a chain.
         num_drafted: drafts that the round made for the next one; None if the host knows their number.
         distance: total variation and KL of each request, summed over the rows reached; None if the rule has none.
-        confidences: of each draft, as in `Verification`; None if nothing reads them.
+        confidences, made_confidences: of each draft, as in `Verification`; None if nothing reads them.
     """
 
     tokens: list[list[int]]
@@ -34,6 +34,7 @@ class RoundResult:
     num_drafted: list[int] | None = None
     distance: list[list[float]] | None = None
     confidences: list[list[float]] | None = None
+    made_confidences: list[list[float]] | None = None
 
     @property
     def num_rows(self) -> int:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from collections.abc import Sequence as List
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -15,14 +13,11 @@ from spec_lab.core.errors import UserError
 from spec_lab.core.layer_protocols import MetadataMover
 from spec_lab.core.prompts import PromptEnds
 from spec_lab.core.selection import AllRows
-from spec_lab.core.types import FeatureSpec, RoundBatch, Sequence, Verification, VerifiedRound
+from spec_lab.core.types import FeatureSpec, RoundBatch, Verification, VerifiedRound
 from spec_lab.engine.drafts import Drafts
 from spec_lab.engine.experts_read import ReadingStage
-from spec_lab.engine.host_drafts import HostDrafts
-from spec_lab.engine.k_schedule import KSchedule
 from spec_lab.engine.offers import Offers
 from spec_lab.engine.parts import Parts, VerifyOutput
-from spec_lab.engine.request_k import OFF, RequestLimits
 from spec_lab.engine.stopping_loop import StepScope
 
 
@@ -37,10 +32,11 @@ class DecodeRound:
     Attributes:
         num_drafted: drafts for each request that the device made last, as far as the host knows; levels of a tree.
         num_verified: rows for each request that verify ran in the latest round.
-        catches_up: whether the drafter runs.
+        num_catchup_rows: rows for each request of the catch-up step, 0 if the drafter does not run; None if they are
+            those of verify.
     """
 
-    catches_up = True
+    num_catchup_rows: int | None = None
 
     def __init__(self, parts: Parts, drafts: Drafts, offers: Offers) -> None:
         self.parts = parts
@@ -127,7 +123,9 @@ class DecodeRound:
     def commit(self, verified: VerifiedRound, drafts: Any) -> None:
         """Write the next round's inputs to the slots."""
         with self.parts.timer.span("commit"):
-            verified.verification.num_drafted = self.offers.made(verified.batch.slot_ids)
+            slot_ids, verification = verified.batch.slot_ids, verified.verification
+            verification.num_drafted = self.offers.made(slot_ids)
+            verification.made_confidences = self.offers.made_confidences(slot_ids)
             self.drafts.leave(self.parts.slots, verified, drafts)
 
     def start(self, ends: PromptEnds, state: Any) -> None:
@@ -139,46 +137,3 @@ class DecodeRound:
         """Run the remaining draft steps from `state`, and return all drafts."""
         drafts, self.num_drafted = self.drafts.collect(self.offers, mover, state, scope)
         return drafts
-
-
-@dataclass(frozen=True, slots=True)
-class Rounds:
-    """The rounds of an engine, one for each K that a batch can have.
-
-    `schedule`: K by the number of running requests; None if K does not depend on it. `narrower`: the other rounds by K,
-    and possibly the widest. `host`: writes drafts of the host to the slots before a round; None if the host makes none.
-    `limits`: sends the K of each request to the device; None if all have the same K. `plain`: the round for when no
-    request drafts; None without `limits`.
-    """
-
-    widest: DecodeRound
-    schedule: KSchedule | None = None
-    narrower: Mapping[int, DecodeRound] = field(default_factory=dict)
-    host: HostDrafts | None = None
-    limits: RequestLimits | None = None
-    plain: DecodeRound | None = None
-
-    def of_batch(self, num_requests: int) -> DecodeRound:
-        """Return the round for this number of running requests."""
-        if self.schedule is None:
-            return self.widest
-        return self.narrower.get(self.schedule.k_of(num_requests), self.widest)
-
-    def of_requests(self, sequences: List[Sequence]) -> DecodeRound:
-        """Return the round for `sequences`. If requests have a K of their own, first send it to the device."""
-        if self.limits is not None and self.plain is not None and self.limits.tell(sequences) == OFF:
-            return self.plain
-        return self.of_batch(len(sequences))
-
-    def with_room_for(self, decode_round: DecodeRound, longest: int) -> DecodeRound:
-        """Return the round of the device's own K if `longest` drafts of the host fit in it, else `decode_round`."""
-        assert self.host is not None
-        fewest = self.host.drafter.num_on_device
-        fits = longest <= fewest < decode_round.num_draft_tokens
-        return self.narrower.get(fewest, decode_round) if fits else decode_round
-
-    def to_prepare(self, num_requests: int) -> list[DecodeRound]:
-        """Return the rounds that may run for this number of requests."""
-        usual = self.of_batch(num_requests)
-        rounds = [usual] if self.host is None else [usual, self.with_room_for(usual, 0)]
-        return [*rounds, *([] if self.plain is None else [self.plain])]

@@ -134,7 +134,7 @@ def make_draft_loop(parts: Parts, num_going_on: torch.Tensor | None, recorder: G
     """
     # If each draft has a module of its own, the modules catch up while they draft. So all must run in every round.
     if parts.drafter.requirements.distinct_steps or num_going_on is None:
-        return EveryStep(looks_between=True)
+        return EveryStep()
     if recorder is None:
         return StepsWhileAsked(num_going_on)
     return StepsInIfNodes(num_going_on, recorder) if recorder.skips else EveryStep(looks_between=True)

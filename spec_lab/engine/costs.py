@@ -1,0 +1,99 @@
+"""What rounds cost on this machine with this target: measured when the engine is made, a few shapes and batch sizes.
+
+A round is timed as a whole, from its launch until its results are read. So the cost of a shape has everything in it:
+verify, catch-up, draft steps, launches and the host. What was not timed is interpolated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from spec_lab.engine.plan import OFF, Shape
+
+Seconds = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+
+
+def timed_shapes(most: int, makes_all: bool) -> list[Shape]:
+    """Return the shapes that are timed for a K of `most`. `makes_all`: a round that drafts makes all K drafts."""
+    few = most if makes_all else 1
+    rows = sorted({1, (most + 1) // 2, most})
+    shapes = [OFF, Shape(0, few), *(Shape(count, few) for count in rows), Shape(1, most)]
+    return list(dict.fromkeys(shapes))
+
+
+def timed_sizes(num_slots: int, padded_size: Callable[[int], int]) -> list[int]:
+    """Return the batch sizes that are timed: powers of four, and the largest."""
+    sizes = [4**power for power in range(8) if 4**power < num_slots]
+    return sorted({padded_size(size) for size in (*sizes, num_slots)})
+
+
+@dataclass(frozen=True, slots=True)
+class CostTable:
+    """Seconds by the number of requests, 0..num_slots (entry 0 is unused), and by offered drafts.
+
+    Attributes:
+        verified: [num_slots + 1, K + 1] a round that verifies that many drafts and makes one; entry 0 also lets the
+            drafter catch up with what it missed.
+        plain: [num_slots + 1] a round without the drafter.
+        draft: [num_slots + 1] each further draft.
+        timed: what was timed, by batch size and shape.
+        missed_size: after so many rounds without the drafter it has to catch up.
+    """
+
+    verified: Seconds
+    plain: Seconds
+    draft: Seconds
+    timed: Mapping[tuple[int, Shape], float]
+    missed_size: int
+
+    @classmethod
+    def of(
+        cls,
+        timed: Mapping[tuple[int, Shape], float],
+        num_slots: int,
+        most: int,
+        missed_size: int,
+        padded_size: Callable[[int], int] = lambda size: size,
+    ) -> CostTable:
+        """Interpolate what was timed, linearly in rows and in the padded batch size. More rows never cost less."""
+        sizes = sorted({size for size, _ in timed})
+        few = min(shape.num_made for _, shape in timed if shape.num_made)
+        padded = [padded_size(max(count, 1)) for count in range(num_slots + 1)]
+
+        def over_sizes(shape: Shape) -> Seconds:
+            return np.interp(padded, sizes, [timed[size, shape] for size in sizes])
+
+        rows = sorted({shape.num_offered for _, shape in timed if shape.num_offered and shape.num_made == few})
+        known = np.maximum.accumulate(np.stack([over_sizes(Shape(count, few)) for count in rows]))
+        verified = np.stack([np.interp(range(most + 1), rows, known[:, size]) for size in range(num_slots + 1)])
+        verified[:, 0] = over_sizes(Shape(0, few))
+        longer = over_sizes(Shape(1, most)) - known[0]
+        draft = np.maximum(longer, 0.0) / max(most - few, 1)
+        return cls(verified, over_sizes(OFF), draft, timed, missed_size)
+
+    def seconds(self, num_requests: int, shape: Shape) -> float:
+        """Return how long a round takes."""
+        if not shape.num_made:
+            return float(self.plain[num_requests])
+        further = self.draft[num_requests] * (shape.num_made - 1)
+        return float(self.verified[num_requests, shape.num_offered] + further)
+
+
+def interleaved_medians(
+    runs: Sequence[Callable[[], float]], seconds: float, least: int = 3, most: int = 25
+) -> list[float]:
+    """Return the median time of each of `runs`, which take turns until `seconds` have passed in total, so that a
+    machine that slows down slows down all of them. Each returns how long it took."""
+    for run in runs:
+        run()
+    times: list[list[float]] = [[] for _ in runs]
+    spent, turns = 0.0, 0
+    while turns < least or (turns < most and spent < seconds):
+        for run, taken in zip(runs, times, strict=True):
+            taken.append(run())
+            spent += taken[-1]
+        turns += 1
+    return [float(np.median(taken)) for taken in times]

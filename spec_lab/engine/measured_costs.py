@@ -1,0 +1,68 @@
+"""Times the shapes of rounds in an engine's own slots, before any request has one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+
+import torch
+
+from spec_lab.engine.costs import CostTable, interleaved_medians, timed_shapes, timed_sizes
+from spec_lab.engine.graphs.mode import GraphMode
+from spec_lab.engine.parts import Parts
+from spec_lab.engine.plan import Shape
+from spec_lab.engine.readback import read_later
+from spec_lab.engine.rounds import PlannedRounds
+from spec_lab.engine.scheduler import Scheduler
+
+SECONDS = 2.5
+"""How long the rounds run in total, captures not counted."""
+
+
+def measure_costs(parts: Parts, graph: GraphMode, planned: PlannedRounds, scheduler: Scheduler) -> CostTable:
+    """Time rounds of a few shapes and batch sizes, and interpolate the others.
+
+    The slots hold tokens drawn at random, so that the rows of a round go to different experts, and half of the pages'
+    keys are read. All slots are free again afterwards. What the rounds leave in caches is never read.
+    """
+    assert not scheduler.running
+    slots, most = parts.slots, parts.drafter.num_draft_tokens
+    num_slots, device = scheduler.num_slots, slots.kv_lens.device
+    num_pages = min(slots.table.pages.shape[1] - 1, scheduler.allocator.num_total // num_slots)
+    pages = [scheduler.allocator.take(num_pages) for _ in range(num_slots)]
+    for slot, taken in enumerate(pages):
+        slots.clear(slot)
+        slots.table.assign(slot, taken)
+    length = num_pages * slots.table.page_size // 2
+    tokens = torch.randint(
+        parts.target.vocab_size, slots.input_ids.shape, generator=torch.Generator().manual_seed(0)
+    ).to(device)
+
+    def timed(size: int, shape: Shape) -> Callable[[], float]:
+        decode_round = planned.of_shape(shape)
+        graph.prepare(decode_round, size)
+
+        def run() -> float:
+            slots.input_ids[:num_slots] = tokens[:num_slots]
+            slots.kv_lens[:num_slots] = length
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            start = perf_counter()
+            with parts.timer.round():
+                read_later(graph.run(decode_round, list(range(size)), length)).read()
+            return perf_counter() - start
+
+        return run
+
+    places = [
+        (size, planned.possible(shape, 0))
+        for size in timed_sizes(num_slots, graph.padded_size)
+        for shape in timed_shapes(most, planned.makes_all)
+    ]
+    places = list(dict.fromkeys(places))
+    seconds = interleaved_medians([timed(*place) for place in places], SECONDS)
+    for slot, taken in reversed(list(enumerate(pages))):
+        slots.clear(slot)
+        planned.missed.clear(slot)
+        scheduler.allocator.give_back(taken)
+    return CostTable.of(dict(zip(places, seconds, strict=True)), num_slots, most, planned.missed.size, graph.padded_size)

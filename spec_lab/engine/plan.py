@@ -1,0 +1,69 @@
+"""How many drafts each launch verifies and makes: what a plan decides on the host, and what it sees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as List
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from spec_lab.core.types import Request, Sequence
+
+if TYPE_CHECKING:
+    from spec_lab.engine.costs import CostTable
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a round runs.
+
+    Attributes:
+        num_offered: the most waiting drafts that it verifies for a request.
+        num_made: the drafts that it makes for the next round; 0 leaves out the drafter.
+    """
+
+    num_offered: int
+    num_made: int
+
+
+OFF = Shape(0, 0)
+"""A round of plain decoding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a plan chose for a launch. `num_tokens`: the tokens that it expects of all requests; None if it has no
+    opinion."""
+
+    shape: Shape
+    num_tokens: float | None = None
+
+
+class Plan(Protocol):
+    """Chooses the shape of each launch.
+
+    The choice may depend on everything that was known before the drafts of the launch were drawn, and on the drafter's
+    confidence in them, but not on their tokens. So the output stays the target's.
+
+    Attributes:
+        needs_costs: whether `costs` has to be measured before the first choice.
+        costs: how long each shape takes on this machine; None if that was not measured.
+    """
+
+    needs_costs: bool
+    costs: CostTable | None
+
+    def restart(self) -> None:
+        """Drop what is known of requests, before a pass over a workload."""
+        ...
+
+    def admit(self, slot: int, request: Request) -> None:
+        """Note that a request takes `slot`."""
+        ...
+
+    def choose(self, sequences: List[Sequence]) -> Choice:
+        """Choose for the next launch of `sequences`. The host's fields of a sequence say what its slot holds."""
+        ...
+
+    def note(self, sequences: List[Sequence]) -> None:
+        """Learn from a round of `sequences` that has been accounted for: the last entry of their lists by round."""
+        ...

@@ -1,0 +1,118 @@
+"""How often drafts are accepted: by request and position, with a prior from all requests, and by confidence."""
+
+from __future__ import annotations
+
+import numpy as np
+
+Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+Integers = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+
+FORGET_OWN, FORGET_ALL = 0.9, 0.995
+"""What a count keeps of its weight with each round, of the request and of any."""
+PRIOR_DRAFTS = 4.0
+"""The drafts of its own for which the prior counts with each request."""
+FIRST_RATE, FIRST_DRAFTS = 0.7, 2.0
+"""The rate of every position before anything was seen, and the drafts for which it counts."""
+
+
+class AcceptanceRates:
+    """The share of drafts that are accepted where all before them were, by slot and position.
+
+    Each count loses weight with time. So a request's rate returns to that of all requests while nothing is offered, and
+    positions that nobody tries borrow the rate of the position before.
+    """
+
+    def __init__(self, num_slots: int, num_draft_tokens: int) -> None:
+        self._own: Array = np.zeros((2, num_slots, num_draft_tokens))  # accepted, judged
+        self._all: Array = np.zeros((2, num_draft_tokens))
+        self._columns = np.arange(num_draft_tokens)
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget everything."""
+        self._own.fill(0.0)
+        self._all.fill(0.0)
+        self._renew_prior()
+
+    def admit(self, slot: int) -> None:
+        """Forget the last request of `slot`."""
+        self._own[:, slot] = 0.0
+
+    def note(self, slots: Integers, offered: Integers, accepted: Integers) -> None:
+        """Count a round of the requests in `slots` [batch], which offered and accepted so many drafts [batch]."""
+        judged = self._columns < np.minimum(offered, accepted + 1)[:, None]
+        passed = self._columns < accepted[:, None]
+        self._own[:, slots] *= FORGET_OWN
+        self._own[0, slots] += passed
+        self._own[1, slots] += judged
+        tried = judged.any(axis=0)
+        self._all[:, tried] *= FORGET_ALL ** len(slots)
+        self._all[0] += passed.sum(axis=0)
+        self._all[1] += judged.sum(axis=0)
+        self._renew_prior()
+
+    def of(self, slots: Integers) -> Array:
+        """Return the rates [batch, K] of the requests in `slots` [batch]."""
+        accepted, judged = self._own[:, slots]
+        rates: Array = (accepted + PRIOR_DRAFTS * self.prior) / (judged + PRIOR_DRAFTS)
+        return rates
+
+    def num_judged(self, slots: Integers, position: int) -> float:
+        """Return the weight of the drafts at `position`, from 0, of the request in `slots` that has the least."""
+        return float(self._own[1, slots, position].min())
+
+    def _renew_prior(self) -> None:
+        rate, prior = FIRST_RATE, []
+        for accepted, judged in self._all.T:
+            rate = (accepted + FIRST_DRAFTS * rate) / (judged + FIRST_DRAFTS)
+            prior.append(rate)
+        self.prior: Array = np.array(prior)
+
+
+class CalibratedConfidences:
+    """The share of drafts that are accepted, by the drafter's confidence in them, in bins of equal width."""
+
+    NUM_BINS = 10
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget everything; confidences then count as they are."""
+        middle = (np.arange(self.NUM_BINS) + 0.5) / self.NUM_BINS
+        self._counts: Array = FIRST_DRAFTS * np.stack((middle, np.ones(self.NUM_BINS)))
+        self._mean = np.array([FIRST_RATE * FIRST_DRAFTS, FIRST_DRAFTS])
+
+    def note(self, confidences: Array, offered: Integers, accepted: Integers) -> None:
+        """Count a round by the survival [batch, K] that the drafter expected; fields as in `AcceptanceRates.note`."""
+        columns = np.arange(confidences.shape[1])
+        judged = columns < np.minimum(offered, accepted + 1)[:, None]
+        passed = (columns < accepted[:, None])[judged]
+        bins = self._bins(confidences)[judged]
+        self._counts *= FORGET_ALL ** len(bins)
+        self._mean *= FORGET_ALL ** len(bins)
+        np.add.at(self._counts[0], bins, passed)
+        np.add.at(self._counts[1], bins, 1.0)
+        self._mean += passed.sum(), len(bins)
+
+    def survival(self, confidences: Array, rates: Array) -> Array:
+        """Return how likely drafts and all before them are accepted [batch, K], from the survival [batch, K] that the
+        drafter expects and the requests' `rates` [batch, K]: a request that does better than others at the same
+        confidence has its odds raised by as much as its rate is above that of all."""
+        by_bin = self._counts[0] / self._counts[1]
+        odds = _odds(by_bin[self._bins(confidences)]) * _odds(rates) / _odds(self._mean[0] / self._mean[1])
+        survival: Array = (odds / (1.0 + odds)).cumprod(axis=1)
+        return survival
+
+    def _bins(self, confidences: Array) -> Integers:
+        """Return the bin of each draft's own confidence, given that all before it are accepted."""
+        own = confidences.copy()
+        own[:, 1:] /= np.maximum(confidences[:, :-1], 1e-9)
+        bins: Integers = np.minimum(own * self.NUM_BINS, self.NUM_BINS - 1).astype(np.int64)
+        return bins
+
+
+def _odds(rate: Array | np.floating) -> Array:
+    clipped: Array = np.clip(rate, 0.01, 0.99)
+    odds: Array = clipped / (1.0 - clipped)
+    return odds

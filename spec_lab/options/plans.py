@@ -1,0 +1,29 @@
+"""The values of `drafter.plan`: how many drafts a launch verifies and makes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spec_lab.config.option import option
+
+if TYPE_CHECKING:
+    from spec_lab.build.lab import Lab
+    from spec_lab.engine.plan import Plan
+
+
+@option("drafter.plan", "none")
+class NoPlan:
+    """K drafts in every round."""
+
+    def build(self, lab: Lab) -> Plan | None:
+        return None
+
+
+@option("drafter.plan", "cost")
+class Cost:
+    """As many as bring the most tokens a second, by measured costs and measured acceptance."""
+
+    def build(self, lab: Lab) -> Plan | None:
+        from spec_lab.engine.cost_plan import CostPlan
+
+        return CostPlan(lab.limits.num_slots, lab.run.drafter.num_draft_tokens)

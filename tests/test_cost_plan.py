@@ -1,0 +1,117 @@
+"""plan=cost in simulated rounds of known costs and rates: beside plain decoding and every fixed K."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence as List
+from time import perf_counter
+
+import numpy as np
+import pytest
+
+from spec_lab.core.types import Request, Sequence
+from spec_lab.engine.cost_plan import CostPlan
+from spec_lab.engine.costs import CostTable, timed_shapes
+from spec_lab.engine.plan import OFF, Shape
+
+K, MISSED = 7, 32
+
+
+def seconds(size: int, shape: Shape, row: float, draft: float, catch_up: float) -> float:
+    """A target whose rows are free up to 8 a round and then cost `row` each, in units of a plain round."""
+    beyond = max(size * (shape.num_offered + 1) - 8, 0)
+    drafting = catch_up + draft * shape.num_made if shape.num_made else 0.0
+    return 1.0 + row * beyond + drafting
+
+
+def table(size: int, **costs: float) -> CostTable:
+    timed = {(n, shape): seconds(n, shape, **costs) for n in (1, size) for shape in timed_shapes(K, False)}
+    return CostTable.of(timed, size, K, MISSED)
+
+
+class Simulation:
+    """A full batch of requests of equal length, one after another: a draft is accepted with its request's rate."""
+
+    def __init__(self, batch: int, rates: List[float], costs: dict[str, float]) -> None:
+        """`rates`: of the requests that follow each other in every slot."""
+        self.costs, self.rates, self.batch = costs, rates, batch
+        self._draw = random.Random(0)
+        self.plan = CostPlan(batch, K)
+        self.plan.costs = table(batch, **costs)
+
+    def planned(self, num_tokens: int) -> float:
+        """Tokens a second of the plan, if each request has `num_tokens` tokens a slot."""
+        return len(self.rates) * num_tokens / sum(self._seconds(rate, num_tokens) for rate in self.rates) * self.batch
+
+    def fixed(self, k: int) -> float:
+        """Tokens a second of a fixed K, exactly."""
+        tokens = [self.batch * sum(rate**count for count in range(k + 1)) for rate in self.rates]
+        rounds = seconds(self.batch, Shape(k, k), **self.costs)
+        return len(self.rates) / sum(rounds / count for count in tokens)
+
+    def admitted(self) -> list[Sequence]:
+        requests = [Request(f"r{slot}", "x", (1,), 9) for slot in range(self.batch)]
+        for slot, request in enumerate(requests):
+            self.plan.admit(slot, request)
+        return [Sequence(request, slot, [], 0.0, [1], num_waiting=K) for slot, request in enumerate(requests)]
+
+    def _seconds(self, rate: float, num_tokens: int) -> float:
+        sequences, spent, emitted = self.admitted(), 0.0, 0
+        while emitted < num_tokens * self.batch:
+            shape = self.plan.choose(sequences).shape
+            num_missed = sequences[0].num_missed
+            if shape == OFF and num_missed + 1 == MISSED or num_missed and shape.num_offered:
+                shape = Shape(0, max(shape.num_made, 1))
+            spent += seconds(self.batch, shape, **self.costs)
+            for sequence in sequences:
+                emitted += self._emit(sequence, rate, min(shape.num_offered, sequence.num_waiting))
+                sequence.num_waiting = shape.num_made
+                sequence.num_missed = 0 if shape.num_made else num_missed + 1
+            self.plan.note(sequences)
+        return spent * num_tokens * self.batch / emitted
+
+    def _emit(self, sequence: Sequence, rate: float, num_offered: int) -> int:
+        accepted = 0
+        while accepted < num_offered and self._draw.random() < rate:
+            accepted += 1
+        sequence.offered_per_round.append(num_offered)
+        sequence.accepted_per_round.append(accepted)
+        sequence.confidence_per_round.append([])
+        return accepted + 1
+
+
+CHEAP, DEAR = {"row": 0.02, "draft": 0.05, "catch_up": 0.04}, {"row": 0.1, "draft": 0.2, "catch_up": 0.1}
+
+
+@pytest.mark.parametrize("costs", [CHEAP, DEAR], ids=["cheap", "dear"])
+@pytest.mark.parametrize("rate", [0.05, 0.6, 0.9])
+@pytest.mark.parametrize("batch", [1, 8, 32])
+def test_it_is_never_slower_than_plain_nor_far_behind_the_best_k(batch: int, rate: float, costs: dict[str, float]) -> None:
+    simulation = Simulation(batch, [rate] * (96 // batch), costs)
+    got = simulation.planned(200)
+    assert got > 0.97 * max(simulation.fixed(k) for k in range(K + 1))
+    assert got > 0.975 * simulation.fixed(0)
+
+
+def test_among_requests_that_differ_it_is_ahead_of_every_fixed_k() -> None:
+    simulation = Simulation(1, [0.9, 0.05, 0.3] * 8, DEAR)
+    assert simulation.planned(300) > 1.02 * max(simulation.fixed(k) for k in range(K + 1))
+
+
+def test_the_table_has_what_was_timed_and_lines_between() -> None:
+    costs = table(16, **DEAR)
+    for (size, shape), expected in costs.timed.items():
+        assert costs.seconds(size, shape) == pytest.approx(expected)
+    middle = costs.seconds(16, Shape(2, 1))
+    assert costs.seconds(16, Shape(1, 1)) < middle < costs.seconds(16, Shape(4, 1))
+    assert costs.seconds(8, OFF) == pytest.approx(np.interp(8, [1, 16], [costs.seconds(n, OFF) for n in (1, 16)]))
+
+
+def test_a_choice_at_batch_64_is_made_in_microseconds() -> None:
+    simulation, times = Simulation(64, [0.6], DEAR), []
+    sequences = simulation.admitted()
+    for _ in range(200):
+        start = perf_counter()
+        simulation.plan.choose(sequences)
+        times.append(perf_counter() - start)
+    assert sorted(times)[len(times) // 2] < 500e-6  # 50 us on a quiet machine
