@@ -220,7 +220,7 @@ def _planned_rounds(lab: Lab, parts: Parts, recorder: GraphRecorder | None, plan
     def make(shape: Shape) -> DecodeRound:
         if shape.num_offered == 0:
             return PlainRound(parts, chain, offered, missed, shape.num_made)
-        return DecodeRound(parts, chain, Counted(parts, offered, shape.num_offered, recorder, shape.num_made))
+        return DecodeRound(parts, chain, Counted(parts, offered, shape.num_offered, recorder, shape.num_made, shape.is_full))
 
     planned = PlannedRounds(plan, make, missed, offered, most, needs.distinct_steps, recorder is not None)
     return Rounds(planned.of_shape(Shape(most, most)), planned=planned)

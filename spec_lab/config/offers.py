@@ -29,6 +29,7 @@ class RunOffers:
         threshold: the confidence below which a request's drafting ends; None if it does not end early.
         budget: the largest number of rows in a round; None means no limit.
         by_request: what a request's K depends on.
+        plan: that of the drafter.
         finder: the name of a drafter that offers as many drafts as it finds; None for any other.
     """
 
@@ -37,6 +38,7 @@ class RunOffers:
     threshold: float | None
     budget: int | None
     by_request: ByRequest
+    plan: str
     finder: str | None = None
     temperatures: tuple[float, ...] | None = None
 
@@ -61,7 +63,7 @@ class RunOffers:
     def may_be_fewer(self) -> bool:
         """Return whether a request may offer fewer than K drafts."""
         is_own = self.by_request != ByRequest.same
-        return self.read_confidences or self.ranges is not None or self.finder is not None or is_own
+        return self.plan != "none" or self.read_confidences or self.ranges is not None or self.finder is not None or is_own
 
     @property
     def named(self) -> str:
@@ -73,6 +75,8 @@ class RunOffers:
             return f"verify.budget={self.budget}"
         if self.threshold is not None:
             return "drafter.stop=confidence"
+        if self.plan != "none":
+            return f"drafter.plan={self.plan}"
         is_own = self.by_request != ByRequest.same
         return f"drafter.by_request={self.by_request}" if is_own else f"drafter={self.finder}"
 
@@ -90,6 +94,7 @@ def run_offers(run: Run) -> RunOffers:
         threshold,
         run.verify.budget,
         drafter.by_request,
+        drafter.plan,
         finder,
         None if given is None else tuple(given),
     )

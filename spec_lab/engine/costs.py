@@ -74,6 +74,20 @@ class CostTable:
         draft = np.maximum(longer, 0.0) / max(most - few, 1)
         return cls(verified, over_sizes(OFF), draft, timed, missed_size)
 
+    def catch_up(self, num_requests: int) -> float:
+        """Return how much longer a round without drafts takes if the drafter catches up with what it missed."""
+        return max(float(self.verified[num_requests, 0] - self.plain[num_requests]), 0.0)
+
+    def steady(self, num_requests: int) -> Seconds:
+        """Return the time [K + 1] of a round if all rounds have that K. Rounds without the drafter share its
+        catch-up."""
+        most = self.verified.shape[1] - 1
+        seconds: Seconds = self.verified[num_requests] + self.draft[num_requests] * np.maximum(
+            np.arange(most + 1) - 1, 0
+        )
+        seconds[0] = self.plain[num_requests] + self.catch_up(num_requests) / self.missed_size
+        return seconds
+
     def seconds(self, num_requests: int, shape: Shape) -> float:
         """Return how long a round takes."""
         if not shape.num_made:

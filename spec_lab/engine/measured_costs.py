@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from time import perf_counter
 
 import torch
@@ -39,7 +40,8 @@ def measure_costs(parts: Parts, graph: GraphMode, planned: PlannedRounds, schedu
     ).to(device)
 
     def timed(size: int, shape: Shape) -> Callable[[], float]:
-        decode_round = planned.of_shape(shape)
+        is_full = shape.num_offered > 0 and graph.recorder is None  # as in most rounds
+        decode_round = planned.of_shape(replace(shape, is_full=is_full))
         graph.prepare(decode_round, size)
 
         def run() -> float:

@@ -80,9 +80,11 @@ class Counted:
         num_draft_tokens: int,
         recorder: GraphRecorder | None,
         num_made: int | None = None,
+        is_full: bool = False,
     ) -> None:
         """`recorder`: captures the stages, so the host reads nothing within a round, and every round has all rows; None
-        for eager launches. `num_made`: the drafts that a plan chose for the next round."""
+        for eager launches. `num_made`: the drafts that a plan chose for the next round.
+        `is_full`: every request has that many drafts waiting, and none has a smaller K of its own."""
         self.num_draft_tokens = num_draft_tokens
         needs = parts.drafter.requirements
         self.max_drafted = parts.drafter.num_draft_tokens if needs.distinct_steps else num_draft_tokens
@@ -91,10 +93,13 @@ class Counted:
         self.loop = make_draft_loop(parts, offered.num_going_on, recorder)
         self.offered = offered
         self._fixed_shapes = recorder is not None or num_made is not None
+        self._is_full = is_full
         if num_made is not None:
             self.max_drafted = num_made
 
     def mark(self, batch: RoundBatch) -> RoundBatch:
+        if self._is_full:
+            return replace(batch, input_ids=batch.input_ids[:, : self.num_draft_tokens + 1])
         offered = self.offered.of(batch.slot_ids, batch.active, self.num_draft_tokens)
         width = self.num_draft_tokens if self._fixed_shapes else int(offered.max())
         confidences = self.offered.confidences_of(batch.slot_ids, width)

@@ -19,10 +19,12 @@ class Shape:
     Attributes:
         num_offered: the most waiting drafts that it verifies for a request.
         num_made: the drafts that it makes for the next round; 0 leaves out the drafter.
+        is_full: every request has so many drafts to offer, so that none has to be left out.
     """
 
     num_offered: int
     num_made: int
+    is_full: bool = False
 
 
 OFF = Shape(0, 0)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as List
+
 import numpy as np
+
+from spec_lab.core.types import Sequence
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 Integers = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
@@ -32,7 +36,7 @@ class AcceptanceRates:
         """Forget everything."""
         self._own.fill(0.0)
         self._all.fill(0.0)
-        self._renew_prior()
+        self.renew_prior()
 
     def admit(self, slot: int) -> None:
         """Forget the last request of `slot`."""
@@ -49,7 +53,6 @@ class AcceptanceRates:
         self._all[:, tried] *= FORGET_ALL ** len(slots)
         self._all[0] += passed.sum(axis=0)
         self._all[1] += judged.sum(axis=0)
-        self._renew_prior()
 
     def of(self, slots: Integers) -> Array:
         """Return the rates [batch, K] of the requests in `slots` [batch]."""
@@ -61,7 +64,8 @@ class AcceptanceRates:
         """Return the weight of the drafts at `position`, from 0, of the request in `slots` that has the least."""
         return float(self._own[1, slots, position].min())
 
-    def _renew_prior(self) -> None:
+    def renew_prior(self) -> None:
+        """Set the prior from all rounds that were noted."""
         rate, prior = FIRST_RATE, []
         for accepted, judged in self._all.T:
             rate = (accepted + FIRST_DRAFTS * rate) / (judged + FIRST_DRAFTS)
@@ -82,6 +86,10 @@ class CalibratedConfidences:
         middle = (np.arange(self.NUM_BINS) + 0.5) / self.NUM_BINS
         self._counts: Array = FIRST_DRAFTS * np.stack((middle, np.ones(self.NUM_BINS)))
         self._mean = np.array([FIRST_RATE * FIRST_DRAFTS, FIRST_DRAFTS])
+
+    def are_known(self, sequences: List[Sequence]) -> bool:
+        """Return whether the drafter's confidence in all waiting drafts is known."""
+        return all(sequence.waiting_confidences for sequence in sequences)
 
     def note(self, confidences: Array, offered: Integers, accepted: Integers) -> None:
         """Count a round by the survival [batch, K] that the drafter expected; fields as in `AcceptanceRates.note`."""

@@ -65,9 +65,11 @@ class PlannedRounds:
         """Let the plan choose for `sequences`, and note what the launch will leave in their slots."""
         choice = self.plan.choose(sequences)
         shape = self.possible(choice.shape, max(sequence.num_missed for sequence in sequences))
-        if not self._is_captured:
-            num_waiting = max(sequence.num_waiting for sequence in sequences)
-            shape = replace(shape, num_offered=min(shape.num_offered, num_waiting))
+        if shape.num_offered and not self._is_captured:
+            waiting = [sequence.num_waiting for sequence in sequences]
+            num_offered = min(shape.num_offered, max(waiting))
+            is_full = all(s.request.num_draft_tokens is None for s in sequences) and num_offered <= min(waiting)
+            shape = Shape(num_offered, shape.num_made, is_full)
         for sequence in sequences:
             sequence.num_waiting = shape.num_made
             sequence.num_missed = 0 if shape.num_made else sequence.num_missed + 1
