@@ -12,7 +12,7 @@ POCKET = f"{CPU} workload.limit=3"
 IDS = "workload=random_ids workload.num_requests"
 SAMPLED = "sampling=sampled acceptance=rejection"
 DRAWN = f"{SAMPLED} drafter.draft_sampling=distribution"
-STOP = "drafter.stop=confidence drafter.stop_threshold=0.3"
+NOTED = "record.confidences=true"
 
 TORCH = """
 drafter=none graph=eager
@@ -56,14 +56,13 @@ drafter=ngram graph=eager prune=none {SAMPLED} acceptance.method=one_hot
 drafter=eagle3 graph=eager prune=catchup acceptance=relaxed_thinking
 drafter=mtp_eagle graph=round prune=catchup acceptance=relaxed_thinking acceptance.form=ratio acceptance.phase=round
 drafter=eagle3 graph=round prune=catchup acceptance=synthetic acceptance.mean_length=2.5
-drafter=eagle3 graph=eager prune=catchup {STOP}
-drafter=mtp_eagle graph=round prune=none {STOP}
-drafter=mtp_vanilla graph=eager prune=catchup {STOP}
-drafter=draft_model graph=full_loop prune=post_attention {STOP} {DRAWN}
-drafter=frozen_kv graph=round prune=prefill verify.budget=6
-drafter=eagle3 graph=eager prune=none verify.budget=5 acceptance=relaxed_thinking
-drafter=eagle3 graph=round prune=catchup drafter.k_schedule=[[1,1,3],[2,2,1]]
-drafter=mtp_vanilla graph=full_loop prune=catchup drafter.k_schedule=[[1,1,2],[2,2,3]]
+drafter=eagle3 graph=eager prune=catchup {NOTED}
+drafter=mtp_eagle graph=round prune=none {NOTED}
+drafter=mtp_vanilla graph=eager prune=catchup {NOTED}
+drafter=draft_model graph=full_loop prune=post_attention {NOTED} {DRAWN}
+drafter=frozen_kv graph=round prune=prefill
+drafter=eagle3 graph=eager prune=none acceptance=relaxed_thinking
+drafter=mtp_vanilla graph=full_loop prune=catchup
 drafter=eagle3 graph=eager prune=catchup tree=dynamic
 drafter=eagle3 graph=round prune=none tree=dynamic tree.branches=approximate tree.depth=4
 drafter=eagle3 graph=full_loop prune=post_attention tree=static
@@ -79,7 +78,7 @@ target=pocket_gemma drafter=frozen_kv graph=round prune=prefill tree=dynamic
 target=pocket_hybrid drafter=ngram graph=eager
 target=pocket_hybrid drafter=mtp_eagle graph=eager prune=catchup
 target=pocket_hybrid drafter=mtp_eagle graph=round prune=post_attention recurrent.rollback=replay
-target=pocket_hybrid drafter=mtp_eagle graph=full_loop prune=none {STOP}
+target=pocket_hybrid drafter=mtp_eagle graph=full_loop prune=none {NOTED}
 target=pocket_moe drafter=ngram graph=eager
 target=pocket_moe drafter=mtp_eagle graph=eager prune=catchup
 target=pocket_moe drafter=mtp_eagle graph=round prune=post_attention {DRAWN}
@@ -89,21 +88,15 @@ drafter=eagle3 graph=eager prune=post_attention {IDS}=6 batch_size=6 max_new_tok
 """
 
 NATIVE = """
-drafter=none graph=eager
 drafter=ngram graph=eager
-drafter=eagle3 graph=eager prune=none
 drafter=eagle3 graph=round prune=prefill graph.rounds_per_replay=2
-drafter=eagle3 graph=eager prune=post_attention
 drafter=eagle3 graph=full_loop prune=catchup
 drafter=eagle3 graph=step_replay prune=catchup {DRAWN}
-drafter=eagle3 graph=eager prune=catchup {STOP}
-drafter=eagle3 graph=round prune=catchup verify.budget=5
 drafter=eagle3 graph=eager prune=none drafter.window=9 acceptance=synthetic acceptance.mean_length=2.5
 drafter=mtp_eagle graph=round prune=catchup
 drafter=mtp_vanilla graph=eager prune=catchup
 drafter=frozen_kv graph=split_seed prune=prefill
 drafter=draft_model graph=round prune=post_attention
-target=pocket_moe drafter=mtp_eagle graph=eager prune=catchup
 drafter=eagle3 graph=eager prune=catchup {IDS}=4 batch_size=4 max_new_tokens=5
 drafter=eagle3 graph=eager prune=post_attention {IDS}=17 batch_size=17 max_new_tokens=5
 drafter=eagle3 graph=eager prune=none {IDS}=33 batch_size=33 max_new_tokens=4
@@ -116,7 +109,7 @@ TREE = "tree=dynamic tree.depth=2 tree.topk=2 tree.num_rows=4"
 INTERPRETED = """
 attention=triton drafter=eagle3 graph=eager {TWO} prune=catchup
 attention=torch drafter=eagle3 graph=round {TWO} prune=post_attention {DRAWN}
-attention=torch drafter=eagle3 graph=eager {TWO} prune=none {STOP} verify.budget=3 acceptance=relaxed_thinking
+attention=torch drafter=eagle3 graph=eager {TWO} prune=none {NOTED} acceptance=relaxed_thinking
 attention=triton drafter=eagle3 graph=eager prune=catchup {TREE}
 attention=torch drafter=mtp_vanilla graph=eager {TWO} prune=catchup acceptance=synthetic acceptance.mean_length=2
 attention=torch drafter=draft_model graph=eager {TWO} prune=catchup
@@ -156,7 +149,7 @@ drafter=eagle3 graph=round prune=catchup {FEW} max_new_tokens=48 graph.rounds_pe
 drafter=eagle3 graph=round prune=catchup batch_size=1 workload.limit=2 graph.prompts=true
 drafter=eagle3 graph=round prune=catchup {FEW} {DRAWN}
 drafter=mtp_eagle graph=round prune=catchup {FEW} acceptance=relaxed_thinking
-drafter=eagle3 graph=round prune=catchup {FEW} {STOP} verify.budget=6
+drafter=eagle3 graph=round prune=catchup {FEW} {NOTED}
 drafter=eagle3 graph=round prune=catchup {FEW} tree=dynamic
 drafter=mtp_eagle graph=round prune=none {FEW} tree=static {DRAWN} acceptance.method=traversal
 drafter=eagle3 graph=round prune=catchup {FEW} row_invariant=false

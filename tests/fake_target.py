@@ -42,7 +42,8 @@ from spec_lab.engine.graphs.mode import GraphMode
 from spec_lab.engine.offers import AllOffered
 from spec_lab.engine.pages import PageAllocator, PageTable
 from spec_lab.engine.parts import Parts
-from spec_lab.engine.round import DecodeRound, Rounds
+from spec_lab.engine.round import DecodeRound
+from spec_lab.engine.rounds import Rounds
 from spec_lab.engine.scheduler import Scheduler
 from spec_lab.engine.slots import SlotState
 from spec_lab.engine.timing import HostTimer

@@ -85,13 +85,7 @@ DEPTHS = {"dynamic": 3, "static": 3, "deep": 5, "flat": 1}
 
 TREE_DRAFTERS = ("frozen_kv", "eagle3", "mtp_eagle", "draft_model", "dflash", "p_eagle")
 
-OFFERS: dict[str, tuple[float | None, int | None]] = {
-    "all": (None, None),
-    "stop": (0.3, None),
-    "budget": (None, 3),
-    "both": (0.3, 5),
-}
-"""The threshold of `drafter.stop`, and the rows of `verify.budget` beside two for each request, by name."""
+PLANS = ("none", "drawn", "cost")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +99,7 @@ class Case:
         graph: a key of `MODES`, or "eager".
         options: further knobs of the drafter.
         tree: a key of `TREES`, whose depth stands for the number of drafts.
-        offers: a key of `OFFERS`.
+        plan: `drafter.plan`.
     """
 
     target: str
@@ -119,13 +113,13 @@ class Case:
     graph: str = "eager"
     options: tuple[tuple[str, Any], ...] = ()
     tree: str = "none"
-    offers: str = "all"
+    plan: str = "none"
 
     def __str__(self) -> str:
         sizes = f"batch{self.batch_size}-k{self.num_draft_tokens}-page{self.page_size}-chunk{self.chunk}"
         options = "".join(f"-{value}" for _, value in self.options)
         options += "" if self.tree == "none" else f"-{self.tree}"
-        options += "" if self.offers == "all" else f"-{self.offers}"
+        options += "" if self.plan == "none" else f"-{self.plan}"
         return f"{self.drafter}{options}-{self.prune}-{self.graph}-{sizes}-pad{self.padding}-{self.target}"
 
 
@@ -141,7 +135,7 @@ FACTORS: dict[str, Any] = {
     "chunk": CHUNKS,
     "padding": PADDINGS,
     "options": OPTIONS,
-    "offers": list(OFFERS),
+    "plan": PLANS,
 }
 
 
@@ -158,7 +152,7 @@ def may_stand_together(row: dict[str, Any]) -> bool:
         or (graph == "step_replay" and tree != "none")
         or (graph != "eager" and padding not in (None, PADDINGS[0]))
         or (row.get("options") and drafter not in (None, "frozen_kv"))
-        or (row.get("offers", "all") != "all" and drafter not in (None, *TRAINED))
+        or (row.get("plan", "none") != "none" and (tree != "none" or drafter not in (None, *TRAINED, "ngram")))
         or (drafter in ("dflash", "p_eagle") and graph == "step_replay")
         or (drafter == "dflash" and graph != "eager" and row.get("prune") in GATHERING)
     )
@@ -171,7 +165,7 @@ def every_case() -> Iterator[Case]:
     for turn, row in enumerate(filter(may_stand_together, rows)):
         padding = PADDINGS[turn % 2] if row["graph"] == "eager" else PADDINGS[0]
         sizes = BATCHES[turn // 2 % 3], PAGES[turn // 3 % 3], CHUNKS[turn // 4 % 3]
-        offers = list(OFFERS)[turn % len(OFFERS)] if row["drafter"] in TRAINED else "all"
+        is_planned = row["tree"] == "none" and row["drafter"] in (*TRAINED, "ngram")
         yield Case(
             **row,
             target=list(TARGETS)[turn % 3],
@@ -179,7 +173,7 @@ def every_case() -> Iterator[Case]:
             page_size=sizes[1],
             chunk=sizes[2],
             padding=padding,
-            offers=offers,
+            plan=PLANS[turn % len(PLANS)] if is_planned else "none",
         )
 
 

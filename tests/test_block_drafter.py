@@ -11,8 +11,8 @@ import torch
 
 from spec_lab.checkpoints.block_checkpoint import load_block
 from spec_lab.checkpoints.families.table import read_model_config
-from spec_lab.config.choices import DraftSampling, DraftStop, KernelsChoice
-from spec_lab.config.run import GraphConfig, SamplingConfig
+from spec_lab.config.choices import DraftSampling, KernelsChoice
+from spec_lab.config.run import GraphConfig, RecordConfig, SamplingConfig
 from spec_lab.core.errors import UserError
 from spec_lab.core.types import AcceptanceInputs, Request, Sequence
 from spec_lab.drafters.picking import GreedyPicker
@@ -233,47 +233,43 @@ def test_captured_rounds_are_eager_ones(
 
 @dataclass
 class LawCheck(ScriptedAcceptance):
-    """Compares the law that each draft was recorded with, behind the drafts before it, and how many are offered."""
+    """Compares the law that each draft was recorded with, behind the drafts before it, and keeps how sure it is."""
 
     slow: SlowBlock = field(kw_only=True)
-    threshold: float = 0.0
-    offered: list[int] = field(default_factory=list)
+    sure: dict[str, list[list[float]]] = field(default_factory=dict)
 
     def check(self, sequence: Sequence, drafts: list[int], inputs: AcceptanceInputs, row: int) -> None:
         _, logits = self.slow.follow(sequence.tokens, drafts)
         assert inputs.draft_logits is not None
         for recorded, expected in zip(inputs.draft_logits[row], logits, strict=True):
             torch.testing.assert_close(recorded.softmax(-1), (expected / 0.8).softmax(-1), rtol=0, atol=1e-4)
-        if inputs.num_drafts is not None:
-            products = torch.tensor(self.slow.sure[: len(drafts)]).cumprod(0)
-            count = int((products >= self.threshold).sum())
-            assert int(inputs.num_drafts[row]) == min(count + 1, len(drafts))
-            self.offered.append(count)
+        products = torch.tensor(self.slow.sure[: len(drafts)]).cumprod(0)
+        self.sure.setdefault(sequence.request.request_id, []).append(products.tolist())
 
 
 @pytest.mark.parametrize("name", ["dflash", "rnn", "gru", "selector", "lattice", "speculators_dspark"])
 def test_drafts_are_recorded_with_the_law_behind_the_head(
     target: tuple[Path, Reference], tmp_path: Path, name: str
 ) -> None:
-    """That of each draft is the head's behind the drafts that were really drawn; a stop reads what precedes them."""
+    """That of each draft is the head's behind the drafts that were really drawn; confidences precede them."""
     block = replace(BLOCKS[name], confidence=BLOCKS[name].head == "markov")
     tensors = write_block(tmp_path, block, read_model_config(target[0]))
     options = block.options | {"draft_sampling": DraftSampling.distribution}
     if block.confidence:
         tensors["confidence_head.proj.weight"] *= 8  # so that the token in front changes how sure it is
         rewrite_tensors(tmp_path, {"confidence_head.proj.weight": tensors["confidence_head.proj.weight"]})
-        options |= {"confidence": True, "stop": DraftStop.confidence, "stop_threshold": 0.2}
+        options |= {"confidence": True}
     requests = random_requests(2, 16, lengths=(1, 12), seed=2)
     config = make_config((target[0], tmp_path), "dflash", batch_size=2, options=options)
     config = replace(config, acceptance=Rejection(), sampling=SamplingConfig(temperature=0.8))
-    engine = make_engine(config, requests)
-    rule = LawCheck(
-        engine, lambda num_drafts: min(num_drafts, 1), slow=SlowBlock(tensors, block, target[1]), threshold=0.2
-    )
+    engine = make_engine(replace(config, record=RecordConfig(confidences=block.confidence)), requests)
+    rule = LawCheck(engine, lambda num_drafts: min(num_drafts, 1), slow=SlowBlock(tensors, block, target[1]))
     engine.parts.rule = rule
-    engine.generate(requests)
+    result = engine.generate(requests)
     assert len(rule.accepted) > 4
-    assert len(set(rule.offered)) > 1 or not block.confidence
+    for record in result.requests if block.confidence else ():
+        for confidences, expected in zip(record.confidence_per_round, rule.sure[record.request_id], strict=False):
+            assert confidences == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,6 @@ REFUSED = [  # overrides, and what must appear in what is said
     ("batch_size=0", "batch_size=0"),
     ("drafter.num_draft_tokens=17", "drafter.num_draft_tokens=17"),
     ("acceptance=relaxed_thinking acceptance.ratio=0", "acceptance.ratio=0.0"),
-    ("drafter.confidence_temperatures=[1,0,1]", "drafter.confidence_temperatures"),
     ("prune.catchup=last_row", "prune.catchup=last_row pre_attention"),
     ("prune.prefill=first_row", "prune.prefill=first_row last_row"),
     ("workload.checker=mine", "workload.checker=mine last_number"),
@@ -71,18 +70,14 @@ REFUSED = [  # overrides, and what must appear in what is said
     (f"{STATIC} tree.paths=[[0],[0]]", "tree.paths"),
     (f"{STATIC} tree.paths=[[0],[1,0]]", "tree.paths [1]"),
     ("drafter=ngram tree=static", "drafter=ngram tree=static"),
-    ("drafter.k_schedule=[[2,4,3]]", "drafter.k_schedule [2,4,3]"),
-    ("drafter.k_schedule=[[1,4,5]] drafter.num_draft_tokens=4", "drafter.num_draft_tokens=4 drafter.k_schedule"),
-    (f"{TREE} drafter.k_schedule=[[1,4,3]]", "drafter.k_schedule tree=dynamic"),
-    (f"{TREE} drafter.by_request=given", "drafter.by_request=given tree=dynamic"),
-    ("drafter.stop=confidence drafter.confidence_temperatures=[1.5,2]", "drafter.confidence_temperatures"),
-    ("drafter=suffix verify.budget=4", "verify.budget=4 drafter=suffix"),
-    ("verify.budget=4 batch_size=4", "verify.budget=4 batch_size=4"),
-    (f"{TRAVERSAL} {STATIC} drafter.stop=confidence", "drafter.stop=confidence tree=static draft_sampling=greedy"),
+    ("drafter.plan=fast", "drafter.plan=fast given cost"),
+    (f"{TREE} drafter.plan=given", "drafter.plan=given tree=dynamic"),
+    ("drafter=suffix drafter.plan=cost", "drafter.plan=cost drafter=suffix"),
+    ("drafter=ngram record.confidences=true", "record.confidences=true drafter=ngram"),
     ("drafter=suffix record.topk=4", "record.topk=4 drafter=suffix"),
     ("drafter=suffix graph=round_overlap", "drafter=suffix graph.overlap=true"),
     ("graph=round graph.rounds_per_replay=2 drafter=suffix", "drafter=suffix graph.rounds_per_replay=2"),
-    ("graph=round graph.rounds_per_replay=2 drafter.by_request=given", "drafter.by_request=given graph.rounds_per"),
+    ("graph=round graph.rounds_per_replay=2 drafter.plan=given", "drafter.plan=given graph.rounds_per"),
     ("graph=split_seed graph.verify=false drafter.num_draft_tokens=1", "graph.verify=false K=1"),
     ("graph=round graph.prompts=true drafter=mtp_vanilla", "graph.prompts=true"),
     ("graph=round record.topk=16", "record.topk=16 graph=round graph=eager"),
@@ -102,13 +97,12 @@ TAKEN = [
     f"{LLAMA} drafter=mtp_vanilla drafter.weights=random",
     "target=gemma4_e4b target.weights=random drafter=frozen_kv drafter.weights=random",
     f"{TREE} attention=triton kernels=triton device=cuda",
-    f"{TREE} drafter.stop=confidence verify.budget=9 graph=round",
     f"{STATIC} tree.paths=[[1],[1,3],[1,3,0],[0]]",
     f"{STATIC} {DRAWN} {ONE_HOT}",
     f"{TRAVERSAL} drafter=eagle3 tree=static tree.replacement=true graph=full_loop",
     "drafter=ngram tree=dynamic tree.topk=16 tree.num_rows=33 batch_size=8",
-    "drafter=suffix graph=round drafter.k_schedule=[[1,4,6],[5,8,2]] drafter.outputs=0",
-    "graph=round graph.rounds_per_replay=8 drafter.stop=confidence verify.budget=8",
+    "drafter=suffix graph=round drafter.plan=given drafter.outputs=0",
+    "graph=round drafter.plan=cost record.confidences=true",
     "kernels=triton attention=triton dtype=bfloat16 device=cuda",
     f"acceptance=rejection acceptance.method=block {DRAWN}",
 ]
@@ -147,9 +141,9 @@ def test_every_bound_is_checked() -> None:
 
 def test_all_that_speaks_against_a_run_is_said() -> None:
     with pytest.raises(UserError) as refused:
-        admit(compose(["batch_size=0", "verify.budget=0", "target=hf"]).config)
+        admit(compose(["batch_size=0", "repeats=0", "target=hf"]).config)
     lines = str(refused.value).splitlines()
-    assert {line.partition("=")[0].partition(" ")[0] for line in lines} >= {"batch_size", "verify.budget", "target"}
+    assert {line.partition("=")[0].partition(" ")[0] for line in lines} >= {"batch_size", "repeats", "target"}
 
 
 def test_a_packaged_target_is_found_without_importing_its_package(

@@ -25,8 +25,8 @@ def seconds(size: int, shape: Shape, row: float, draft: float, catch_up: float) 
 
 
 def table(size: int, **costs: float) -> CostTable:
-    timed = {(n, shape): seconds(n, shape, **costs) for n in (1, size) for shape in timed_shapes(K, False)}
-    return CostTable.of(timed, size, K, MISSED)
+    timed = {(n, shape): seconds(n, shape, **costs) for n in (1, size) for shape in timed_shapes(Shape(K, K), False)}
+    return CostTable.of(timed, size, Shape(K, K), MISSED)
 
 
 class Simulation:
@@ -60,7 +60,7 @@ class Simulation:
         while emitted < num_tokens * self.batch:
             shape = self.plan.choose(sequences).shape
             num_missed = sequences[0].num_missed
-            if shape == OFF and num_missed + 1 == MISSED or num_missed and shape.num_offered:
+            if (shape == OFF and num_missed + 1 == MISSED) or (num_missed and shape.num_offered):
                 shape = Shape(0, max(shape.num_made, 1))
             spent += seconds(self.batch, shape, **self.costs)
             for sequence in sequences:
@@ -86,7 +86,9 @@ CHEAP, DEAR = {"row": 0.02, "draft": 0.05, "catch_up": 0.04}, {"row": 0.1, "draf
 @pytest.mark.parametrize("costs", [CHEAP, DEAR], ids=["cheap", "dear"])
 @pytest.mark.parametrize("rate", [0.05, 0.6, 0.9])
 @pytest.mark.parametrize("batch", [1, 8, 32])
-def test_it_is_never_slower_than_plain_nor_far_behind_the_best_k(batch: int, rate: float, costs: dict[str, float]) -> None:
+def test_it_is_never_slower_than_plain_nor_far_behind_the_best_k(
+    batch: int, rate: float, costs: dict[str, float]
+) -> None:
     simulation = Simulation(batch, [rate] * (96 // batch), costs)
     got = simulation.planned(200)
     assert got > 0.97 * max(simulation.fixed(k) for k in range(K + 1))

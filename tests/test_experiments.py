@@ -19,10 +19,10 @@ from spec_lab.study.figures import svg
 from spec_lab.study.studies import studies_in, study_figures, study_tables
 from tests import recorded_runner
 
-FILES = {path.stem: path for path in sorted((conf_folder() / "experiment").glob("*.yaml")) if path.stem != "draft_stop"}
+FILES = {path.stem: path for path in sorted((conf_folder() / "experiment").glob("*.yaml")) if path.stem != "search_k"}
 """All but the search, which has a test of its own: it has no grid and no tables."""
 CELLS: dict[str, tuple[list[str], int]] = {
-    "adaptive_k": (["line=k3,schedule", "batch_size=8"], 2),
+    "planner": (["line=k3,cost", "batch_size=1"], 2),
     "batch_scaling": (["batch_size=16"], 2),
     "drafters": (["drafter=ngram,eagle3", "drafter.num_draft_tokens=3"], 2),
     "graph_modes": (["graph=eager,round_overlap"], 4),
@@ -121,10 +121,10 @@ def test_a_cell_that_cannot_be_is_refused_and_the_others_run(ran: list[Any]) -> 
 def test_optuna_searches_for_the_objective_and_goes_on_where_it_was(ran: list[Any]) -> None:
     """A refused trial ends nothing, and the trials of the first call are not run again."""
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="needs the extra `optuna`")
-    space = ["drafter.num_draft_tokens=choice(1,3,40)", "drafter.stop_threshold=0.5", "hydra.sweeper.sampler.seed=2"]
-    assert main(["experiment=draft_stop", "hydra.sweeper.n_trials=3", *space]) == 2
+    space = ["drafter.num_draft_tokens=choice(1,3,40)", "hydra.sweeper.sampler.seed=2"]
+    assert main(["experiment=search_k", "hydra.sweeper.n_trials=3", *space]) == 2
     assert sorted(config.drafter.num_draft_tokens for config in ran) == [1, 3]
-    assert main(["experiment=draft_stop", "hydra.sweeper.n_trials=4", *space]) == 2
+    assert main(["experiment=search_k", "hydra.sweeper.n_trials=4", *space]) == 2
     assert len(ran) == 2
     [folder] = Path("outputs").iterdir()
     best = yaml.safe_load((folder / "optimization_results.yaml").read_text())

@@ -15,8 +15,8 @@ from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.core.kv_cache import NULL_PAGE, cache_slots
 from spec_lab.core.types import AttentionMetadata, Request, VerifiedRound
 from spec_lab.drafters.frozen_kv import FrozenKVDrafter, FrozenState
+from spec_lab.engine.drafts import collect_drafts
 from spec_lab.engine.engine import Engine
-from spec_lab.engine.stopping_loop import collect_drafts
 from tests.fake_target import PaddedGraph
 from tests.lab import PRUNING, Reference, make_config, make_engine, random_requests
 from tests.scripted_rule import ScriptedRule, install

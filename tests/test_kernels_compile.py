@@ -22,7 +22,7 @@ POINTERS = (
     dict.fromkeys(("page_table", "seq_lens", "slot_mapping", "positions", "slot_ids", "slot_seeds", "kv_lens"), "*i64")
     | dict.fromkeys(("tokens", "draft_tokens", "next_tokens", "top_tokens", "window_tokens", "column"), "*i64")
     | dict.fromkeys(("num_emitted", "num_accepted", "num_valid", "rank"), "*i64")
-    | dict.fromkeys(("num_drafts", "num_drafted", "num_going_on", "offered"), "*i64")
+    | dict.fromkeys(("num_drafts", "num_drafted", "limits", "offered"), "*i64")
     | dict.fromkeys(("expert_ids",), "*i64")
     | dict.fromkeys(("top_ids", "num_ahead", "winners", "score_ids", "order", "starts"), "*i32")
     | dict.fromkeys(("sums", "maxima", "partial", "tops", "draft_tops", "draft_sums", "reached"), "*fp32")
@@ -275,10 +275,8 @@ def compile_confidence() -> None:
     """Compile it for K = 5 and 64 requests."""
     from spec_kernels import confidence
 
-    for may_stop in (False, True):
-        compile_kernel(confidence, "i64", IS_FIRST=not may_stop, MAY_STOP=may_stop, REQUEST_TILE=64)
-        tiles = {"DRAFT_TILE": 8, "OTHERS": 32}
-        compile_kernel(confidence, "i64", MAY_STOP=may_stop, HAS_BUDGET=may_stop, **tiles)
+    for is_first in (False, True):
+        compile_kernel(confidence, "i64", IS_FIRST=is_first, REQUEST_TILE=64)
 
 
 def compile_stops() -> None:

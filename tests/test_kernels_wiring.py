@@ -27,7 +27,7 @@ from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.plan import RopeConfig
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.config.option import get
-from spec_lab.config.run import AcceptanceConfig, Run, SamplingConfig
+from spec_lab.config.run import AcceptanceConfig, RecordConfig, Run, SamplingConfig
 from spec_lab.core.errors import UserError
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.results import GenerationResult
@@ -39,6 +39,7 @@ from spec_lab.models.rope import rotary_table
 from spec_lab.options.acceptance.rejection import Rejection
 from spec_lab.options.acceptance.relaxed_thinking import RelaxedThinking
 from spec_lab.options.acceptance.strict import Strict
+from tests import drawn_plan  # noqa: F401  registers a plan
 from tests.covering import each_value
 from tests.graph_lab import live_kv
 from tests.kernel_lab import DEVICE, assert_near, randn
@@ -63,8 +64,6 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-OFFERS = frozenset({"note_confidence", "count_offered"})
-STOP = {"stop": "confidence", "stop_threshold": 0.15}
 CASES = {
     "strict": Case(frozenset({"strict_accept", "rope_write"})),
     "relaxed": Case(frozenset({"draft_standing", "rope_write"}), acceptance=RelaxedThinking()),
@@ -88,15 +87,12 @@ CASES = {
     "mtp_eagle": Case(frozenset({"strict_accept", "rope_write"}), drafter="mtp_eagle"),
     "frozen_kv": Case(frozenset({"strict_accept", "rope_write"}), drafter="frozen_kv"),
     "draft_model": Case(frozenset({"strict_accept", "rope_write"}), drafter="draft_model"),
-    "stop_sampled": Case(
-        frozenset({"rejection_sample", "sample_draft", "rope_write"}) | OFFERS,
+    "planned": Case(
+        frozenset({"rejection_sample", "sample_draft", "rope_write", "note_confidence", "count_offered"}),
         acceptance=Rejection(),
         sampling=SAMPLED,
         draft_sampling="distribution",
-        options=STOP,
-    ),
-    "schedule": Case(
-        frozenset({"strict_accept", "rope_write", "count_offered"}), options={"k_schedule": [[1, 1, 3], [2, 2, 1]]}
+        options={"plan": "drawn"},
     ),
 }
 GRAPHS = ("eager", "full_loop", "step_replay", "round")
@@ -104,8 +100,7 @@ CAPTURED = {
     "strict": "step_replay",
     "ngram": "full_loop",
     "mtp_vanilla": "round",
-    "stop_sampled": "round",
-    "schedule": "round",
+    "planned": "round",
 }
 """The graph modes of the cases that a CPU captures, where the interpreter runs each launch twice more."""
 CELLS = [(case, CAPTURED.get(case, "eager")) for case in CASES]
@@ -151,6 +146,7 @@ def make_run(folders: dict[str, Path], case: Case, graph: str, kernels: str = "t
         dtype="float32",
         kernels=kernels,
         cache={"page_size": PAGE_SIZE},
+        record=RecordConfig(confidences="note_confidence" in case.kernels),
         options=case.options if case.drafter == "ngram" else {"draft_sampling": case.draft_sampling} | case.options,
     )
     graph_config = get("graph", graph)()

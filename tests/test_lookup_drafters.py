@@ -16,7 +16,7 @@ from spec_lab.drafters.history import LookupState, NewTokens, TokenHistory
 from spec_lab.drafters.ngram import NgramDrafter, latest_match
 from spec_lab.drafters.oracle import OracleDrafter
 from spec_lab.drafters.random import RandomDrafter
-from spec_lab.engine.stopping_loop import collect_drafts
+from spec_lab.engine.drafts import collect_drafts
 
 CPU = torch.device("cpu")
 BACKEND = TorchAttention(4, 64)

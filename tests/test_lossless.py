@@ -16,13 +16,13 @@ import pytest
 import torch
 
 from spec_lab.config.option import options
-from spec_lab.config.run import VerifyConfig
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.drafters.oracle import OracleDrafter
 from spec_lab.engine.engine import Engine
 from spec_lab.options.drafters.blocks import Dflash
 from spec_lab.options.trees import DynamicTreeConfig, StaticTreeConfig
+from tests import drawn_plan  # noqa: F401  registers a plan
 from tests.engine_state import find_tensors, is_cache, poison
 from tests.fake_target import PaddedGraph
 from tests.graph_lab import MODES
@@ -34,7 +34,6 @@ from tests.lossless_cases import (
     GUESSERS,
     KNOBS,
     NUMBERS,
-    OFFERS,
     PRODUCT,
     TARGETS,
     TRAINED,
@@ -89,8 +88,6 @@ class Lab:
         """An engine with NaN in every row that nothing has written; `changes` are top-level keys."""
         pair = self.target, self.weights.get(case.drafter, self.target)
         sizes = {"page_size": case.page_size, "prefill_chunk": case.chunk} | (cache or {})
-        threshold, budget = OFFERS[case.offers]
-        stop = {"stop": "confidence", "stop_threshold": threshold}
         of_head = {"path": str(pair[1]), "head_drafts": 1} if case.drafter == "hybrid" else {}
         config = make_config(
             pair,
@@ -99,10 +96,8 @@ class Lab:
             case.prune,
             batch_size=case.batch_size,
             cache=sizes,
-            options=KNOBS.get(case.drafter, {}) | dict(case.options) | of_head | ({} if threshold is None else stop),
+            options=KNOBS.get(case.drafter, {}) | dict(case.options) | of_head | {"plan": case.plan},
         )
-        if budget is not None:
-            config = replace(config, verify=VerifyConfig(budget=2 * case.batch_size + budget))
         if case.tree != "none":
             config = with_depth_as_k(replace(config, tree=TREES[case.tree]))
         if case.graph != "eager":

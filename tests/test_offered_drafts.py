@@ -7,7 +7,6 @@ that is known before a draft is drawn, and from nothing else: by exact enumerati
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from spec_lab.acceptance.confidences import DraftConfidences
 from spec_lab.acceptance.distribution import SamplingParams
 from spec_lab.acceptance.rejection import METHODS
 from spec_lab.core.types import AcceptanceInputs
-from spec_lab.engine.offered import DraftOffers, are_within_budget
+from spec_lab.engine.offered import DraftOffers
 from tests.acceptance_cases import CPU, RULES, TRUNCATED, emitted, make_inputs, request
 from tests.covering import each_value
 from tests.test_rejection import (
@@ -25,7 +24,6 @@ from tests.test_rejection import (
     Models,
     empty_prefix,
     enumeration_error,
-    inputs_after,
     make_models,
     one_round,
 )
@@ -77,12 +75,10 @@ def test_an_inactive_row_emits_nothing_whatever_it_offers() -> None:
 
 
 def by_confidence(inputs: AcceptanceInputs) -> torch.Tensor:
-    """Offer drafts up to that at which the product of the top-1 probabilities falls under .5: `drafter.stop`."""
+    """Offer drafts up to that at which the product of the top-1 probabilities falls under .5."""
     assert inputs.draft_logits is not None
     survival = torch.softmax(inputs.draft_logits, -1).amax(-1).cumprod(dim=1)
-    num_rows, num_drafts = survival.shape
-    offers = offers_of(survival.tolist(), [num_drafts] * num_rows, threshold=0.5)
-    return offers.of(torch.arange(num_rows), inputs.active, num_drafts)
+    return 1 + (survival[:, :-1] >= 0.5).sum(dim=1)
 
 
 def by_drawn_token(inputs: AcceptanceInputs) -> torch.Tensor:
@@ -165,82 +161,7 @@ def test_two_tokens_show_the_bias_of_reading_what_is_cut(
         assert chance_of_token_0(cut) == pytest.approx(target[0], abs=1e-12)
 
 
-@pytest.mark.parametrize("neighbour", [[0.9, 0.8], [0.55, 0.45], [0.1, 0.05]])
-@pytest.mark.parametrize("method", METHODS)
-def test_a_budget_keeps_the_law_of_a_request_whatever_its_neighbour_drafted(
-    method: str, neighbour: list[float]
-) -> None:
-    """Two requests share a row for each and two more."""
-
-    def cut(inputs: AcceptanceInputs) -> torch.Tensor:
-        assert inputs.draft_logits is not None
-        mine = torch.softmax(inputs.draft_logits, -1).amax(-1).cumprod(dim=1)
-        rows = torch.stack((mine, torch.tensor(neighbour).double().expand_as(mine)), dim=1)
-        everything = torch.ones(2, 2, dtype=torch.bool)
-        return torch.stack([are_within_budget(pair, everything, torch.tensor(2))[0].sum() for pair in rows])
-
-    models = make_models(3, 2, PLAIN, "other")
-    offered = {int(count) for depth in range(3) for count in cut(inputs_after(models, depth)[0])}
-    assert len(offered) > 1 or neighbour != [0.55, 0.45]
-    assert enumeration_error(models, METHODS[method], PLAIN, cut) < 1e-12
-
-
 # Who offers how many.
-
-
-def offers_of(
-    survival: list[list[float]],
-    drafted: list[int],
-    threshold: float | None = None,
-    budget: int | None = None,
-    junk: float = 0.0,
-) -> DraftOffers:
-    """The offers of slots whose drafter said this, of `drafted` drafts each, and `junk` in the scratch slot."""
-    confidences = DraftConfidences(len(survival), len(survival[0]), CPU, threshold)
-    confidences.survival[:-1] = torch.tensor(survival)
-    confidences.survival[-1] = junk
-    confidences.num_drafted[:-1] = torch.tensor(drafted)
-    return DraftOffers(len(survival), CPU, confidences, budget)
-
-
-SURE, UNSURE, FADING = [0.9, 0.8, 0.7], [0.3, 0.2, 0.1], [0.8, 0.35, 0.3]
-
-
-@pytest.mark.parametrize(
-    ("ends", "drafted", "most", "offered"),
-    [
-        ({"threshold": 0.4}, [3, 3, 3], 3, [3, 1, 2]),
-        ({"threshold": 0.35}, [3, 3, 3], 3, [3, 1, 3]),
-        ({"threshold": 0.85}, [3, 3, 3], 3, [2, 1, 1]),
-        ({"threshold": 0.4}, [1, 3, 0], 3, [1, 1, 0]),
-        ({"threshold": 0.05}, [3, 3, 3], 1, [1, 1, 1]),
-        ({"threshold": 0.05}, [3, 3, 3], 0, [0, 0, 0]),
-        ({"budget": 3}, [3, 3, 3], 3, [0, 0, 0]),
-        ({"budget": 4}, [3, 3, 3], 3, [1, 0, 0]),
-        ({"budget": 6}, [3, 3, 3], 3, [2, 0, 1]),
-        ({"budget": 9}, [3, 3, 3], 3, [3, 1, 2]),
-        ({"budget": 9}, [1, 3, 3], 3, [1, 2, 3]),
-        ({"budget": 99}, [3, 3, 3], 3, [3, 3, 3]),
-        ({"threshold": 0.4, "budget": 6}, [3, 3, 3], 3, [2, 0, 1]),
-        ({"threshold": 0.85, "budget": 99}, [3, 3, 3], 3, [2, 1, 1]),
-    ],
-)
-def test_offers_by_threshold_and_budget(
-    ends: dict[str, Any], drafted: list[int], most: int, offered: list[int]
-) -> None:
-    offers = offers_of([SURE, UNSURE, FADING], drafted, **ends)
-    active = torch.ones(3, dtype=torch.bool)
-    assert offers.of(torch.arange(3), active, most).tolist() == offered
-
-
-def test_a_budget_knows_no_padded_row_and_no_hole() -> None:
-    """Row 2 is the scratch slot's; of equal confidences the earlier row comes first, and a row from its front."""
-    offers = offers_of([[1.0, 1.0], [1.0, 1.0]], [2, 2], budget=5, junk=1.0)
-    offers.num_drafted[-1] = 2
-    active = torch.tensor([True, True, False])
-    assert offers.of(torch.tensor([1, 0, 2]), active, 2).tolist() == [2, 1, 0]
-    first = torch.tensor([False, True, True])
-    assert offers.of(torch.tensor([2, 0, 1]), first, 2).tolist() == [0, 2, 1]
 
 
 def test_survival_is_the_product_from_draft_1_on() -> None:
@@ -253,26 +174,13 @@ def test_survival_is_the_product_from_draft_1_on() -> None:
         assert confidences.survival[slots].tolist() == [[0.5, 0.25, 0.125], [0.25, 0.25, 0.125]]
 
 
-def test_each_draft_has_a_temperature_of_its_own() -> None:
-    """Odds of 4 and of 9 become their root and their square."""
-    confidences = DraftConfidences(2, 2, CPU, temperatures=[2.0, 0.5])
-    slots = torch.tensor([1, 0])
-    confidences.begin(slots, torch.tensor([0.8, 1.0]))
-    confidences.go_on(slots, torch.tensor([0.9, 0.0]), torch.tensor([1]))
-    expected = torch.tensor([[2 / 3, 2 / 3 * 81 / 82], [1.0, 0.0]])
-    torch.testing.assert_close(confidences.survival[slots], expected)
-
-
-def test_drafts_wait_that_were_noted_or_else_expected() -> None:
-    """A round of K = 0 lets the drafter catch up, which notes a draft that nobody will verify."""
-    slots, active = torch.tensor([1, 0]), torch.ones(2, dtype=torch.bool)
-    confidences = DraftConfidences(2, 3, CPU, threshold=0.1)
-    offers = DraftOffers(2, CPU, confidences)
-    confidences.begin(slots, torch.tensor([0.5, 0.25]))
-    offers.expect(slots, 3)
-    assert offers.of(slots, active, 3).tolist() == [1, 1]
-    offers.expect(slots, 0)
-    assert offers.of(slots, active, 3).tolist() == [0, 0]
-    unsure_of_none = DraftOffers(2, CPU)
-    unsure_of_none.expect(slots, 3)
-    assert unsure_of_none.of(slots, active, 2).tolist() == [2, 2]
+def test_a_request_offers_what_waits_in_its_slot_up_to_its_own_limit() -> None:
+    slots, active = torch.tensor([1, 0, 2]), torch.tensor([True, True, False])
+    offers = DraftOffers(2, 3, CPU)
+    offers.expect(slots, 2)
+    assert offers.of(slots, active, 3).tolist() == [2, 2, 0]
+    offers.limits[0] = 1
+    assert offers.of(slots, active, 3).tolist() == [2, 1, 0]
+    assert offers.of(slots, active, 1).tolist() == [1, 1, 0]
+    offers.expect(slots[:1], 0)
+    assert offers.of(slots, active, 3).tolist() == [0, 1, 0]

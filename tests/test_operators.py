@@ -150,13 +150,11 @@ def drawn() -> Iterator[Given]:
 
 
 def notes() -> Iterator[Given]:
-    """A first draft and a later one, products at the threshold too; a slot for each request, the scratch slot last."""
+    """A first draft and a later one; a slot for each request, the scratch slot last."""
     for column in (None, torch.tensor([2], device=DEVICE)):
-        for threshold in (None, 0.25):
-            survival, running = products(NUM_SLOTS + 1, 3, seed=1), products(NUM_SLOTS + 1, seed=2)
-            counts = arange(NUM_SLOTS + 1) % 3, torch.full((1,), 7, device=DEVICE)
-            slot_ids = torch.cat((places(5)[0], torch.tensor([NUM_SLOTS], device=DEVICE)))
-            yield survival, running, *counts, slot_ids, products(6, seed=3), column, threshold
+        survival, running = products(NUM_SLOTS + 1, 3, seed=1), products(NUM_SLOTS + 1, seed=2)
+        slot_ids = torch.cat((places(5)[0], torch.tensor([NUM_SLOTS], device=DEVICE)))
+        yield survival, running, slot_ids, products(6, seed=3), column
 
 
 def products(*shape: int, seed: int) -> torch.Tensor:
@@ -165,20 +163,11 @@ def products(*shape: int, seed: int) -> torch.Tensor:
 
 
 def offers() -> Iterator[Given]:
-    """Many equal products, fewer drafts than there is room for, inactive rows in between, more requests than a tile."""
-    for batch, num_drafts, most, threshold, budget in [
-        (1, 5, 5, 0.25, None),
-        (1, 5, 5, None, 3),
-        (7, 3, 3, 0.25, 9),
-        (7, 3, 3, None, 99),
-        (3, 3, 0, 0.25, 9),
-        (33, 1, 1, None, 20),
-    ]:
+    """Fewer drafts than there is room for, smaller limits of requests, inactive rows in between."""
+    for batch, num_drafts, most in [(1, 5, 5), (7, 3, 3), (3, 3, 0), (33, 5, 2)]:
         slot_ids = arange(batch) * 4 % (batch + 1)
-        survival = products(batch + 2, num_drafts, seed=batch).cumprod(dim=1)
-        num_drafted = integers(0, num_drafts + 1, batch + 2, seed=most)
-        yield slot_ids, arange(batch) % 3 != 1, num_drafted, survival, most, threshold, budget
-    yield arange(2), arange(2) > 0, num_drafted, None, 2, None, None
+        num_drafted, limits = (integers(0, num_drafts + 1, batch + 2, seed=seed) for seed in (most, batch))
+        yield slot_ids, arange(batch) % 3 != 1, num_drafted, limits, most
 
 
 def emitted_rounds() -> Iterator[tuple[torch.Tensor, ...]]:

@@ -295,7 +295,7 @@ def test_offers_begin_alike(weights: Weights) -> None:
     """Where requests may offer fewer drafts, how many wait in the slots is noted for all of a pack."""
     config = weights.config("eagle3", "catchup")
     assert isinstance(config.drafter, TrainedDrafterConfig)
-    config.drafter.k_schedule = [[1, 4, 3], [5, 8, 1]]
+    config.drafter.plan = "given"
     check_packed_alike(config)
 
 

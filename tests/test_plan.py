@@ -2,56 +2,26 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence as List
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from spec_lab.config.option import option
+from spec_lab.acceptance import rejection, relaxed, strict
+from spec_lab.config.run import RecordConfig
 from spec_lab.core.results import GenerationResult
-from spec_lab.core.types import Request, Sequence
-from spec_lab.engine.costs import CostTable
-from spec_lab.engine.plan import OFF, Choice, Shape
+from spec_lab.core.types import Request
+from spec_lab.engine.engine import Engine
+from spec_lab.engine.offers import AllOffered
+from spec_lab.measure.launch_counts import CountedRounds
+from spec_lab.measure.watched_rounds import watch_rounds
+from tests import drawn_plan  # registers a plan
 from tests.covering import each_value
 from tests.graph_lab import DRAFTERS, MODES, RULES, Lab, generate_watched, lab, mixed_requests
 
-__all__ = ["lab"]
-
-
-class DrawnPlan:
-    """Chooses any shape that a plan may choose, with equal probabilities of off and on."""
-
-    needs_costs = False
-    costs: CostTable | None = None
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self.restart()
-
-    def restart(self) -> None:
-        self._draw = random.Random(0)
-        self.chosen: list[Shape] = []
-
-    def admit(self, slot: int, request: Request) -> None:
-        pass
-
-    def choose(self, sequences: List[Sequence]) -> Choice:
-        is_off = self._draw.random() < 0.5
-        shape = OFF if is_off else Shape(self._draw.randint(0, self._most), self._draw.randint(1, self._most))
-        self.chosen.append(shape)
-        return Choice(shape)
-
-    def note(self, sequences: List[Sequence]) -> None:
-        pass
-
-
-@option("drafter.plan", "drawn")
-class Drawn:
-    def build(self, lab: Any) -> DrawnPlan:
-        return DrawnPlan(lab.run.drafter.num_draft_tokens)
+__all__ = ["drawn_plan", "lab"]
 
 
 DRAWN = {"options": {"plan": "drawn"}}
@@ -104,3 +74,48 @@ def test_sampled_drafts_are_judged_alike(lab: Lab) -> None:
     eager = lab.engine(requests, None, **options).generate(requests)
     assert text_and_offers(captured) == text_and_offers(eager)
     assert {count for record in eager.requests for count in record.accepted_per_round} != {0}
+
+
+@pytest.mark.parametrize("drafter", ["eagle3", "frozen_kv"])
+@pytest.mark.parametrize("plan", ["none", "drawn"])
+def test_confidences_are_kept_for_each_offered_draft(lab: Lab, plan: str, drafter: str) -> None:
+    """None is above the one before it; a graph keeps what eager rounds keep."""
+    requests = mixed_requests(3, 12)
+    options = {"batch_size": 3, "rule": RULES["strict"], "record": RecordConfig(confidences=True)}
+    found: list[list[float]] = []
+    for mode in (None, MODES["round"]):
+        result = lab.engine(requests, mode, drafter, options={"plan": plan}, **options).generate(requests)
+        rounds = [
+            pair for r in result.requests for pair in zip(r.confidence_per_round, r.offered_per_round, strict=True)
+        ]
+        assert all(len(confidences) == num_offered for confidences, num_offered in rounds)
+        assert all(confidences == sorted(confidences, reverse=True) for confidences, _ in rounds)
+        found.append([each for confidences, _ in rounds for each in confidences])
+    assert found[0] == pytest.approx(found[1], abs=1e-5) and len(found[0]) > 10
+
+
+# What nobody asked for costs nothing.
+
+
+def counted(engine: Engine, requests: list[Request]) -> float:
+    work = watch_rounds(engine, requests, 3, CountedRounds).work()
+    assert work is not None
+    launches = work["launches_per_round"]
+    assert launches is not None
+    return launches
+
+
+@pytest.mark.parametrize("rule", ["strict", "relaxed", "sampled"])
+def test_rounds_that_offer_all_run_no_operator_for_it(lab: Lab, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as with rules that never heard of offers."""
+    requests = mixed_requests(2, 12)
+    options = {"batch_size": 2, "rule": RULES[rule]}
+    engine = lab.engine(requests, None, **options)
+    assert isinstance(engine.round.offers, AllOffered)
+    all_offered = counted(engine, requests)
+    unmasked: Callable[..., Any] = lambda inputs, passed: passed  # noqa: E731
+    for module in (relaxed, rejection):
+        monkeypatch.setattr(module, "only_offered", unmasked)
+    monkeypatch.setattr(strict, "offered_alone", lambda passed, num_drafts: passed)
+    monkeypatch.setattr(rejection, "offered_proposal", lambda method, inputs: method.proposal(inputs))
+    assert counted(lab.engine(requests, None, **options), requests) == all_offered

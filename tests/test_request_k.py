@@ -9,32 +9,10 @@ from typing import Any
 
 import pytest
 
-from spec_lab.config.choices import ByRequest
-from spec_lab.core.types import Request, Sequence
-from spec_lab.engine.request_k import OFF, GivenK, RunningK
 from spec_lab.measure.lab import note_given
 from spec_lab.workloads.prompt_files import read_jsonl
 from tests.graph_lab import MODES
 from tests.lab import generate, make_config, make_engine, make_pair, part, random_requests
-
-
-def sequence(accepted: list[int], num_draft_tokens: int | None = None) -> Sequence:
-    request = Request("a", "x", (1,), 9, num_draft_tokens=num_draft_tokens)
-    return Sequence(request, 0, [], 0.0, [1], accepted_per_round=accepted)
-
-
-def test_k_follows_a_requests_own_acceptance_and_ends_for_good() -> None:
-    policy, running = RunningK(GivenK(5), off_below=0.5), sequence([])
-    assert policy.k_of(running) == 5
-    running.accepted_per_round += [0] * 7
-    assert policy.k_of(running) == 2, "a mean of 1.05"
-    running.accepted_per_round += [0] * 4
-    assert policy.k_of(running) == OFF
-    running.accepted_per_round += [0] * 2
-    assert policy.k_of(running) == OFF
-    policy.restart()
-    assert policy.k_of(sequence([4] * 40)) == 5 and RunningK(GivenK(5), 0.0).k_of(sequence([0] * 40)) == 1
-    assert RunningK(GivenK(5), 0.5).k_of(sequence([2] * 40, num_draft_tokens=2)) == 2, "what is given is the most"
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +27,7 @@ def test_requests_offer_what_their_line_says(pair: tuple[Path, Path], graph: str
     for index, k in enumerate((0, None, 1, 2, 0)):
         requests[index] = replace(requests[index], num_draft_tokens=k)
     requests[4] = replace(requests[4], max_new_tokens=24, ignore_eos=True)
-    config = make_config(pair, batch_size=2, options={"by_request": ByRequest.given})
+    config = make_config(pair, batch_size=2, options={"plan": "given"})
     engine = make_engine(config if graph is None else replace(config, graph=MODES[graph]), requests)
 
     result = engine.generate(requests)
@@ -64,32 +42,13 @@ def test_requests_offer_what_their_line_says(pair: tuple[Path, Path], graph: str
 
 
 def test_a_k_that_no_line_gives_is_said(pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    given, same = (make_config(pair, options={"by_request": option}) for option in (ByRequest.given, ByRequest.same))
+    given, same = (make_config(pair, options={"plan": plan}) for plan in ("given", "none"))
     [request] = random_requests(1)
     note_given(given, [request, replace(request, num_draft_tokens=0)])
     note_given(same, [request])
     assert capsys.readouterr().err == ""
     note_given(given, [request])
     assert "changes nothing: no prompt has `num_draft_tokens`" in capsys.readouterr().err
-
-
-def test_a_request_that_is_accepted_nothing_ends_as_plain_decoding(pair: tuple[Path, Path]) -> None:
-    requests = random_requests(2, max_new_tokens=40)
-    options = {"by_request": ByRequest.acceptance, "off_below": 3.1}
-    config = replace(make_config(pair, batch_size=2, options=options), graph=MODES["round"])
-    result = make_engine(config, requests).generate(requests)
-    assert {r.request_id: r.output_ids for r in result.requests} == generate(make_config(pair, "none"), requests)
-    assert result.rounds[0].rows.offered == 6 and result.rounds[-1].rows.catchup_mlp == 0
-
-
-def test_a_pass_after_one_that_broke_off_begins_with_every_draft(pair: tuple[Path, Path]) -> None:
-    requests = random_requests(2, max_new_tokens=40)
-    requests[0] = replace(requests[0], max_new_tokens=30)
-    options = {"by_request": ByRequest.acceptance, "off_below": 3.1}
-    engine = make_engine(make_config(pair, batch_size=2, options=options), requests)
-    with pytest.raises(ZeroDivisionError):
-        engine.generate(requests, on_finish=lambda _: divmod(1, 0))
-    assert engine.generate(requests).rounds[0].rows.offered == 6
 
 
 def read(folder: Path, value: Any) -> int | None:

@@ -9,14 +9,13 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from spec_lab.acceptance.confidences import DraftConfidences, RowConfidences
+from spec_lab.acceptance.confidences import DraftConfidences
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.build.caches import build_cache
 from spec_lab.build.graphs import build_mover, prompt_pass_maker
 from spec_lab.build.lab import Lab
 from spec_lab.build.limits import Limits, overlaps
 from spec_lab.build.models import Models
-from spec_lab.config.choices import ByRequest
 from spec_lab.config.option import get
 from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
@@ -24,30 +23,26 @@ from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.protocols import Drafter
 from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.core.selection import AllPromptRows
-from spec_lab.core.types import FeatureSpec
-from spec_lab.engine.capture import GraphRecorder
 from spec_lab.engine.drafts import Chain, Tree, TreeParts
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.host_drafts import HostDrafts
-from spec_lab.engine.offered import DraftOffers, RowOffers
-from spec_lab.engine.offers import AllOffered, Counted, CountedRows
+from spec_lab.engine.missed_rows import MissedRows
+from spec_lab.engine.offered import DraftOffers
+from spec_lab.engine.offers import AllOffered, Counted
 from spec_lab.engine.pages import PageAllocator, PageTable
 from spec_lab.engine.parts import Parts
-from spec_lab.engine.missed_rows import MissedRows
 from spec_lab.engine.plain_round import PlainRound
-from spec_lab.engine.plan import Plan, Shape
-from spec_lab.engine.request_k import GivenK, RequestK, RequestLimits, RunningK
+from spec_lab.engine.plan import Shape
 from spec_lab.engine.round import DecodeRound
-from spec_lab.engine.rounds import PlannedRounds, Rounds
+from spec_lab.engine.rounds import Rounds
 from spec_lab.engine.scheduler import Scheduler
 from spec_lab.engine.slots import SlotState
 from spec_lab.engine.states import slot_states
 from spec_lab.engine.teacher import TeacherForcing
 from spec_lab.engine.timing import make_timer
-from spec_lab.models.decoder import Decoder
 
 MISSED_ROUNDS = 32
-"""How many rounds a drafter misses before it catches up."""
+"""The rounds that a drafter may miss before it catches up."""
 
 DrafterMaker = Callable[[Lab], Drafter[Any]]
 
@@ -86,8 +81,8 @@ def build_engine(run: Run, models: Models, limits: Limits, make_drafter: Drafter
     limits = dataclasses.replace(limits, num_rows=num_verified, rollback=run.recurrent.rollback)
     cache = build_cache(models.target.layer_plans, limits, models)
     timer = make_timer(models.device)
-    confidences = build_confidences(run, limits, models)
-    rows = build_row_confidences(run, limits, models)
+    notes = run.record.confidences and run.drafter.notes_confidence and run.sizes is None
+    confidences = DraftConfidences(limits.num_slots, run.drafter.num_draft_tokens, models.device, models.kernels)
     lab = Lab(
         run,
         models,
@@ -95,8 +90,7 @@ def build_engine(run: Run, models: Models, limits: Limits, make_drafter: Drafter
         kept=kept,
         seeds=seeds,
         target_cache=cache,
-        confidences=confidences,
-        row_confidences=rows,
+        confidences=confidences if notes else None,
         span=timer.span,
     )
     rule = run.acceptance.build(lab)
@@ -126,7 +120,7 @@ def build_engine(run: Run, models: Models, limits: Limits, make_drafter: Drafter
     )
     graph = run.graph.build(lab)
     return Engine(
-        build_rounds(lab, parts, graph.recorder),
+        build_rounds(lab, parts, graph.recorder is not None),
         kept,
         graph=graph,
         scheduler=scheduler,
@@ -137,102 +131,45 @@ def build_engine(run: Run, models: Models, limits: Limits, make_drafter: Drafter
     )
 
 
-def build_confidences(run: Run, limits: Limits, models: Models) -> DraftConfidences | None:
-    """Make the buffers for the drafter's confidences in a chain; None for a tree, or if no option reads them."""
-    if not run.offers.read_confidences or run.sizes is not None:
-        return None
-    return DraftConfidences(
-        limits.num_slots,
-        run.drafter.num_draft_tokens,
-        models.device,
-        threshold=run.offers.threshold,
-        kernels=models.kernels,
-        temperatures=run.offers.temperatures,
-    )
-
-
-def build_row_confidences(run: Run, limits: Limits, models: Models) -> RowConfidences | None:
-    """Make the buffers for the drafter's confidences in a tree; None for a chain, or if no option reads them."""
-    if not run.offers.read_confidences or run.sizes is None:
-        return None
-    return RowConfidences(limits.num_slots, run.sizes.num_rows, models.device, run.offers.threshold)
-
-
-def build_rounds(lab: Lab, parts: Parts, recorder: GraphRecorder | None) -> Rounds:
-    """Make the decode rounds of an engine: one, or one for each K that a batch can have.
-
-    A schedule has several K. With a drafter on the host, the number of drafts that the device makes is a K too. If
-    requests have a K of their own, there is also a round without drafting.
-
-    `recorder` captures parts of a round as graphs; None captures nothing.
-    """
-    run, models, limits = lab.run, lab.models, lab.limits
-    most, offers = parts.drafter.num_draft_tokens, run.offers
-    if run.sizes is not None:
-        tree = TreeParts.of(parts, models.kernels)
-        drafts = Tree(parts, tree, run.sizes.num_rows, limits.page_size)
-        if lab.row_confidences is None:
-            return Rounds(DecodeRound(parts, drafts, AllOffered(most)))
-        rows = RowOffers(lab.row_confidences, offers.budget)
-        return Rounds(DecodeRound(parts, drafts, CountedRows(parts, rows, most, recorder)))
-    chain = Chain(parts)
-    if (plan := get("drafter.plan", run.drafter.plan)().build(lab)) is not None:
-        return _planned_rounds(lab, parts, recorder, plan)
-    if not offers.may_be_fewer:
-        return Rounds(DecodeRound(parts, chain, AllOffered(most)))
-    is_own = offers.by_request != ByRequest.same
-    offered = DraftOffers(
-        limits.num_slots,
-        models.device,
-        confidences=lab.confidences,
-        budget=offers.budget,
-        kernels=models.kernels,
-        by_request=is_own,
-    )
-    choices = (most,) if offers.schedule is None else offers.schedule.choices
-    assert choices[0] == most, "the largest K is what slots have room for"
-    finder = parts.drafter.requirements.on_host
-    if finder is not None and finder.num_on_device not in choices:
-        choices = (*choices, finder.num_on_device)
-    rounds = {k: DecodeRound(parts, chain, Counted(parts, offered, k, recorder)) for k in choices}
-    host = None if finder is None else HostDrafts(finder, parts.slots, offered)
-    own = RequestLimits(_request_k(run, most), offered) if is_own else None
-    return Rounds(
-        rounds[most],
-        offers.schedule,
-        narrower=rounds,
-        host=host,
-        limits=own,
-        plain=PlainRound(parts, chain, offered) if is_own else None,
-    )
-
-
-def _planned_rounds(lab: Lab, parts: Parts, recorder: GraphRecorder | None, plan: Plan) -> Rounds:
-    chain, models, drafter = Chain(parts), lab.models, parts.drafter
+def build_rounds(lab: Lab, parts: Parts, is_captured: bool) -> Rounds:
+    """Make the decode rounds of an engine: one, or those that a plan chooses from. `is_captured`: as graphs."""
+    run, models, drafter = lab.run, lab.models, parts.drafter
     needs, most, num_slots = drafter.requirements, drafter.num_draft_tokens, lab.limits.num_slots
-    offered = DraftOffers(
-        num_slots, models.device, confidences=lab.confidences, kernels=models.kernels, by_request=True
-    )
-    # A module for each draft runs over its own window, which is that of a round.
-    num_missed = most + 1 if needs.distinct_steps else max(most + 1, MISSED_ROUNDS)
-    missed = MissedRows(num_slots, num_missed, _feature_size(models.target, needs.features), models.dtype, lab.device)
+    plan = get("drafter.plan", run.drafter.plan)().build(lab)
+    if run.sizes is not None:
+        tree = Tree(parts, TreeParts.of(parts, models.kernels), run.sizes.num_rows, lab.limits.page_size)
+        return Rounds(lambda _: DecodeRound(parts, tree, AllOffered(most)), Shape(most, most))
+    chain, kept, finder = Chain(parts), lab.confidences, needs.on_host
+    if plan is None and finder is None:
+        return Rounds(lambda _: DecodeRound(parts, chain, AllOffered(most, kept)), Shape(most, most))
+    offered = DraftOffers(num_slots, most, models.device, models.kernels)
+    missed = None if plan is None or not plan.resumes else _missed_rows(lab, parts)
 
     def make(shape: Shape) -> DecodeRound:
-        if shape.num_offered == 0:
-            return PlainRound(parts, chain, offered, missed, shape.num_made)
-        return DecodeRound(parts, chain, Counted(parts, offered, shape.num_offered, recorder, shape.num_made, shape.is_full))
+        if shape.num_offered == 0 and finder is None:
+            return PlainRound(parts, chain, offered, missed, shape.num_made, kept)
+        offers = Counted(offered, shape.num_offered, shape.num_made, kept, shape.is_full)
+        return DecodeRound(parts, chain, offers)
 
-    planned = PlannedRounds(plan, make, missed, offered, most, needs.distinct_steps, recorder is not None)
-    return Rounds(planned.of_shape(Shape(most, most)), planned=planned)
+    return Rounds(
+        make,
+        Shape(most, most if finder is None else finder.num_on_device),
+        plan,
+        missed,
+        offered,
+        host=None if finder is None else HostDrafts(finder, parts.slots, offered),
+        makes_all=needs.distinct_steps,
+        is_captured=is_captured,
+    )
 
 
-def _feature_size(target: Decoder, features: FeatureSpec) -> int:
-    return target.config.hidden_size * (len(features.layer_inputs) + (features.final_hidden is not None))
-
-
-def _request_k(run: Run, most: int) -> RequestK:
-    given, drafter = GivenK(most), run.drafter
-    return given if drafter.by_request == ByRequest.given else RunningK(given, drafter.off_below)
+def _missed_rows(lab: Lab, parts: Parts) -> MissedRows:
+    needs, target = parts.drafter.requirements, lab.target
+    num_states = len(needs.features.layer_inputs) + (needs.features.final_hidden is not None)
+    # A module for each draft runs over its own window, which is that of a round.
+    least = parts.drafter.num_draft_tokens + 1
+    size = least if needs.distinct_steps else max(least, MISSED_ROUNDS)
+    return MissedRows(lab.limits.num_slots, size, num_states * target.config.hidden_size, lab.dtype, lab.device)
 
 
 def build_teacher(run: Run, models: Models, limits: Limits) -> TeacherForcing:

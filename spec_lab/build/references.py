@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from spec_lab.config.option import get
-from spec_lab.config.run import PruneConfig, RecurrentConfig, Run, TreeConfig, VerifyConfig
+from spec_lab.config.run import PruneConfig, RecurrentConfig, Run, TreeConfig
 
 UNPRUNED = PruneConfig(prefill="all_rows", catchup="none")
 
@@ -23,7 +23,6 @@ def plain_config(run: Run) -> Run:
         acceptance=rule,
         prune=PruneConfig(prefill="last_row", catchup="none"),
         tree=TreeConfig(),
-        verify=VerifyConfig(),
         recurrent=RecurrentConfig(),
     )
 

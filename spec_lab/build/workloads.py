@@ -10,7 +10,7 @@ from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.checkpoints.gguf_tokenizer import has_tokenizer
-from spec_lab.config.choices import ByRequest, Unusable, Weights
+from spec_lab.config.choices import Unusable, Weights
 from spec_lab.config.option import get
 from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
@@ -97,8 +97,8 @@ def check_requests(run: Run, requests: Sequence[Request], target: ModelConfig) -
                 f"has {target.vocab_size}; correct stop_token_ids"
             )
         k, most = request.num_draft_tokens, run.drafter.num_draft_tokens
-        if k is not None and run.drafter.drafts and (k > most or run.drafter.by_request == ByRequest.same):
+        if k is not None and run.drafter.drafts and (k > most or run.drafter.plan == "none"):
             raise UserError(
-                f"workload: prompt {request.request_id} asks for {k} drafts; use drafter.by_request=given and "
+                f"workload: prompt {request.request_id} asks for {k} drafts; use drafter.plan=given and "
                 f"drafter.num_draft_tokens={max(k, most)}"
             )

@@ -10,14 +10,13 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from spec_lab.config.choices import ByRequest, Dtype, KernelsChoice, WeightDtype
+from spec_lab.config.choices import Dtype, KernelsChoice, WeightDtype
 from spec_lab.config.devices import runs_on_cuda
-from spec_lab.config.offers import MAX_DRAFT_TOKENS
+from spec_lab.config.offers import fewer_drafts
 from spec_lab.config.option import VALUES, Part, options
 from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
 from spec_lab.core.ranks import ranks
-from spec_lab.engine.k_schedule import problem_of
 
 WORDS = {"least": "at least", "most": "at most", "above": "above"}
 """The bounds of a knob, in words."""
@@ -123,56 +122,34 @@ def _trees(run: Run) -> Iterator[str]:
 
 def _offers(run: Run) -> Iterator[str]:
     """Where a request may offer fewer than K drafts, every part of the run knows how many."""
-    offers, drafter, sizes = run.offers, run.drafter, run.sizes
-    if offers.ranges is not None and (problem := problem_of(offers.ranges, MAX_DRAFT_TOKENS)) is not None:
-        yield f"drafter.k_schedule: {problem}; use drafter.k_schedule=[[1,4,5],[5,16,3],[17,64,0]]"
+    drafter, fewer = run.drafter, fewer_drafts(run)
+    if run.record.confidences and not drafter.notes_confidence:
+        yield f"record.confidences=true, but drafter={drafter.name} has no confidences; use record.confidences=false"
+    if fewer is None:
         return
-    if not offers.may_be_fewer or not drafter.drafts:
-        return
-    if offers.schedule is not None and offers.schedule.choices[0] != drafter.num_draft_tokens:
-        yield (
-            f"drafter.num_draft_tokens={drafter.num_draft_tokens} is not the largest K of drafter.k_schedule, "
-            f"{offers.schedule.choices[0]}, which sets it; leave out drafter.num_draft_tokens"
-        )
     if not run.acceptance.takes_fewer_drafts:
         rule = run.acceptance.name
-        yield f"{offers.named} leaves out drafts, which acceptance={rule} would not see; use {lossless_rule(run)}"
-    if offers.read_confidences and not drafter.notes_confidence:
-        reader = "drafter.stop=confidence" if offers.budget is None else f"verify.budget={offers.budget}"
-        yield f"{reader} needs confidences, but drafter={drafter.name} records none; use drafter=eagle3"
-    if offers.budget is not None and offers.budget <= run.batch_size:
-        yield f"verify.budget={offers.budget} leaves no row for drafts of batch_size={run.batch_size}; use null"
+        yield f"{fewer} leaves out drafts, which acceptance={rule} would not see; use {lossless_rule(run)}"
     if run.record.topk > 0:
-        yield f"record.topk={run.record.topk} needs all drafts to be offered, not {offers.named}; use record.topk=0"
-    if sizes is not None and (offers.ranges is not None or offers.by_request != ByRequest.same):
-        yield f"{offers.named} is the K of a chain, but tree={run.tree.name} has one depth; use tree=none"
-    if sizes is not None and offers.read_confidences and (run.draws_drafts or not run.tree.notes_rows):
-        # Leaving out drawn rows by how likely they are would change the distribution of the drafts.
-        yield (
-            f"{offers.named} leaves out rows of tree={run.tree.name} by their confidence; use "
-            "drafter.draft_sampling=greedy, and tree=static or tree=dynamic"
-        )
-    temperatures = offers.temperatures
-    if temperatures is not None and (sizes is not None or len(temperatures) != drafter.num_draft_tokens):
-        yield (
-            f"drafter.confidence_temperatures has {len(temperatures)} numbers, one for each of "
-            f"drafter.num_draft_tokens={drafter.num_draft_tokens} drafts of a chain; use null"
-        )
+        yield f"record.topk={run.record.topk} needs all drafts to be offered, not {fewer}; use record.topk=0"
+    if drafter.plan == "cost" and drafter.drafts_on_host:
+        yield f"drafter.plan=cost does not know how much drafter={drafter.name} finds; use drafter.plan=none"
+    if drafter.plan != "none" and run.sizes is not None:
+        yield f"{fewer} is for chains, not tree={run.tree.name}; use tree=none"
 
 
 def _graphs(run: Run) -> Iterator[str]:
     """Nothing needs the host where a graph leaves it out."""
     graph: Any = run.graph
-    drafter, offers = run.drafter, run.offers
+    drafter = run.drafter
     num_launched = graph.num_launched
-    if num_launched is not None and not getattr(graph, "verify", True) and offers.smallest_k <= num_launched:
-        yield f"graph.verify=false captures nothing with K={offers.smallest_k}; use graph.verify=true"
+    if num_launched is not None and not getattr(graph, "verify", True) and drafter.num_draft_tokens <= num_launched:
+        yield f"graph.verify=false captures nothing with K={drafter.num_draft_tokens}; use graph.verify=true"
     if run.record.topk > 0 and graph.captures:
         yield f"record.topk={run.record.topk} reads rows between the stages of graph={graph.name}; use graph=eager"
     needs_host = {
         f"drafter={drafter.name}": drafter.drafts_on_host,
-        "drafter.k_schedule": drafter.k_schedule is not None,
-        f"drafter.by_request={drafter.by_request}": drafter.by_request != ByRequest.same,
+        f"drafter.plan={drafter.plan}": drafter.plan != "none",
     }
     for knob in (knob for knob, is_set in needs_host.items() if is_set):
         if getattr(graph, "rounds_per_replay", 1) > 1:
@@ -183,7 +160,7 @@ def _graphs(run: Run) -> Iterator[str]:
     if drafter.drafts_on_host and getattr(graph, "overlap", False):
         yield f"drafter={drafter.name} needs tokens that graph.overlap=true reads late; use graph.overlap=false"
     if getattr(graph, "prompts", False) and (
-        not drafter.ingests_in_graphs or run.sizes is not None or offers.may_be_fewer
+        not drafter.ingests_in_graphs or run.sizes is not None or fewer_drafts(run) is not None
     ):
         yield "graph.prompts=true captures prompts of chains of K drafts alone, not this run's; use graph.prompts=false"
 

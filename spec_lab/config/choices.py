@@ -92,24 +92,6 @@ class DraftSampling(Choice):
     distribution = "distribution", "at sampling.temperature"
 
 
-class DraftStop(Choice):
-    """The conditions that end a request's drafting before K."""
-
-    none = "none", "it does not"
-    confidence = (
-        "confidence",
-        "after the draft at which the product of top-1 probabilities, or a head's estimate, falls below stop_threshold",
-    )
-
-
-class ByRequest(Choice):
-    """The rules that determine a request's K."""
-
-    same = "same", "nothing of its own"
-    given = "given", 'the `num_draft_tokens` of its line, a number or "off"'
-    acceptance = "acceptance", "its running acceptance; its line gives the first value"
-
-
 class DraftMetadata(Choice):
     """The ways to update attention metadata between the draft steps of a graph."""
 

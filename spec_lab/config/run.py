@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from omegaconf import MISSING
 
 from spec_lab.config.choices import (
-    ByRequest,
     DraftSampling,
-    DraftStop,
     Dtype,
     KernelsChoice,
     ReferenceChoice,
@@ -26,7 +24,7 @@ from spec_lab.config.choices import (
     WeightDtype,
     Weights,
 )
-from spec_lab.config.offers import MAX_DRAFT_TOKENS, RunOffers, run_offers
+from spec_lab.config.offers import MAX_DRAFT_TOKENS
 from spec_lab.config.option import Part, knob, option, schema
 from spec_lab.core.errors import UserError
 
@@ -103,18 +101,6 @@ class DrafterConfig(Part):
         most=MAX_DRAFT_TOKENS,
     )
     plan: str = knob("none", "what decides how many drafts a round verifies and makes, at most num_draft_tokens")
-    k_schedule: list[list[int]] | None = knob(
-        None,
-        "K by the number of running requests, a list of [first, last, K]; null is num_draft_tokens for every number",
-    )
-    by_request: ByRequest = knob(
-        ByRequest.same, "what determines the K of a request, which is at most num_draft_tokens"
-    )
-    off_below: float = knob(
-        0.0,
-        "a request stops drafting if its mean of accepted drafts is below this; by_request=acceptance only; 0 is never",
-        least=0,
-    )
 
     def build(self, lab: Lab) -> Drafter[Any]:
         """Make the drafter of one engine."""
@@ -133,17 +119,6 @@ class TrainedDrafterConfig(DrafterConfig):
 
     path: str | None = knob(None, "folder of the drafter's weights; null is the one shipped for the target")
     draft_sampling: DraftSampling = knob(DraftSampling.greedy, "how drafts are picked")
-    stop: DraftStop = knob(DraftStop.none, "what ends a request's drafting")
-    stop_threshold: float = knob(
-        0.4,
-        "a request drafts on while the product of top-1 probabilities, or a head's estimate, is at least this; "
-        "drafter.stop=confidence only",
-        above=0,
-        most=1,
-    )
-    confidence_temperatures: list[float] | None = knob(
-        None, "a temperature for the confidence in each draft; null leaves confidences unchanged", above=0
-    )
 
 
 @dataclass
@@ -270,18 +245,6 @@ class AttentionConfig(Part):
         raise NotImplementedError
 
 
-@schema("verify")
-@dataclass
-class VerifyConfig:
-    """The limit on the rows that are verified."""
-
-    budget: int | None = knob(
-        None,
-        "verify rows a round for the whole batch, given to the drafts likeliest to be accepted; null is all rows",
-        least=2,
-    )
-
-
 @dataclass
 class RecurrentConfig:
     """Keys for layers that keep a state, such as gated delta nets; a no-op for other targets."""
@@ -327,6 +290,9 @@ class RecordConfig:
         "likeliest tokens of each verify row to keep for re-scoring, such as 16; decodes once more for it; 0 is none",
         least=0,
         most=128,
+    )
+    confidences: bool = knob(
+        False, "keep the drafter's confidence in each offered draft of a chain; drafter.plan=cost then reads it too"
     )
     audit: bool = knob(True, "check the outputs by the target's own forward; false for a run that only writes texts")
 
@@ -428,7 +394,6 @@ class Run:
     tree: TreeConfig = field(
         default_factory=TreeConfig, metadata={"help": "whether a round's drafts are a chain or a tree"}
     )
-    verify: VerifyConfig = field(default_factory=VerifyConfig, metadata={"help": "which drafts are verified"})
     recurrent: RecurrentConfig = field(default_factory=RecurrentConfig, metadata={"help": "layers that keep a state"})
     cache: CacheConfig = field(default_factory=CacheConfig, metadata={"help": "the paged KV cache"})
     record: RecordConfig = field(default_factory=RecordConfig, metadata={"help": "what is recorded besides"})
@@ -472,11 +437,6 @@ class Run:
     def sizes(self) -> TreeSizes | None:
         """The sizes of the run's tree; None if its drafts are a chain."""
         return self.tree.sizes
-
-    @property
-    def offers(self) -> RunOffers:
-        """How many drafts its requests may offer."""
-        return run_offers(self)
 
     @property
     def draws_drafts(self) -> bool:

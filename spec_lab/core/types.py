@@ -76,8 +76,8 @@ class Sequence:
             one drafter.
         num_waiting: drafts in its slot, after the newest launch.
         num_missed: rounds that the drafter has not seen, after the newest launch.
-        waiting_confidences: the drafter's estimate, for each waiting draft, that it and all before it are accepted; None
-            if they are not known yet, or never.
+        waiting_confidences: the drafter's estimate that each waiting draft and all before it are accepted; None if not
+            known yet, or never.
     """
 
     request: Request
@@ -300,7 +300,6 @@ class Verification:
         num_thinking: [batch] emitted tokens inside thinking, markers excluded; None if the rule does not count them.
         num_offered: [batch] drafts that were offered; in a tree, the most on one path. None if all were.
         num_offered_rows: [batch] offered drafts of a tree in total; None if all were, and for a chain.
-        num_drafted: [batch] drafts that were made for the next round, if only the device knows it; else None.
         distance: [batch, 2] total variation and KL in nats between the emitted distribution and the target's, summed
             over the rows that the round reached; None for rules without it.
         confidences: [batch, N - 1] as in `RoundBatch`.
@@ -313,7 +312,6 @@ class Verification:
     num_thinking: torch.Tensor | None = None
     num_offered: torch.Tensor | None = None
     num_offered_rows: torch.Tensor | None = None
-    num_drafted: torch.Tensor | None = None
     distance: torch.Tensor | None = None
     confidences: torch.Tensor | None = None
     made_confidences: torch.Tensor | None = None

@@ -27,9 +27,9 @@ def examine(subject: Subject) -> list[Finding]:
     """
     loop = run_loop(subject)
     findings = [check_states(subject), *check_bounds(subject), check_output(subject, loop.records)]
-    finder = subject.config.offers.finder
-    if not hasattr(subject.config.drafter, "folder") or finder is not None:
-        why = "has no weights" if finder is None else "looks drafts up, as many as it finds"
+    is_finder = subject.config.drafter.drafts_on_host
+    if is_finder or not hasattr(subject.config.drafter, "folder"):
+        why = "looks drafts up, as many as it finds" if is_finder else "has no weights"
         reason = f"drafter={subject.config.drafter.name} {why}"
         skipped = ("tokenizer", "vocabulary map (d2t)", "dtype of the weights", *FORCED_CHECKS)
         return findings + [does_not_apply(check, reason) for check in skipped]

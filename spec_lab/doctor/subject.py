@@ -17,9 +17,9 @@ from spec_lab.build.limits import Limits, engine_limits
 from spec_lab.build.models import Models, load_models
 from spec_lab.build.references import eager_config, plain_config
 from spec_lab.build.workloads import open_workload
-from spec_lab.config.choices import ByRequest, DraftSampling, DraftStop
+from spec_lab.config.choices import DraftSampling
 from spec_lab.config.option import get
-from spec_lab.config.run import Run, SamplingConfig, TreeConfig, VerifyConfig
+from spec_lab.config.run import Run, SamplingConfig, TreeConfig
 from spec_lab.core.errors import UserError
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import Request
@@ -118,18 +118,12 @@ def load_subject(typed: Run) -> Subject:
 def strict_greedy(run: Run) -> Run:
     """Return the same run with greedy drafts, all K of them in every round, strict greedy acceptance, and a look by the
     host after each round."""
-    every_draft = {
-        "draft_sampling": DraftSampling.greedy,
-        "stop": DraftStop.none,
-        "k_schedule": None,
-        "by_request": ByRequest.same,
-    }
+    every_draft = {"draft_sampling": DraftSampling.greedy, "plan": "none"}
     return run.with_parts(
         drafter=_changed(run.drafter, every_draft),
         graph=_changed(run.graph, {"rounds_per_replay": 1, "skip_ended": False}),
         acceptance=get("acceptance", "strict")(),
         sampling=SamplingConfig(),
-        verify=VerifyConfig(),
     )
 
 

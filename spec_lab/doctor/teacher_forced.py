@@ -27,9 +27,9 @@ from spec_lab.core.selection import AllRows
 from spec_lab.core.types import FeatureSpec, Request
 from spec_lab.doctor.rounds import LoopRound
 from spec_lab.doctor.subject import Subject
+from spec_lab.engine.drafts import collect_drafts
 from spec_lab.engine.pages import PageTable
 from spec_lab.engine.states import slot_states
-from spec_lab.engine.stopping_loop import collect_drafts
 
 FeatureChange = Callable[[torch.Tensor], torch.Tensor]
 

@@ -34,7 +34,7 @@ class Launch:
     Attributes:
         began_at: the time from which the launch is timed; if the host read earlier results after that, the time of
             that read counts instead.
-        num_drafted: drafts for each request that the device made for the next round; unused if the device reports it.
+        num_drafted: drafts for each request that the device made for the next round.
         num_verified: rows for each request in a round's verify.
         spans: what the timer needs to collect stage times.
         num_looked_up: drafts that the host made for the launch.
@@ -264,17 +264,16 @@ class RoundAccounts:
         self, settled: Launch, result: RoundResult, emitted: list[_Emitted], padded: int
     ) -> tuple[int, int]:
         """Count drafts made and offered. A draft step runs for the whole batch, padding included."""
-        num_drafted = settled.num_drafted if result.num_drafted is None else max(result.num_drafted)
-        return padded * num_drafted + settled.num_looked_up, sum(part.num_offered for part in emitted)
+        return padded * settled.num_drafted + settled.num_looked_up, sum(part.num_offered for part in emitted)
 
     def _drafts_of_trees(
         self, settled: Launch, result: RoundResult, emitted: list[_Emitted], padded: int
     ) -> tuple[int, int]:
-        """Count drafts made and offered. Where the device did not count them, all rows but the root hold one."""
+        """Count drafts made and offered: all rows but the root hold one."""
         assert self._tree_rows is not None
         most, offered = self._tree_rows - 1, result.num_offered_rows
         return (
-            padded * most if result.num_drafted is None else sum(result.num_drafted),
+            padded * most if settled.num_drafted else 0,
             sum(most if offered is None else offered[part.index] for part in emitted),
         )
 

@@ -29,7 +29,7 @@ class CostPlan:
     Waiting drafts that cost more than they bring are left out.
     """
 
-    needs_costs = True
+    needs_costs = resumes = True
 
     def __init__(self, num_slots: int, num_draft_tokens: int) -> None:
         self.costs: CostTable | None = None

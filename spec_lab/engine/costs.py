@@ -16,11 +16,11 @@ from spec_lab.engine.plan import OFF, Shape
 Seconds = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
-def timed_shapes(most: int, makes_all: bool) -> list[Shape]:
-    """Return the shapes that are timed for a K of `most`. `makes_all`: a round that drafts makes all K drafts."""
-    few = most if makes_all else 1
-    rows = sorted({1, (most + 1) // 2, most})
-    shapes = [OFF, Shape(0, few), *(Shape(count, few) for count in rows), Shape(1, most)]
+def timed_shapes(most: Shape, makes_all: bool) -> list[Shape]:
+    """Return the shapes that are timed. `makes_all`: a round that drafts makes all drafts."""
+    few = most.num_made if makes_all else 1
+    rows = sorted({1, (most.num_offered + 1) // 2, most.num_offered})
+    shapes = [OFF, Shape(0, few), *(Shape(count, few) for count in rows), Shape(1, most.num_made)]
     return list(dict.fromkeys(shapes))
 
 
@@ -54,7 +54,7 @@ class CostTable:
         cls,
         timed: Mapping[tuple[int, Shape], float],
         num_slots: int,
-        most: int,
+        most: Shape,
         missed_size: int,
         padded_size: Callable[[int], int] = lambda size: size,
     ) -> CostTable:
@@ -68,10 +68,12 @@ class CostTable:
 
         rows = sorted({shape.num_offered for _, shape in timed if shape.num_offered and shape.num_made == few})
         known = np.maximum.accumulate(np.stack([over_sizes(Shape(count, few)) for count in rows]))
-        verified = np.stack([np.interp(range(most + 1), rows, known[:, size]) for size in range(num_slots + 1)])
+        verified = np.stack(
+            [np.interp(range(most.num_offered + 1), rows, known[:, size]) for size in range(num_slots + 1)]
+        )
         verified[:, 0] = over_sizes(Shape(0, few))
-        longer = over_sizes(Shape(1, most)) - known[0]
-        draft = np.maximum(longer, 0.0) / max(most - few, 1)
+        longer = over_sizes(Shape(1, most.num_made)) - known[0]
+        draft = np.maximum(longer, 0.0) / max(most.num_made - few, 1)
         return cls(verified, over_sizes(OFF), draft, timed, missed_size)
 
     def catch_up(self, num_requests: int) -> float:

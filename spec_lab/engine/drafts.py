@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -13,6 +14,7 @@ from spec_kernels.tree_reference import move_path_reference
 from spec_lab.core.draft_tree import DraftTree
 from spec_lab.core.layer_protocols import MetadataMover
 from spec_lab.core.prompts import PromptEnds
+from spec_lab.core.protocols import Drafter, State
 from spec_lab.core.rows import rows_at
 from spec_lab.core.tree_protocols import JudgedRows, TreeAttentionBackend, TreeDrafter, TreeRule
 from spec_lab.core.types import (
@@ -22,11 +24,33 @@ from spec_lab.core.types import (
     RoundBatch,
     VerifiedRound,
 )
-from spec_lab.engine.offers import Offers
 from spec_lab.engine.parts import Parts, VerifyOutput
 from spec_lab.engine.slots import SlotState
-from spec_lab.engine.stopping_loop import StepScope, collect_drafts
 from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
+
+StepScope = Callable[[], AbstractContextManager[None]]
+"""Opens a context around draft steps. Inside, `ExpertsRead` counts experts for a stage, or nothing."""
+
+
+def collect_drafts(
+    drafter: Drafter[State], mover: MetadataMover, state: State, num_draft_tokens: int | None = None
+) -> torch.Tensor:
+    """Take draft 1 from `state`, and run a recurrent step for each further draft; return the drafts [batch, made].
+
+    `num_draft_tokens`: how many; None for the drafter's own number.
+    """
+    if num_draft_tokens is None:
+        num_draft_tokens = drafter.num_draft_tokens
+    drafts = state.tokens.new_zeros((state.tokens.shape[0], num_draft_tokens))
+    columns = torch.arange(num_draft_tokens, device=drafts.device)
+    if num_draft_tokens:
+        drafts[:, 0] = state.tokens
+    for index in range(1, num_draft_tokens):
+        if state.attention is not None:
+            mover.advance(state.attention)
+        drafter.step(state, DraftStep(index, columns[index : index + 1]))
+        drafts[:, index] = state.tokens
+    return drafts
 
 
 class Drafts(Protocol):
@@ -50,9 +74,8 @@ class Drafts(Protocol):
         """Let the rule judge the drafts, and arrange the accepted ones as a chain."""
         ...
 
-    def collect(self, offers: Offers, mover: MetadataMover, state: Any, scope: StepScope) -> tuple[Any, int]:
-        """Run the draft steps after the first; return all drafts, and how many there are for each request as far as
-        the host knows. For a tree this is the number of levels."""
+    def collect(self, most: int, mover: MetadataMover, state: Any, scope: StepScope) -> Any:
+        """Run the draft steps after the first, and return `most` drafts; for a tree, of as many levels."""
         ...
 
     def leave(self, slots: SlotState, verified: VerifiedRound, drafts: Any) -> None:
@@ -106,14 +129,13 @@ class Chain:
         )
         return VerifiedRound(batch, self._parts.rule.accept(inputs), output.features)
 
-    def collect(self, offers: Offers, mover: MetadataMover, state: Any, scope: StepScope) -> tuple[torch.Tensor, int]:
-        drafter, most, loop = self._parts.drafter, offers.max_drafted, offers.loop
+    def collect(self, most: int, mover: MetadataMover, state: Any, scope: StepScope) -> torch.Tensor:
+        drafter = self._parts.drafter
         rest = drafter.requirements.draft_rest
-        if most and rest is not None and mover is self._parts.backend and not loop.looks_between:
-            with scope():
-                return rest(state, most), most
-        drafts = collect_drafts(drafter, mover, state, most, loop.steps(self._parts.timer, most, scope))
-        return drafts, drafts.shape[1]
+        with scope():
+            if most and rest is not None and mover is self._parts.backend:
+                return rest(state, most)
+            return collect_drafts(drafter, mover, state, most)
 
     def leave(self, slots: SlotState, verified: VerifiedRound, drafts: torch.Tensor) -> None:
         slots.commit(verified.batch, verified.verification, _widened(drafts, slots))
@@ -157,7 +179,6 @@ class Tree:
     def __init__(self, parts: Parts, tree: TreeParts, num_rows: int, page_size: int) -> None:
         """`num_rows`: N, the root and all drafts."""
         self._cache = parts.cache
-        self._timer = parts.timer
         self._tree = tree
         self._depth = tree.drafter.num_draft_tokens
         self._page_size = page_size
@@ -191,13 +212,14 @@ class Tree:
         walk = self._tree.rule.walk(judged, self._depth)
         return VerifiedRound(batch, walk.verification, self._compact(batch, walk.path, output.features))
 
-    def collect(self, offers: Offers, mover: MetadataMover, state: Any, scope: StepScope) -> tuple[DraftTree, int]:
-        """Run the loop's steps, one for each level after the first. The drafter builds the metadata of each level."""
+    def collect(self, most: int, mover: MetadataMover, state: Any, scope: StepScope) -> DraftTree:
+        """Run a step for each level after the first. The drafter builds the metadata of each level."""
         drafter = self._tree.drafter
-        columns = torch.arange(self._depth, device=self.parents.device)
-        for index in offers.loop.steps(self._timer, self._depth, scope):
-            drafter.step(state, DraftStep(index, columns[index : index + 1]))
-        return drafter.finish(state), self._depth
+        columns = torch.arange(most, device=self.parents.device)
+        with scope():
+            for index in range(1, most):
+                drafter.step(state, DraftStep(index, columns[index : index + 1]))
+        return drafter.finish(state)
 
     def leave(self, slots: SlotState, verified: VerifiedRound, drafts: DraftTree) -> None:
         self.parents.index_copy_(0, verified.batch.slot_ids, drafts.parents)

@@ -15,10 +15,11 @@ from spec_lab.core.types import Request, Sequence
 from spec_lab.engine.accounts import Launch, RoundAccounts, request_record
 from spec_lab.engine.graphs.mode import GraphMode
 from spec_lab.engine.measured_costs import measure_costs
+from spec_lab.engine.plan import OFF
 from spec_lab.engine.prefill import PromptPass
 from spec_lab.engine.readback import read_later
 from spec_lab.engine.round import DecodeRound
-from spec_lab.engine.rounds import PlannedRounds, Rounds
+from spec_lab.engine.rounds import Rounds
 from spec_lab.engine.scheduler import Scheduler, emit_first
 
 
@@ -80,18 +81,16 @@ class Engine:
         With a plan, measure what rounds cost. It captures the others when it first chooses them.
         """
         with torch.inference_mode(), self.round.naming_foreign_drafts():
-            if self.rounds.planned is not None:
-                self._measure_costs(self.rounds.planned)
-                self.prompt_pass.prepare()
-                return
-            for num_requests in range(1, self.scheduler.num_slots + 1):
-                for decode_round in self.rounds.to_prepare(num_requests):
+            self._measure_costs()
+            for num_requests in range(1, self.scheduler.num_slots + 1 if self.rounds.plan is None else 1):
+                for decode_round in self.rounds.to_prepare(self.rounds.most):
                     self.graph.prepare(decode_round, num_requests)
             self.prompt_pass.prepare()
 
-    def _measure_costs(self, planned: PlannedRounds) -> None:
-        if planned.plan.needs_costs and planned.plan.costs is None:
-            planned.plan.costs = measure_costs(self.parts, self.graph, planned, self.scheduler)
+    def _measure_costs(self) -> None:
+        plan = self.rounds.plan
+        if plan is not None and plan.needs_costs and plan.costs is None:
+            plan.costs = measure_costs(self.parts, self.graph, self.rounds, self.scheduler)
 
     def generate(
         self, requests: Iterable[Request], on_finish: Callable[[RequestRecord], None] | None = None
@@ -103,13 +102,10 @@ class Engine:
         self.parts.experts_read.restart()
         if self.host_drafter is not None:
             self.host_drafter.restart()
-        if self.rounds.limits is not None:
-            self.rounds.limits.policy.restart()
-        if self.rounds.planned is not None:
-            self.rounds.planned.plan.restart()
+        if self.rounds.plan is not None:
+            self.rounds.plan.restart()
         with torch.inference_mode(), self.round.naming_foreign_drafts():
-            if self.rounds.planned is not None:
-                self._measure_costs(self.rounds.planned)
+            self._measure_costs()
             try:
                 while self.scheduler.has_work:
                     run.step()
@@ -132,7 +128,7 @@ class _GenerationRun:
             engine.round.drafts.tree_rows,
             engine.overlap,
             self._now,
-            None if engine.rounds.planned is None else engine.rounds.planned.plan,
+            engine.rounds.plan,
         )
         self._start = perf_counter()
         self._prefilling: dict[str, _Prefilling] = {}
@@ -205,8 +201,7 @@ class _GenerationRun:
         parts.rule.admit(sequence.slot, sequence.request)
         parts.drafter.admit(sequence.slot, sequence.request)
         self._engine.graph.admit(sequence.slot, sequence.request)
-        if self._engine.rounds.planned is not None:
-            self._engine.rounds.planned.admit(sequence.slot, sequence.request)
+        self._engine.rounds.admit(sequence.slot, sequence.request)
         self._prefilling[sequence.request.request_id] = _Prefilling()
 
     def _prefill(self, pack: list[Sequence]) -> None:
@@ -239,28 +234,24 @@ class _GenerationRun:
         """Launch a round, or R rounds. If it `follows` another without a prompt pass in between, its time begins when
         the host last read results."""
         engine, parts = self._engine, self._engine.parts
-        planned, num_tokens, num_captures = engine.rounds.planned, None, engine.graph.counts.captures
-        if planned is not None:
-            choice = planned.choose(ready)
-            num_tokens = choice.num_tokens
-            decode_round = planned.of_shape(choice.shape)
-            engine.graph.prepare(decode_round, len(ready))
-        else:
-            decode_round = engine.rounds.of_requests(ready)
-            for possible in engine.rounds.to_prepare(len(ready)):
-                engine.graph.prepare(possible, len(ready))
+        rounds, num_captures = engine.rounds, engine.graph.counts.captures
+        choice = rounds.choose(ready)
+        shape = choice.shape
+        for possible in rounds.to_prepare(shape):
+            engine.graph.prepare(possible, len(ready))
         follows &= engine.graph.counts.captures == num_captures  # no round's time includes a capture
         launched_at = self._now()
         began_at = self._accounts.read_at if follows else launched_at
         num_looked_up = 0
         with parts.timer.round(engine.graph.rounds_per_replay):
-            if engine.rounds.host is not None and decode_round.num_catchup_rows != 0:
+            if rounds.host is not None and shape != OFF:
                 with parts.timer.span("lookup"):
-                    offer = engine.rounds.host.offer(ready)
+                    offer = rounds.host.offer(ready)
                 num_looked_up = offer.num_drafts
-                decode_round = engine.rounds.with_room_for(decode_round, offer.longest)
-            elif engine.rounds.host is not None:
-                engine.rounds.host.sit_out(ready)
+                shape = rounds.with_room_for(shape, offer.longest)
+            elif rounds.host is not None:
+                rounds.host.sit_out(ready)
+            decode_round = rounds.of_shape(shape)
             verification = engine.graph.run(decode_round, [s.slot for s in ready], max(s.kv_len for s in ready))
             with parts.timer.span("readback"):
                 result = read_later(verification)
@@ -275,7 +266,7 @@ class _GenerationRun:
             parts.timer.spans,
             num_looked_up,
             decode_round.num_catchup_rows,
-            num_tokens,
+            choice.num_tokens,
         )
 
     def _settle(self, settled: Launch) -> None:

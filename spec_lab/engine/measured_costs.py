@@ -13,21 +13,21 @@ from spec_lab.engine.graphs.mode import GraphMode
 from spec_lab.engine.parts import Parts
 from spec_lab.engine.plan import Shape
 from spec_lab.engine.readback import read_later
-from spec_lab.engine.rounds import PlannedRounds
+from spec_lab.engine.rounds import Rounds
 from spec_lab.engine.scheduler import Scheduler
 
 SECONDS = 2.5
 """How long the rounds run in total, captures not counted."""
 
 
-def measure_costs(parts: Parts, graph: GraphMode, planned: PlannedRounds, scheduler: Scheduler) -> CostTable:
+def measure_costs(parts: Parts, graph: GraphMode, rounds: Rounds, scheduler: Scheduler) -> CostTable:
     """Time rounds of a few shapes and batch sizes, and interpolate the others.
 
     The slots hold tokens drawn at random, so that the rows of a round go to different experts, and half of the pages'
     keys are read. All slots are free again afterwards. What the rounds leave in caches is never read.
     """
-    assert not scheduler.running
-    slots, most = parts.slots, parts.drafter.num_draft_tokens
+    assert not scheduler.running and rounds.missed is not None
+    slots, most = parts.slots, rounds.most
     num_slots, device = scheduler.num_slots, slots.kv_lens.device
     num_pages = min(slots.table.pages.shape[1] - 1, scheduler.allocator.num_total // num_slots)
     pages = [scheduler.allocator.take(num_pages) for _ in range(num_slots)]
@@ -40,8 +40,8 @@ def measure_costs(parts: Parts, graph: GraphMode, planned: PlannedRounds, schedu
     ).to(device)
 
     def timed(size: int, shape: Shape) -> Callable[[], float]:
-        is_full = shape.num_offered > 0 and graph.recorder is None  # as in most rounds
-        decode_round = planned.of_shape(replace(shape, is_full=is_full))
+        is_full = shape.num_offered > 0 and not rounds.is_captured  # as in most rounds
+        decode_round = rounds.of_shape(replace(shape, is_full=is_full))
         graph.prepare(decode_round, size)
 
         def run() -> float:
@@ -57,14 +57,14 @@ def measure_costs(parts: Parts, graph: GraphMode, planned: PlannedRounds, schedu
         return run
 
     places = [
-        (size, planned.possible(shape, 0))
+        (size, rounds.possible(shape, 0))
         for size in timed_sizes(num_slots, graph.padded_size)
-        for shape in timed_shapes(most, planned.makes_all)
+        for shape in timed_shapes(most, rounds.makes_all)
     ]
     places = list(dict.fromkeys(places))
     seconds = interleaved_medians([timed(*place) for place in places], SECONDS)
     for slot, taken in reversed(list(enumerate(pages))):
         slots.clear(slot)
-        planned.missed.clear(slot)
+        rounds.missed.clear(slot)
         scheduler.allocator.give_back(taken)
-    return CostTable.of(dict(zip(places, seconds, strict=True)), num_slots, most, planned.missed.size, graph.padded_size)
+    return CostTable.of(dict(zip(places, seconds, strict=True)), num_slots, most, rounds.missed.size, graph.padded_size)

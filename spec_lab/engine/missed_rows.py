@@ -19,9 +19,7 @@ class MissedRows:
         counts: [num_slots + 1] rounds that each slot keeps.
     """
 
-    def __init__(
-        self, num_slots: int, size: int, feature_size: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, num_slots: int, size: int, feature_size: int, dtype: torch.dtype, device: torch.device) -> None:
         self.size = size
         self.counts = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
         self._inputs, self._tokens = torch.zeros((2, num_slots + 1, size), dtype=torch.int64, device=device)

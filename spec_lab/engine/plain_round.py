@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
+from spec_lab.acceptance.confidences import DraftConfidences
 from spec_lab.core.types import FeatureSpec, RoundBatch, VerifiedRound
 from spec_lab.engine.drafts import Drafts
 from spec_lab.engine.missed_rows import MissedRows
 from spec_lab.engine.offered import DraftOffers
 from spec_lab.engine.parts import Parts
 from spec_lab.engine.round import DecodeRound
-from spec_lab.engine.stopping_loop import DraftLoop, EveryStep
 
 
 class NoneOffered:
@@ -21,9 +21,9 @@ class NoneOffered:
 
     num_draft_tokens = 0
 
-    def __init__(self, offered: DraftOffers, num_made: int) -> None:
+    def __init__(self, offered: DraftOffers, num_made: int, confidences: DraftConfidences | None) -> None:
         self.max_drafted = num_made
-        self.loop: DraftLoop = EveryStep()
+        self._confidences = confidences
         self._offered = offered
 
     def mark(self, batch: RoundBatch) -> RoundBatch:
@@ -33,11 +33,8 @@ class NoneOffered:
         """Record the number of drafts; those of an earlier round are not offered again."""
         self._offered.expect(slot_ids, self.max_drafted)
 
-    def made(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
-        return None
-
     def made_confidences(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
-        return self._offered.confidences_of(slot_ids, self.max_drafted)
+        return None if self._confidences is None else self._confidences.of(slot_ids, self.max_drafted)
 
 
 @dataclass(slots=True)
@@ -61,9 +58,10 @@ class PlainRound(DecodeRound):
         offered: DraftOffers,
         missed: MissedRows | None = None,
         num_made: int = 0,
+        confidences: DraftConfidences | None = None,
     ) -> None:
         assert missed is not None or num_made == 0
-        super().__init__(parts, drafts, NoneOffered(offered, num_made))
+        super().__init__(parts, drafts, NoneOffered(offered, num_made, confidences))
         self._missed = missed
         self.num_catchup_rows = missed.size if missed is not None and num_made else 0
 

@@ -47,10 +47,12 @@ class Plan(Protocol):
     confidence in them, but not on their tokens. So the output stays the target's.
 
     Attributes:
+        resumes: whether a request may draft again after rounds without the drafter.
         needs_costs: whether `costs` has to be measured before the first choice.
         costs: how long each shape takes on this machine; None if that was not measured.
     """
 
+    resumes: bool
     needs_costs: bool
     costs: CostTable | None
 

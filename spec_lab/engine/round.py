@@ -14,11 +14,10 @@ from spec_lab.core.layer_protocols import MetadataMover
 from spec_lab.core.prompts import PromptEnds
 from spec_lab.core.selection import AllRows
 from spec_lab.core.types import FeatureSpec, RoundBatch, Verification, VerifiedRound
-from spec_lab.engine.drafts import Drafts
+from spec_lab.engine.drafts import Drafts, StepScope
 from spec_lab.engine.experts_read import ReadingStage
 from spec_lab.engine.offers import Offers
 from spec_lab.engine.parts import Parts, VerifyOutput
-from spec_lab.engine.stopping_loop import StepScope
 
 
 class DecodeRound:
@@ -30,7 +29,7 @@ class DecodeRound:
     `drafts` defines the shape of the drafts, and `offers` how many of them may be accepted.
 
     Attributes:
-        num_drafted: drafts for each request that the device made last, as far as the host knows; levels of a tree.
+        num_drafted: drafts for each request that the device makes; levels of a tree.
         num_verified: rows for each request that verify ran in the latest round.
         num_catchup_rows: rows for each request of the catch-up step, 0 if the drafter does not run; None if they are
             those of verify.
@@ -123,9 +122,7 @@ class DecodeRound:
     def commit(self, verified: VerifiedRound, drafts: Any) -> None:
         """Write the next round's inputs to the slots."""
         with self.parts.timer.span("commit"):
-            slot_ids, verification = verified.batch.slot_ids, verified.verification
-            verification.num_drafted = self.offers.made(slot_ids)
-            verification.made_confidences = self.offers.made_confidences(slot_ids)
+            verified.verification.made_confidences = self.offers.made_confidences(verified.batch.slot_ids)
             self.drafts.leave(self.parts.slots, verified, drafts)
 
     def start(self, ends: PromptEnds, state: Any) -> None:
@@ -135,5 +132,4 @@ class DecodeRound:
 
     def _collect(self, mover: MetadataMover, state: Any, scope: StepScope) -> Any:
         """Run the remaining draft steps from `state`, and return all drafts."""
-        drafts, self.num_drafted = self.drafts.collect(self.offers, mover, state, scope)
-        return drafts
+        return self.drafts.collect(self.num_drafted, mover, state, scope)

@@ -17,7 +17,7 @@ from spec_lab.build.limits import Limits, engine_limits
 from spec_lab.build.models import LastModels, Models
 from spec_lab.build.references import UNPRUNED, eager_config, plain_config, unpruned_config
 from spec_lab.build.workloads import check_requests, longest_sequence, open_workload
-from spec_lab.config.choices import ByRequest, KernelsChoice, Rollback
+from spec_lab.config.choices import KernelsChoice, Rollback
 from spec_lab.config.run import PruneConfig, Run
 from spec_lab.core.errors import UserError
 from spec_lab.core.selection import AllPromptRows
@@ -145,10 +145,10 @@ def note_rollback(config: Run, models: Models) -> None:
 
 
 def note_given(config: Run, requests: Sequence[Request]) -> None:
-    """Log if `drafter.by_request=given` is a no-op."""
+    """Log if `drafter.plan=given` is a no-op."""
     is_given = any(request.num_draft_tokens is not None for request in requests)
-    if config.drafter.by_request == ByRequest.given and not is_given:
-        print("drafter.by_request=given changes nothing: no prompt has `num_draft_tokens`", file=sys.stderr)
+    if config.drafter.plan == "given" and not is_given:
+        print("drafter.plan=given changes nothing: no prompt has `num_draft_tokens`", file=sys.stderr)
 
 
 def note_kernels(typed: Run, config: Run, models: Models) -> None:

@@ -221,7 +221,7 @@ def _timed_pass(
     engine = lab.engines[name]
     before = dataclasses.replace(engine.graph.counts)
     result = engine.generate(offered, on_finish=end)
-    is_planned = engine.rounds.planned is not None  # it captures a shape when it first chooses it
+    is_planned = engine.rounds.plan is not None  # it captures a shape when it first chooses it
     check_replayed(before, result, must_replay=name == MAIN and lab.config.graph.captures, may_capture=is_planned)
     lab.world.require_agreement(result)
     return result

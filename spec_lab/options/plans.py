@@ -19,9 +19,19 @@ class NoPlan:
         return None
 
 
+@option("drafter.plan", "given")
+class Given:
+    """The `num_draft_tokens` of each request's line, a number or "off"; K for lines without it."""
+
+    def build(self, lab: Lab) -> Plan | None:
+        from spec_lab.engine.given_plan import GivenPlan
+
+        return GivenPlan(lab.run.drafter.num_draft_tokens)
+
+
 @option("drafter.plan", "cost")
 class Cost:
-    """As many as bring the most tokens a second, by measured costs and measured acceptance."""
+    """As many as bring the most tokens a second, by measured costs and measured acceptance; at most a line's own K."""
 
     def build(self, lab: Lab) -> Plan | None:
         from spec_lab.engine.cost_plan import CostPlan

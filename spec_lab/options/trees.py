@@ -74,8 +74,6 @@ class DynamicTreeConfig(TreeConfig):
 class StaticTreeConfig(TreeConfig):
     """The same paths in every round."""
 
-    notes_rows = True
-
     paths: list[list[int]] = knob(DEFAULT_PATHS, "a list for each draft: the ranks of its ancestors, then its own")
     replacement: bool = knob(
         False, "sampled siblings are independent and may be equal; drafter.draft_sampling=distribution only"
@@ -114,8 +112,6 @@ class StaticTreeConfig(TreeConfig):
 
     def build(self, lab: Lab) -> TreeShape[Any]:
         from spec_lab.core.draft_paths import DraftPaths
-        from spec_lab.drafters.confident_trees import ConfidentStaticTree
         from spec_lab.drafters.growth import StaticTree
 
-        tree = StaticTree(DraftPaths(self.paths), lab.device)
-        return tree if lab.row_confidences is None else ConfidentStaticTree(tree, lab.row_confidences)
+        return StaticTree(DraftPaths(self.paths), lab.device)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 INIT_TIMEOUT_SECONDS = 10
 LONGEST_TAG = 64
 NOT_FACTORS = ("logger", "size", "debug")
-UNNAMED = ("drafter.num_draft_tokens", "batch_size", "kernels", "verify.budget", "recurrent.rollback")
+UNNAMED = ("drafter.num_draft_tokens", "batch_size", "kernels", "recurrent.rollback")
 """Knobs that a study or a sweep may vary, but that are in no group's tag."""
 REQUEST_COLUMNS = (
     "id", "category", "rounds", "acceptance_length_all", "output_tokens", "finish_reason", "correct", "divergence",

@@ -76,7 +76,7 @@ class Dflash(WeightsConfig):
     window: int | None = knob(
         None, "newest context rows that a block sees; null is the checkpoint's window, or all", least=1
     )
-    confidence: bool = knob(False, "a separate head estimates confidence, for drafter.stop and verify.budget")
+    confidence: bool = knob(False, "a separate head estimates confidence, for record.confidences")
     block_size: int | None = knob(None, "rows of a block of random weights; null is 8", least=2, most=64)
     num_layers: int | None = knob(None, "layers of a body of random weights; null is 2", least=1, most=64)
     head_rank: int | None = knob(None, "width of the factors of a head of random weights; null is 256", least=1)

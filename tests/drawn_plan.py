@@ -1,0 +1,45 @@
+"""drafter.plan=drawn: a plan of an extension, which chooses any shape that a plan may choose."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence as List
+from typing import Any
+
+from spec_lab.config.option import option
+from spec_lab.core.types import Request, Sequence
+from spec_lab.engine.costs import CostTable
+from spec_lab.engine.plan import OFF, Choice, Shape
+
+
+class DrawnPlan:
+    """Chooses any shape that a plan may choose, with equal probabilities of off and on."""
+
+    needs_costs, resumes = False, True
+    costs: CostTable | None = None
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.restart()
+
+    def restart(self) -> None:
+        self._draw = random.Random(0)
+        self.chosen: list[Shape] = []
+
+    def admit(self, slot: int, request: Request) -> None:
+        pass
+
+    def choose(self, sequences: List[Sequence]) -> Choice:
+        is_off = self._draw.random() < 0.5
+        shape = OFF if is_off else Shape(self._draw.randint(0, self._most), self._draw.randint(1, self._most))
+        self.chosen.append(shape)
+        return Choice(shape)
+
+    def note(self, sequences: List[Sequence]) -> None:
+        pass
+
+
+@option("drafter.plan", "drawn")
+class Drawn:
+    def build(self, lab: Any) -> DrawnPlan:
+        return DrawnPlan(lab.run.drafter.num_draft_tokens)
