@@ -44,22 +44,28 @@ class DraftConfidences:
     Attributes:
         survival: [num_slots + 1, K] column i is the product of the top-1 probabilities of drafts 1 to i + 1. Columns
             after a slot's drafts are stale.
+        is_replayed: a rule writes recorded confidences, and those of the drafter are not stored.
     """
 
     def __init__(
         self, num_slots: int, num_draft_tokens: int, device: torch.device, kernels: KernelSet = TORCH_FORMS
     ) -> None:
         self.survival = torch.zeros((num_slots + 1, num_draft_tokens), device=device)
+        self.is_replayed = False
         self._running = torch.ones(num_slots + 1, device=device)
         self._note = kernels.get(Op.NOTE_CONFIDENCE, note_confidence)
 
     def begin(self, slot_ids: torch.Tensor, probability: torch.Tensor) -> None:
         """Store the top-1 probability [batch] of draft 1 of `slot_ids` [batch]."""
-        self._note(self.survival, self._running, slot_ids, probability, None)
+        self._write(slot_ids, probability, None)
 
     def go_on(self, slot_ids: torch.Tensor, probability: torch.Tensor, column: torch.Tensor) -> None:
         """Store the top-1 probability [batch] of the draft at `column` [1], from 0."""
-        self._note(self.survival, self._running, slot_ids, probability, column)
+        self._write(slot_ids, probability, column)
+
+    def _write(self, slot_ids: torch.Tensor, probability: torch.Tensor, column: torch.Tensor | None) -> None:
+        if not self.is_replayed:
+            self._note(self.survival, self._running, slot_ids, probability, column)
 
     def of(self, slot_ids: torch.Tensor, num_drafts: int) -> torch.Tensor:
         """Copy the survival [batch, num_drafts] of the first drafts of `slot_ids` [batch]."""
