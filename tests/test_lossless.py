@@ -145,6 +145,11 @@ class Labs(dict[str, Lab]):
         return self[target]
 
 
+@pytest.fixture(autouse=True)
+def costs_in_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spec_lab.engine.measured_costs.SECONDS", 0.0)
+
+
 @pytest.fixture(scope="module")
 def labs(tmp_path_factory: pytest.TempPathFactory) -> Labs:
     return Labs(tmp_path_factory.mktemp("labs"))

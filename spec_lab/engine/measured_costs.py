@@ -23,8 +23,8 @@ SECONDS = 2.5
 def measure_costs(parts: Parts, graph: GraphMode, rounds: Rounds, scheduler: Scheduler) -> CostTable:
     """Time rounds of a few shapes and batch sizes, and interpolate the others.
 
-    The slots hold tokens drawn at random, so that the rows of a round go to different experts, and half of the pages'
-    keys are read. All slots are free again afterwards. What the rounds leave in caches is never read.
+    The slots hold tokens drawn at random, so that the rows of a round go to different experts, behind half of the
+    longest sequence. All slots are free again afterwards. What the rounds leave in caches is never read.
     """
     assert not scheduler.running and rounds.missed is not None
     slots, most = parts.slots, rounds.most
@@ -34,7 +34,7 @@ def measure_costs(parts: Parts, graph: GraphMode, rounds: Rounds, scheduler: Sch
     for slot, taken in enumerate(pages):
         slots.clear(slot)
         slots.table.assign(slot, taken)
-    length = num_pages * slots.table.page_size // 2
+    length = min(num_pages * slots.table.page_size, scheduler.max_seq_len) // 2
     tokens = torch.randint(
         parts.target.vocab_size, slots.input_ids.shape, generator=torch.Generator().manual_seed(0)
     ).to(device)

@@ -40,7 +40,7 @@ class Scheduler:
         self.free_slots = list(range(num_slots - 1, -1, -1))
         self.allocator = allocator
         self._page_size = page_size
-        self._max_seq_len = max_seq_len
+        self.max_seq_len = max_seq_len
         self._margin = margin
         self._waiting: deque[tuple[Request, float | None]] = deque()
         self.running: list[Sequence] = []
@@ -112,11 +112,11 @@ class Scheduler:
             raise UserError(f"request {request.request_id} has an empty prompt; give it at least one token")
         if request.max_new_tokens < 1:
             raise UserError(f"request {request.request_id}: max_new_tokens={request.max_new_tokens}; ask for 1 or more")
-        if longest > self._max_seq_len:
+        if longest > self.max_seq_len:
             raise UserError(
                 f"request {request.request_id}: a prompt of {len(request.prompt_ids)} tokens and "
                 f"max_new_tokens={request.max_new_tokens} need {longest} positions, but the cache has "
-                f"{self._max_seq_len}; raise cache.max_seq_len to {longest}"
+                f"{self.max_seq_len}; raise cache.max_seq_len to {longest}"
             )
         needed, usable = self._num_pages(request), self.allocator.num_total
         if needed > usable:

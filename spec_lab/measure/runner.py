@@ -131,12 +131,23 @@ def _measure(
         metrics,
         seconds=recorder.seconds,
         kernels=profile.kernels,
+        costs=_costs(lab),
         acceptance_imposed=traits.imposed,
         acceptance_lossless=traits.lossless,
         row_invariant=lab.models.row_invariant,
         tree_rows=passes[MAIN][0].tree_rows,
         notes=[*info.notes, *([SHARED] if company is not None and company.seen() else [])],
     )
+
+
+def _costs(lab: LoadedRun) -> list[models.RoundCost]:
+    """Return what the run's plan measured."""
+    plan = lab.engines[MAIN].rounds.plan
+    timed = {} if plan is None or plan.costs is None else plan.costs.timed
+    return [
+        models.RoundCost(num_requests=size, num_offered=shape.num_offered, num_made=shape.num_made, seconds=seconds)
+        for (size, shape), seconds in timed.items()
+    ]
 
 
 def order_of_turn(names: Sequence[str], turn: int) -> list[str]:

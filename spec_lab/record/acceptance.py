@@ -207,6 +207,22 @@ def relaxed_hits(measured: Measured) -> dict[str, float | None] | None:
     return {"hits": sum(hits), "per_1000_tokens": ratio(1000 * sum(hits), num_emitted_tokens(measured))}
 
 
+@metric("plan_tokens", "tokens a request round")
+def plan_tokens(measured: Measured) -> dict[str, float] | None:
+    """Tokens of a request's round that `drafter.plan` expected before the launch, and those that the rule emitted,
+    before any cut, over the rounds of the first turn; null without a plan that expects something."""
+    first = measured.first
+    rounds = [each for each in (first.rounds if first else ()) if each.num_expected is not None and each.accepted]
+    count = sum(len(each.accepted) for each in rounds)
+    if not count:
+        return None
+    expected = sum(each.num_expected or 0.0 for each in rounds)
+    return {
+        "expected": expected / count,
+        "emitted": sum(sum(each.accepted) + len(each.accepted) for each in rounds) / count,
+    }
+
+
 @metric("parts", per="requests")
 def parts(measured: Measured) -> dict[str, dict[str, int]] | None:
     """Rounds, drafts offered and drafts accepted (before any cut) of each part of drafter=hybrid; null for others."""

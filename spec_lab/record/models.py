@@ -96,6 +96,7 @@ class Round(Model):
 
     Attributes:
         num_surplus: requests that were also in the round, though an earlier round had ended them.
+        num_expected: the tokens that the plan expected of all requests; null without a plan.
         distance: total variation and KL in nats, summed over the rows that the round reached.
         metrics: the numbers of extensions' metrics.
     """
@@ -113,7 +114,17 @@ class Round(Model):
     relaxed: list[int] | None = None
     distance: list[list[float | None]] | None = None
     num_surplus: int = 0
+    num_expected: float | None = None
     metrics: Numbers = Field(default_factory=dict)
+
+
+class RoundCost(Model):
+    """What a plan measured: the time of a round of some requests that verifies and makes so many drafts for each."""
+
+    num_requests: int
+    num_offered: int
+    num_made: int
+    seconds: float
 
 
 class Kernel(Model):
@@ -204,6 +215,7 @@ class Run(Part):
         row_invariant: whether a row of the target's forwards of a few rows has the same bits alone.
         notes: what a reader of the numbers must know.
         references: the configurations that took turns with this one.
+        costs: what the plan measured before the first round; empty without one.
         definitions: of each metric, by its name.
     """
 
@@ -229,6 +241,7 @@ class Run(Part):
     notes: list[str] = Field(default_factory=list)
     references: dict[str, Part] = Field(default_factory=dict)
     kernels: list[Kernel] = Field(default_factory=list)
+    costs: list[RoundCost] = Field(default_factory=list)
     definitions: dict[str, str] = Field(default_factory=dict)
 
     @property

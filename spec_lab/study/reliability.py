@@ -1,7 +1,7 @@
 """How well a drafter's confidences say what is accepted.
 
-A confidence is the drafter's estimate of the probability that a draft and all before it are accepted. Runs have
-confidences where `drafter.stop=confidence` or `verify.budget` reads them.
+A confidence is the drafter's estimate of the probability that a draft and all before it are accepted. Runs with
+`record.confidences=true` have them.
 """
 
 from __future__ import annotations

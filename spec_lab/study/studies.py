@@ -20,7 +20,7 @@ import pandas as pd
 
 from spec_lab.record.names import THIS_RUN
 from spec_lab.record.reading import Found
-from spec_lab.study import figures, reliability
+from spec_lab.study import figures, plans, reliability
 from spec_lab.study.compare import comparison_table, cost_table, drafting, rule_table
 from spec_lab.study.frame import frame, labels, lengths_by_frame, own, positions_frame
 from spec_lab.study.lengths import lengths_table
@@ -161,6 +161,7 @@ TABLES: dict[str, Callable[[Sequence[Found], Spec], Table]] = {
     "positions": positions_table,
     "by": by_table,
     "frontier": frontier_table,
+    "plan": lambda runs, spec: plans.plan_table(runs),
     "reliability": lambda runs, spec: reliability.reliability_table(runs),
     "lengths": lambda runs, spec: lengths_table(runs),
     "stages": lambda runs, spec: stages_table(frame(runs)),
@@ -174,6 +175,7 @@ FIGURES: dict[str, Callable[[Sequence[Found], Spec], Figure]] = {
     "stages": lambda runs, spec: figures.stage_times(frame(runs)),
     "costs": lambda runs, spec: figures.cost_model(frame(runs)),
     "frontier": lambda runs, spec: figures.frontier(frame(runs)),
+    "plan": lambda runs, spec: plans.plan_figure(runs),
     "reliability": lambda runs, spec: reliability.reliability_figure(runs),
     "rules": lambda runs, spec: figures.gain_against_loss(rule_table(runs)),
 }
