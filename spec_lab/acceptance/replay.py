@@ -8,7 +8,7 @@ recorded, so the recording should have the largest K. The output is no model's t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from zlib import crc32
 
@@ -57,7 +57,7 @@ class ReplayAcceptance:
 
     def __init__(
         self,
-        recorded: dict[str, Sequence[RecordedRound]],
+        recorded: Mapping[str, Sequence[RecordedRound]],
         num_slots: int,
         max_tokens: int,
         num_draft_tokens: int,
