@@ -123,7 +123,7 @@ def test_layers_that_the_kernels_in_c_know() -> None:
         (["drafter=frozen_kv", "tree=dynamic"], ("triton", "triton", "round")),
         ([*SAMPLED, "acceptance.method=block"], ("triton", "torch", "round")),
         ([*SAMPLED, "acceptance.method=standard"], ("triton", "triton", "round")),
-        (["drafter.stop=confidence"], ("triton", "triton", "round")),
+        (["drafter.plan=cost"], ("triton", "triton", "round")),
         (["record.topk=16"], ("triton", "triton", "eager")),
         (["attention=torch"], ("torch", "triton", "round")),
         (["kernels=torch"], ("triton", "torch", "round")),

@@ -70,24 +70,3 @@ class DraftConfidences:
     def of(self, slot_ids: torch.Tensor, num_drafts: int) -> torch.Tensor:
         """Copy the survival [batch, num_drafts] of the first drafts of `slot_ids` [batch]."""
         return self.survival.index_select(0, slot_ids)[:, :num_drafts]
-
-
-class RowConfidences:
-    """Stores for each slot how likely the target is to accept the path to each row of a tree, as the drafter estimates
-    it.
-
-    A tree with confidences drafts the likeliest tokens and samples none. So the product takes each draft's own
-    probability.
-
-    Attributes:
-        scores: [num_slots + 1, N - 1] the log of the product of probabilities from the root to each draft, which is
-            never above its parent's.
-    """
-
-    def __init__(self, num_slots: int, num_rows: int, device: torch.device) -> None:
-        """`num_rows`: N, which includes the root."""
-        self.scores = torch.zeros((num_slots + 1, num_rows - 1), device=device)
-
-    def note_rows(self, slot_ids: torch.Tensor, scores: torch.Tensor) -> None:
-        """Store the scores [batch, N - 1] of the rows of `slot_ids` [batch]."""
-        self.scores.index_copy_(0, slot_ids, scores)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from spec_lab.acceptance.confidences import DraftConfidences, RowConfidences
+from spec_lab.acceptance.confidences import DraftConfidences
 from spec_lab.acceptance.distribution import SamplingParams
 from spec_lab.acceptance.draft_sampling import DraftLogits
 from spec_lab.acceptance.noise import SlotSeeds
@@ -74,7 +74,6 @@ class Lab:
         seeds: the noise of each slot's request.
         target_cache: for drafters that read the target's KV.
         confidences: where the drafter of a chain stores its confidences; None if they are not used.
-        row_confidences: the same for the drafter of a tree.
         span: times a named part of the drafter's work, within the stage that it belongs to: `with
             lab.span("look_up"): ...`.
     """
@@ -86,7 +85,6 @@ class Lab:
     seeds: SlotSeeds
     target_cache: PagedKVCache
     confidences: DraftConfidences | None = None
-    row_confidences: RowConfidences | None = None
     span: Callable[[str], AbstractContextManager[None]] = unmeasured
 
     @property

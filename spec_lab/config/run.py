@@ -186,9 +186,6 @@ class TreeConfig(Part):
 
     name: str = "none"
 
-    notes_rows: ClassVar[bool] = False
-    """Whether `build` stores how likely its rows are, where `Lab.row_confidences` says."""
-
     @property
     def sizes(self) -> TreeSizes | None:
         """The sizes of the tree; None for a chain."""

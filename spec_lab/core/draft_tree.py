@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
 
 @dataclass(slots=True)
@@ -71,24 +70,3 @@ def climb(parents: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.Tensor
     depths = (climbed != climbed[:, :, -1:]).sum(dim=2)
     steps = depths.unsqueeze(2) - torch.arange(depth + 1, device=parents.device)
     return climbed.gather(2, steps.clamp(min=0)), depths
-
-
-def keep_rows(
-    tokens: torch.Tensor, parents: torch.Tensor, is_kept: torch.Tensor, width: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Move the kept drafts of each tree to its front, in order, and cut the tree to `width` drafts.
-
-    Args:
-        tokens: [batch, N].
-        parents: [batch, N]; a kept draft's parent must be kept too.
-        is_kept: [batch, N - 1] bool, at most `width` kept drafts in a tree.
-
-    Returns:
-        Tokens and parents [batch, width + 1]. Rows after the kept drafts hold no draft.
-    """
-    order = is_kept.sort(dim=1, descending=True, stable=True)
-    rows = F.pad(order.indices[:, :width] + 1, (1, 0))  # the root first
-    numbers = torch.arange(width + 1, device=rows.device).expand_as(rows)
-    row_of = torch.zeros_like(parents).scatter(1, rows, numbers)
-    holds_draft = F.pad(order.values[:, :width], (1, 0), value=True)
-    return tokens.gather(1, rows), torch.where(holds_draft, row_of.gather(1, parents.gather(1, rows)), numbers)

@@ -17,8 +17,8 @@ class RowCounts:
         drafted: Drafts that the draft steps of rounds made, offered or not, those of padded and surplus rows included;
             the prompt pass's are not in it. Of a tree its rows but for the root. Places for which ngram finds nothing
             count, in a chain and in a tree; of suffix those that it found.
-        offered: Drafts that verification could accept. Fewer than were drafted where drafter.stop, drafter.k_schedule
-            or verify.budget leave some out. Places for which ngram finds nothing count here too.
+        offered: Drafts that verification could accept. Fewer than were drafted where drafter.plan
+            leaves some out. Places for which ngram finds nothing count here too.
         verified: Rows of the target's verify: pending tokens and drafts, those that are not offered and fill the shape,
             padded and surplus rows included.
         catchup_attention: Rows whose queries attended in the last layer of the drafter, in the passes of its catch-up

@@ -225,8 +225,6 @@ class RoundBatch:
         max_kv_len: upper bound of `kv_lens` known to the host.
         num_drafts: [batch] the number of drafts that each request offers; in a tree, the most on one path. None if all
             are offered.
-        num_draft_rows: [batch] the number of offered drafts of a tree in total; None if all are offered, and for a
-            chain.
         confidences: [batch, N - 1] the drafter's estimate that a draft and all drafts before it are accepted; None if
             nothing reads it, and for a tree.
         parents: [batch, N] the parent of each row in a tree; None for a chain.
@@ -240,7 +238,6 @@ class RoundBatch:
     page_table: torch.Tensor
     max_kv_len: int
     num_drafts: torch.Tensor | None = None
-    num_draft_rows: torch.Tensor | None = None
     confidences: torch.Tensor | None = None
     parents: torch.Tensor | None = None
     recurrent: RecurrentRows | None = None
@@ -299,7 +296,6 @@ class Verification:
             count them.
         num_thinking: [batch] emitted tokens inside thinking, markers excluded; None if the rule does not count them.
         num_offered: [batch] drafts that were offered; in a tree, the most on one path. None if all were.
-        num_offered_rows: [batch] offered drafts of a tree in total; None if all were, and for a chain.
         distance: [batch, 2] total variation and KL in nats between the emitted distribution and the target's, summed
             over the rows that the round reached; None for rules without it.
         confidences: [batch, N - 1] as in `RoundBatch`.
@@ -311,7 +307,6 @@ class Verification:
     relaxed: torch.Tensor | None = None
     num_thinking: torch.Tensor | None = None
     num_offered: torch.Tensor | None = None
-    num_offered_rows: torch.Tensor | None = None
     distance: torch.Tensor | None = None
     confidences: torch.Tensor | None = None
     made_confidences: torch.Tensor | None = None

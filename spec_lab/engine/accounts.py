@@ -248,8 +248,7 @@ class RoundAccounts:
         by_pass = [self._catchup.num_computed(live_lens, rows) for rows in passes]
         if requirements.count_catchup is not None and num_rows:
             by_pass = [LayerRows(*[requirements.count_catchup(result.num_emitted, num_rows)] * 3)]
-        count_drafts = self._drafts_of_chains if self._tree_rows is None else self._drafts_of_trees
-        num_drafted, num_offered = count_drafts(settled, result, emitted, padded)
+        num_drafted, num_offered = self._count_drafts(settled, emitted, padded)
         return RowCounts(
             drafted=num_drafted,
             offered=num_offered,
@@ -260,22 +259,12 @@ class RoundAccounts:
             catchup_live=len(passes) * len(emitted),
         )
 
-    def _drafts_of_chains(
-        self, settled: Launch, result: RoundResult, emitted: list[_Emitted], padded: int
-    ) -> tuple[int, int]:
-        """Count drafts made and offered. A draft step runs for the whole batch, padding included."""
+    def _count_drafts(self, settled: Launch, emitted: list[_Emitted], padded: int) -> tuple[int, int]:
+        """Count drafts made and offered. A draft step runs for the whole batch, padding included; of a tree all rows
+        but the root hold a draft."""
+        if self._tree_rows is not None:
+            return padded * (self._tree_rows - 1), len(emitted) * (self._tree_rows - 1)
         return padded * settled.num_drafted + settled.num_looked_up, sum(part.num_offered for part in emitted)
-
-    def _drafts_of_trees(
-        self, settled: Launch, result: RoundResult, emitted: list[_Emitted], padded: int
-    ) -> tuple[int, int]:
-        """Count drafts made and offered: all rows but the root hold one."""
-        assert self._tree_rows is not None
-        most, offered = self._tree_rows - 1, result.num_offered_rows
-        return (
-            padded * most if settled.num_drafted else 0,
-            sum(most if offered is None else offered[part.index] for part in emitted),
-        )
 
     def _stage_seconds(self, settled: Launch, num_rounds: int) -> list[dict[str, float]]:
         """Return the times of the stages that exist: without drafts there is no `catchup`, with one draft no `recur`.

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import torch
 
-from spec_lab.acceptance.confidences import RowConfidences
-from spec_lab.core.rows import rows_at
 from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
 
 
@@ -47,24 +45,3 @@ class DraftOffers:
     def expect(self, slot_ids: torch.Tensor, num_drafts: int) -> None:
         """Record that `slot_ids` [batch] will hold `num_drafts` drafts each."""
         self.num_drafted.index_fill_(0, slot_ids, num_drafts)
-
-
-class RowOffers:
-    """Decides which rows of a tree each slot offers: those whose paths the drafter finds likeliest."""
-
-    def __init__(self, confidences: RowConfidences) -> None:
-        self._confidences = confidences
-
-    def of(self, slot_ids: torch.Tensor, active: torch.Tensor, most: int) -> torch.Tensor:
-        """Return, for each draft [batch, N - 1] of `slot_ids` [batch], whether it is one of the likeliest `most`.
-
-        A row's score never exceeds its parent's, and of equals the earlier row wins. So an offered draft's parent is
-        offered too. If `active` [batch] is false, no draft is offered.
-        """
-        scores = rows_at(self._confidences.scores, slot_ids)
-        order = scores.sort(dim=1, descending=True, stable=True).indices[:, :most]
-        return torch.zeros_like(scores, dtype=torch.bool).scatter_(1, order, True) & active.unsqueeze(1)
-
-    def confidences_of(self, slot_ids: torch.Tensor) -> torch.Tensor:
-        """Return how likely the path to each draft [batch, N - 1] of `slot_ids` [batch] is, the likeliest first."""
-        return rows_at(self._confidences.scores, slot_ids).exp().sort(dim=1, descending=True).values

@@ -8,9 +8,8 @@ from typing import Protocol
 import torch
 
 from spec_lab.acceptance.confidences import DraftConfidences
-from spec_lab.core.draft_tree import climb, keep_rows
 from spec_lab.core.types import RoundBatch
-from spec_lab.engine.offered import DraftOffers, RowOffers
+from spec_lab.engine.offered import DraftOffers
 
 
 class Offers(Protocol):
@@ -93,31 +92,3 @@ class Counted:
 
     def made_confidences(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
         return None if self._confidences is None else self._confidences.of(slot_ids, self.max_drafted)
-
-
-class CountedRows:
-    """Each request offers the likeliest rows of its tree, which `offered` selects.
-
-    Offered rows move to the front. Random draws are keyed by the row number there, so the rows behind do not change
-    them. A row that is not offered becomes its own parent, so no rule accepts it.
-    """
-
-    def __init__(self, offered: RowOffers, num_rows: int, depth: int) -> None:
-        """`num_rows`: the rows that a round verifies for a request, with the root."""
-        self.num_draft_tokens = self.max_drafted = depth
-        self._num_rows = num_rows
-        self._offered = offered
-
-    def mark(self, batch: RoundBatch) -> RoundBatch:
-        assert batch.parents is not None, "Tree.mark sets the parents first"
-        is_offered = self._offered.of(batch.slot_ids, batch.active, self._num_rows - 1)
-        tokens, parents = keep_rows(batch.input_ids, batch.parents, is_offered, self._num_rows - 1)
-        depths = climb(parents, self.num_draft_tokens)[1].amax(dim=1)
-        num_rows = is_offered.sum(dim=1)
-        return replace(batch, input_ids=tokens, parents=parents, num_drafts=depths, num_draft_rows=num_rows)
-
-    def expect(self, slot_ids: torch.Tensor) -> None:
-        """Do nothing: the drafter records the rows of its trees."""
-
-    def made_confidences(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
-        return self._offered.confidences_of(slot_ids)

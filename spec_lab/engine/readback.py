@@ -20,7 +20,6 @@ class RoundResult:
             and in a round without drafts.
         num_offered: drafts of the round that could have been accepted; in a tree, the most on one path. None if all
             could.
-        num_offered_rows: how many drafts of a tree were offered; None if every one was, and for a chain.
         distance: total variation and KL of each request, summed over the rows reached; None if the rule has none.
         confidences, made_confidences: of each draft, as in `Verification`; None if nothing reads them.
     """
@@ -29,7 +28,6 @@ class RoundResult:
     num_emitted: list[int]
     relaxed: list[list[int]] | None = None
     num_offered: list[int] | None = None
-    num_offered_rows: list[int] | None = None
     distance: list[list[float]] | None = None
     confidences: list[list[float]] | None = None
     made_confidences: list[list[float]] | None = None

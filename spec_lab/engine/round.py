@@ -103,7 +103,6 @@ class DecodeRound:
             kept = self.parts.drafter.kept_logits(output.batch.slot_ids)
             verified = self.drafts.judge(output, kept)
             verified.verification.num_offered = output.batch.num_drafts
-            verified.verification.num_offered_rows = output.batch.num_draft_rows
             verified.verification.confidences = output.batch.confidences
             return verified
 

@@ -38,8 +38,6 @@ class TreeBranches(Choice):
 class DynamicTreeConfig(TreeConfig):
     """Each round chooses which drafts are in the tree, as in EAGLE-2."""
 
-    notes_rows = True
-
     topk: int = knob(4, "number of branches in a level, and of candidates below each", least=1, most=MAX_TOPK)
     depth: int = knob(3, "number of levels, which is also drafter.num_draft_tokens", least=1, most=MAX_DEPTH)
     num_rows: int = knob(16, "verify rows of a request, including the pending token", least=2, most=MAX_ROWS)
@@ -62,12 +60,10 @@ class DynamicTreeConfig(TreeConfig):
             )
 
     def build(self, lab: Lab) -> TreeShape[Any]:
-        from spec_lab.drafters.confident_trees import ConfidentDynamicTree
         from spec_lab.drafters.growth import DynamicTree
 
         exact = self.branches == TreeBranches.exact
-        tree = DynamicTree(self.depth, self.num_rows, topk=self.topk, exact_branches=exact, kernels=lab.kernels)
-        return tree if lab.row_confidences is None else ConfidentDynamicTree(tree, lab.row_confidences)
+        return DynamicTree(self.depth, self.num_rows, topk=self.topk, exact_branches=exact, kernels=lab.kernels)
 
 
 @option("tree", "static")
