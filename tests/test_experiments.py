@@ -65,7 +65,8 @@ def test_a_study_runs_its_lines_and_shows_its_tables_and_figures(
     if "line" in some[0]:
         assert {found.run.choices["line"] for found in runs} == set(some[0].partition("=")[2].split(","))
     tables = study_tables(spec, runs)
-    assert len(tables) == len(spec["tables"] or ["knobs"]) - ("reliability" in spec["tables"]), "no run has confidences"
+    shown = set(spec["tables"] or ["knobs"]) - {"reliability", "plan"}
+    assert len(tables) == len(shown), "no run has confidences or costs"
     for draw in study_figures(spec, runs).values():
         assert svg(draw()).startswith("<svg")
 
