@@ -99,17 +99,20 @@ class CostTable:
 
 
 def interleaved_medians(
-    runs: Sequence[Callable[[], float]], seconds: float, least: int = 3, most: int = 25
+    runs: Sequence[Callable[[], float]], seconds: float, least: int = 3, most: int = 12
 ) -> list[float]:
-    """Return the median time of each of `runs`, which take turns until `seconds` have passed in total, so that a
-    machine that slows down slows down all of them. Each returns how long it took."""
-    for run in runs:
-        run()
+    """Return the median time of each of `runs`, which return how long they took.
+
+    They take turns until `seconds` have passed in total, so that a machine that slows down slows down all of them. In
+    its turn each runs three times, of which the first does not count: the run before it left cold caches, which rounds
+    of one shape after another do not have.
+    """
     times: list[list[float]] = [[] for _ in runs]
     spent, turns = 0.0, 0
     while turns < least or (turns < most and spent < seconds):
         for run, taken in zip(runs, times, strict=True):
-            taken.append(run())
-            spent += taken[-1]
+            first, *counted = (run() for _ in range(3))
+            taken.extend(counted)
+            spent += first + sum(counted)
         turns += 1
     return [float(np.median(taken)) for taken in times]
