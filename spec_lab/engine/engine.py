@@ -14,7 +14,7 @@ from spec_lab.core.results import GenerationResult, PrefillRecord, RequestRecord
 from spec_lab.core.types import Request, Sequence
 from spec_lab.engine.accounts import Launch, RoundAccounts, request_record
 from spec_lab.engine.graphs.mode import GraphMode
-from spec_lab.engine.measured_costs import measure_costs
+from spec_lab.engine.measured_costs import tell_costs
 from spec_lab.engine.plan import OFF
 from spec_lab.engine.prefill import PromptPass
 from spec_lab.engine.readback import read_later
@@ -81,16 +81,11 @@ class Engine:
         With a plan, measure what rounds cost. It captures the others when it first chooses them.
         """
         with torch.inference_mode(), self.round.naming_foreign_drafts():
-            self._measure_costs()
+            tell_costs(self.parts, self.graph, self.rounds, self.scheduler)
             for num_requests in range(1, self.scheduler.num_slots + 1 if self.rounds.plan is None else 1):
                 for decode_round in self.rounds.to_prepare(self.rounds.most):
                     self.graph.prepare(decode_round, num_requests)
             self.prompt_pass.prepare()
-
-    def _measure_costs(self) -> None:
-        plan = self.rounds.plan
-        if plan is not None and plan.needs_costs and plan.costs is None:
-            plan.costs = measure_costs(self.parts, self.graph, self.rounds, self.scheduler)
 
     def generate(
         self, requests: Iterable[Request], on_finish: Callable[[RequestRecord], None] | None = None
@@ -105,7 +100,7 @@ class Engine:
         if self.rounds.plan is not None:
             self.rounds.plan.restart()
         with torch.inference_mode(), self.round.naming_foreign_drafts():
-            self._measure_costs()
+            tell_costs(self.parts, self.graph, self.rounds, self.scheduler)
             try:
                 while self.scheduler.has_work:
                     run.step()

@@ -20,6 +20,12 @@ SECONDS = 2.5
 """How long the rounds run in total, captures not counted."""
 
 
+def tell_costs(parts: Parts, graph: GraphMode, rounds: Rounds, scheduler: Scheduler) -> None:
+    """Measure the costs for a plan that needs them and has none yet."""
+    if rounds.plan is not None and rounds.plan.needs_costs and rounds.plan.costs is None:
+        rounds.plan.costs = measure_costs(parts, graph, rounds, scheduler)
+
+
 def measure_costs(parts: Parts, graph: GraphMode, rounds: Rounds, scheduler: Scheduler) -> CostTable:
     """Time rounds of a few shapes and batch sizes, and interpolate the others.
 
