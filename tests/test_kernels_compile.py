@@ -277,6 +277,7 @@ def compile_confidence() -> None:
 
     for is_first in (False, True):
         compile_kernel(confidence, "i64", IS_FIRST=is_first, REQUEST_TILE=64)
+    compile_kernel(confidence, "i64", REQUEST_TILE=64)
 
 
 def compile_stops() -> None:
