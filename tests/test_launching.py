@@ -1,5 +1,4 @@
-"""Which forwards are launched early: few rows of small layers, and of layers with experts or latent attention, outside
-of IF nodes."""
+"""Which forwards are launched early: few rows of small layers, and of layers with experts or latent attention."""
 
 from __future__ import annotations
 
@@ -57,12 +56,10 @@ def test_few_rows_of_layers_whose_launches_weigh_are_early(
     assert not loads_ahead()
 
 
-def test_neither_plain_products_nor_if_nodes_nor_the_librarys_products_launch_early() -> None:
+def test_neither_plain_nor_the_librarys_products_launch_early() -> None:
     with launching_of(PLAIN, (EXPERTS,))(1):
         assert not loads_ahead()
     with launching_of(TritonProducts(row_invariant=False), (EXPERTS,))(1):
-        assert not loads_ahead()
-    with early.launched_plainly(), launching_of(TritonProducts(), (EXPERTS,))(1):
         assert not loads_ahead()
 
 

@@ -158,12 +158,12 @@ class RoundAccounts:
     def _settle(self, read: _Read) -> None:
         """Account for the rounds of a launch.
 
-        Once all requests have ended, a further round of the launch is wasted, or the device skips it. A wasted round is
-        only counted, and its time goes to other rounds. A skipped round is not even counted.
+        Once all requests have ended, a further round of the launch is wasted. It is only counted, and its time goes to
+        other rounds.
         """
         launched, num_launched = read.launched, self._graph.rounds_per_replay
         results = [result for result in read.result.split(num_launched) if any(result.num_emitted)]
-        self.num_wasted_rounds += 0 if self._graph.skips_rounds else num_launched - len(results)
+        self.num_wasted_rounds += num_launched - len(results)
         if not results:
             self.rounds[-1].seconds += read.seconds  # a wasted replay counts as time of the last round
         for result, stages in zip(results, self._stage_seconds(launched, len(results)), strict=True):
