@@ -17,7 +17,7 @@ from itertools import chain
 from typing import Any
 
 from spec_lab.core.origins import round_origins
-from spec_lab.core.pruning_protocols import CatchupPruning, LayerRows
+from spec_lab.core.pruning import Drop, LayerRows
 from spec_lab.core.results import RequestRecord, RoundRecord, RowCounts
 from spec_lab.core.types import FinishReason, Sequence
 from spec_lab.engine.graphs.mode import GraphMode
@@ -93,7 +93,7 @@ class RoundAccounts:
         self,
         parts: Parts,
         graph: GraphMode,
-        catchup: CatchupPruning,
+        catchup: Callable[[int], Drop],
         tree_rows: int | None,
         overlap: bool,
         now: Callable[[], float],
@@ -225,9 +225,7 @@ class RoundAccounts:
         padded = self._graph.padded_size(len(settled.sequences))
         requirements = self._parts.drafter.requirements
         passes = requirements.rows_of_passes(result.num_rows) if settled.catches_up else ()
-        live_lens = _live_lens(settled, result, emitted)
-        live_lens += [1] * (padded - len(live_lens))
-        by_pass = [self._catchup.num_computed(live_lens, rows) for rows in passes]
+        by_pass = [LayerRows.of(self._catchup(padded), padded, padded * rows) for rows in passes]
         if requirements.count_catchup is not None and settled.catches_up:
             by_pass = [LayerRows(*[requirements.count_catchup(result.num_emitted, result.num_rows)] * 3)]
         count_drafts = self._drafts_of_chains if self._tree_rows is None else self._drafts_of_trees
@@ -274,17 +272,6 @@ class RoundAccounts:
             {name: seconds for name, seconds in stages.items() if name not in absent}
             for stages in self._parts.timer.collect(settled.spans, num_rounds)
         ]
-
-
-def _live_lens(settled: Launch, result: RoundResult, emitted: list[_Emitted]) -> list[int]:
-    """Return L + n of each request as the device had it, even for ended requests; 1 for one that emitted nothing."""
-    settled_here = {part.index for part in emitted}
-    lens = []
-    for index, sequence in enumerate(settled.sequences):
-        num_emitted = result.num_emitted[index]
-        surplus = 0 if index in settled_here else num_emitted
-        lens.append(sequence.kv_len + surplus if num_emitted else 1)
-    return lens
 
 
 def _tokens_to_end(sequence: Sequence) -> int:

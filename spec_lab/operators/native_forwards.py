@@ -8,9 +8,9 @@ import torch
 
 from spec_kernels.native import forwards as native
 from spec_kernels.native.parts import NativeProduct
+from spec_lab.core.kept import Kept
 from spec_lab.core.kv_cache import LayerCache, PagedKVCache
-from spec_lab.core.layer_protocols import RowSelection
-from spec_lab.core.pruning_protocols import Drop
+from spec_lab.core.pruning import Drop
 from spec_lab.core.types import AttentionMetadata, StartedDraft, VerifiedRound
 from spec_lab.models.draft_parts import DraftLayers
 from spec_lab.models.layer_stack import LayerStack
@@ -42,12 +42,11 @@ class NativeStack:
         stream: torch.Tensor,
         cache: PagedKVCache,
         attention: AttentionMetadata,
-        selection: RowSelection,
+        kept: Kept,
         tapped: Sequence[int],
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        is_whole = selection.behind(attention) is attention and not selection.is_empty
-        if not is_whole or not are_few(stream, attention):
-            return self._plain(stream, cache, attention, selection, tapped)
+        if kept.drop.is_inside or not are_few(stream, attention):
+            return self._plain(stream, cache, attention, kept, tapped)
         streams = stream.new_empty(len(self._layers), *stream.shape)
         native.decoder_layers(
             streams,
@@ -86,12 +85,11 @@ class NativeHeadLayer:
         hidden: torch.Tensor,
         cache: LayerCache,
         attention: AttentionMetadata,
-        selection: RowSelection,
+        kept: Kept,
     ) -> torch.Tensor:
-        behind = selection.behind(attention)
-        if behind is None or selection.is_empty or not are_few(token_ids, attention):
-            return self._parts(token_ids, hidden, cache, attention, selection)
-        live_rows = None if behind is attention else selection.live_rows
+        if kept.drop in (Drop.AFTER_ATTENTION, Drop.EVERYTHING) or not are_few(token_ids, attention):
+            return self._parts(token_ids, hidden, cache, attention, kept)
+        behind, live_rows = kept.behind(attention), kept.rows if kept.drop is Drop.BEFORE_ATTENTION else None
         out = hidden.new_empty(len(token_ids) if live_rows is None else len(live_rows), hidden.shape[1])
         native.draft_layer(
             out,
@@ -107,7 +105,7 @@ class NativeHeadLayer:
             behind.num_queries,
             self.layer.address,
         )
-        return selection.live(out)
+        return kept.live(out)
 
 
 class NativeChain:
@@ -123,9 +121,9 @@ class NativeChain:
         self._head = head
 
     def start(
-        self, verified: VerifiedRound, cache: LayerCache, drop: Drop | None, num_draft_tokens: int
+        self, verified: VerifiedRound, cache: LayerCache, drop: Drop, num_draft_tokens: int
     ) -> StartedDraft | None:
-        if self._fuse is None or drop not in (Drop.NOWHERE, Drop.BEFORE_ATTENTION):
+        if self._fuse is None or drop not in (Drop.AFTER_LAYER, Drop.BEFORE_ATTENTION):
             return None
         is_pruned = drop is Drop.BEFORE_ATTENTION
         batch, emitted, features = verified.batch, verified.verification, verified.features

@@ -20,8 +20,9 @@ from spec_kernels.native.packing import PanelMemory
 from spec_kernels.native.parts import NativeLayer, NativeLayerParts, NativeNorm
 from spec_kernels.native.rounds import catchup_places, commit_rows, extend_and_look_up, strict_accept
 from spec_lab.checkpoints.plan import LayerPlan
+from spec_lab.core.kept import Kept
 from spec_lab.core.kv_cache import LayerCache
-from spec_lab.core.layer_protocols import RowSelection
+from spec_lab.core.pruning import Drop
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.draft_parts import (
     DraftInput,
@@ -67,8 +68,7 @@ NATIVE_FUNCTIONS: Mapping[Op, Callable[..., Any]] = {
 
 
 class NativeDecoderLayer:
-    """A decoder layer as one C call. It takes three if rows are dropped and the selection has no metadata for the rows
-    that go on.
+    """A decoder layer as one C call. It takes three if rows are dropped after attention.
 
     Attributes:
         row_invariant: whether a row's result, including attention, does not depend on the other rows if they are few.
@@ -93,28 +93,28 @@ class NativeDecoderLayer:
         rotary: RotaryRows,
         cache: Any,
         metadata: AttentionMetadata,
-        selection: RowSelection,
+        kept: Kept,
         rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if not are_few(stream, metadata):
-            return self._many(stream, rotary, cache, metadata, selection, rows)
+            return self._many(stream, rotary, cache, metadata, kept, rows)
         if rows is None:
             rows = stream
-        if selection.is_empty:
+        if kept.is_empty:
             self._project(rows, rotary, cache, metadata)
             return stream[:0]
-        residual, behind = selection.residual(stream), selection.behind(metadata)
-        if behind is not None:
-            live_rows = None if behind is metadata else selection.live_rows
-            return self._whole(rows, residual, rotary, cache, metadata, behind, live_rows)
+        residual = kept.residual(stream)
+        if kept.drop is not Drop.AFTER_ATTENTION:
+            live_rows = kept.rows if kept.drop is Drop.BEFORE_ATTENTION else None
+            return self._whole(rows, residual, rotary, cache, metadata, kept.behind(metadata), live_rows)
         layer = self.layer
-        queries, metadata = selection.queries(self._project(rows, rotary, cache, metadata), metadata)
+        queries, metadata = kept.queries(self._project(rows, rotary, cache, metadata), metadata)
         attended = queries.new_empty(queries.shape[0], layer.num_attended)
         native.attend(
             attended, cache.kv, queries, metadata.page_table, metadata.seq_lens, metadata.num_queries, layer.address
         )
         out = residual.new_empty(residual.shape)
-        native.finish(out, selection.attended(attended), residual.contiguous(), layer.address)
+        native.finish(out, kept.attended(attended), residual.contiguous(), layer.address)
         return out
 
     def _whole(
