@@ -158,7 +158,7 @@ def verified_round(
     return VerifiedRound(batch, Verification(tokens, torch.tensor(num_emitted)), features)
 
 
-@pytest.mark.parametrize("drop", [Drop.AFTER_LAYER, Drop.BEFORE_ATTENTION])
+@pytest.mark.parametrize("drop", [Drop.AFTER_LAYER, Drop.AFTER_ATTENTION, Drop.BEFORE_ATTENTION])
 @pytest.mark.parametrize("normed", [False, True])
 def test_a_catch_up_step_up_to_its_first_draft_in_one_call(drop: Drop, normed: bool) -> None:
     """The state and the KV that its parts leave, bit for bit, and torch's tokens: with all drafts accepted, a request
@@ -186,14 +186,13 @@ def test_a_catch_up_step_up_to_its_first_draft_in_one_call(drop: Drop, normed: b
 
 
 def test_a_catch_up_step_that_is_not_one_call_is_run_in_its_parts() -> None:
-    """Where rows are dropped behind attention, features or outputs are normed, or rows are many."""
+    """Where features or outputs are normed, or rows are many."""
     lane = HeadLane(NativeProducts())
     few = verified_round(lane.lane, [20, 17], [4, 1], 4, 3 * HIDDEN_SIZE)
     many = [20] * (MAX_ROWS // 4 + 1)
     of_many = verified_round(lane.lane, many, [1] * len(many), 4, 3 * HIDDEN_SIZE)
     assert lane.head.chain.start(few, lane.cache, Drop.AFTER_LAYER, 3) is not None
-    for verified, drop in ((few, Drop.AFTER_ATTENTION), (of_many, Drop.AFTER_LAYER)):
-        assert lane.head.chain.start(verified, lane.cache, drop, 3) is None
+    assert lane.head.chain.start(of_many, lane.cache, Drop.AFTER_LAYER, 3) is None
     policy = PrunePolicy(LastPromptRow(), lambda num_requests: Drop.AFTER_LAYER)
     places = FeatureSpec(), lane.cache, lane.lane.backend, policy
     assert RecurrentDrafter(3, lane.head, *places, GreedyPicker(), NATIVE).catch_up(of_many).tokens.shape == (33,)

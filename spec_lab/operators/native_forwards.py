@@ -64,7 +64,7 @@ class NativeStack:
 
 
 class NativeHeadLayer:
-    """A draft head's layer and its input as one C call, or part by part in the cases that `__init__` lists.
+    """A draft head's layer and its input as one C call, or part by part if rows are many.
 
     Attributes:
         layer: the layer as the kernels read it.
@@ -74,7 +74,7 @@ class NativeHeadLayer:
     __slots__ = ("_parts", "layer", "table")
 
     def __init__(self, parts: DraftLayers, rotary: RotaryTable, layer: native.NativeDraftLayer) -> None:
-        """`parts` handles rows that are not few (`are_few`), are dropped after attention, or only write KV."""
+        """`parts` handles rows that are not few (`are_few`)."""
         self.table = rotary.rows_of_positions
         self.layer = layer
         self._parts = parts
@@ -87,10 +87,12 @@ class NativeHeadLayer:
         attention: AttentionMetadata,
         kept: Kept,
     ) -> torch.Tensor:
-        if kept.drop in (Drop.AFTER_ATTENTION, Drop.EVERYTHING) or not are_few(token_ids, attention):
+        if not are_few(token_ids, attention):
             return self._parts(token_ids, hidden, cache, attention, kept)
-        behind, live_rows = kept.behind(attention), kept.rows if kept.drop is Drop.BEFORE_ATTENTION else None
-        out = hidden.new_empty(len(token_ids) if live_rows is None else len(live_rows), hidden.shape[1])
+        attending = kept.behind(attention) if kept.drop is Drop.BEFORE_ATTENTION else attention
+        live_rows = kept.rows if kept.drop.is_inside else None
+        num_live = len(token_ids) if live_rows is None else len(live_rows)
+        out = hidden.new_empty(0 if kept.is_empty else num_live, hidden.shape[1])
         native.draft_layer(
             out,
             cache.kv,
@@ -99,10 +101,11 @@ class NativeHeadLayer:
             self.table,
             attention.positions,
             attention.slot_mapping,
-            behind.page_table,
-            behind.seq_lens,
+            attending.page_table,
+            attending.seq_lens,
             live_rows,
-            behind.num_queries,
+            attending.num_queries,
+            attending is attention,
             self.layer.address,
         )
         return kept.live(out)
@@ -123,9 +126,9 @@ class NativeChain:
     def start(
         self, verified: VerifiedRound, cache: LayerCache, drop: Drop, num_draft_tokens: int
     ) -> StartedDraft | None:
-        if self._fuse is None or drop not in (Drop.AFTER_LAYER, Drop.BEFORE_ATTENTION):
+        if self._fuse is None:
             return None
-        is_pruned = drop is Drop.BEFORE_ATTENTION
+        is_pruned = drop.is_inside
         batch, emitted, features = verified.batch, verified.verification, verified.features
         assert features is not None
         num_requests, num_rows = emitted.tokens.shape
@@ -147,6 +150,7 @@ class NativeChain:
             table,
             batch.page_table,
             is_pruned,
+            drop is not Drop.BEFORE_ATTENTION,
             self._layer.layer.address,
             self._fuse.address,
             *self._head.arguments,
