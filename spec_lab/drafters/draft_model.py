@@ -7,7 +7,6 @@ acceptance would leave a hole in the cache: the last draft was picked, but never
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -18,7 +17,7 @@ import torch.nn.functional as F
 from spec_lab.core.kept import Kept
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.layer_protocols import AttentionBackend
-from spec_lab.core.prompts import LiveRows, PromptPack, PromptSpan
+from spec_lab.core.prompts import LiveRows, PromptPack
 from spec_lab.core.protocols import DrafterRequirements, Target
 from spec_lab.core.pruning import PrunePolicy
 from spec_lab.core.ragged import build_metadata
@@ -98,7 +97,9 @@ class DraftModelCatchup:
         longer = [replace(span, end=span.end + 1) if span.is_last else span for span in pack.spans]
         attention = build_metadata(self.backend, longer, pack.attention.page_table)
         self.backend.advance(ends.live.attention)  # from the prompt's last token to the sampled one
-        live = LiveRows(_last_rows(longer, pack.token_ids.device), ends.live.attention)
+        row_ends = accumulate(span.num_rows for span in longer)
+        last_rows = [end - 1 for span, end in zip(longer, row_ends, strict=True) if span.is_last]
+        live = LiveRows(torch.tensor(last_rows, device=pack.token_ids.device), ends.live.attention)
         kept = self.prune.prompt.in_drafter(live)
         hidden = self._forward(_with_sampled(pack), attention, kept)
         return CaughtUp(hidden, ends.live.attention, DraftedRows.of_prompts(ends))
@@ -124,12 +125,6 @@ def _with_sampled(pack: PromptPack) -> torch.Tensor:
         if span.is_last:
             parts.append(pack.next_token_ids[first - 1 : first])
     return torch.cat(parts)
-
-
-def _last_rows(spans: Sequence[PromptSpan], device: torch.device) -> torch.Tensor:
-    """Return the flat index of the last row of each prompt that ends, [ended]."""
-    row_ends = accumulate(span.num_rows for span in spans)
-    return torch.tensor([end - 1 for span, end in zip(spans, row_ends, strict=True) if span.is_last], device=device)
 
 
 @dataclass(slots=True)
