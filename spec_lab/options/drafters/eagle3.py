@@ -66,8 +66,8 @@ class Eagle3(WeightsConfig):
             kinds = attention_kinds([replace(head.config.layer.only_layer, window=self.window)])
             picker = lab.picker(self)
             return RecurrentDrafter(
-                self.num_draft_tokens,
-                head,
+                num_draft_tokens=self.num_draft_tokens,
+                head=head,
                 features=features,
                 cache=cache,
                 backend=lab.backend,
@@ -78,8 +78,9 @@ class Eagle3(WeightsConfig):
             )
         shape = lab.tree(head.config.draft_vocab_size)
         return RecurrentTreeDrafter(
-            shape,
-            lab.siblings(shape),
+            num_draft_tokens=shape.depth,
+            shape=shape,
+            siblings=lab.siblings(shape),
             head=head,
             features=features,
             cache=cache,

@@ -143,8 +143,8 @@ class MtpEagle(MtpConfigBase):
         if lab.run.sizes is None:
             kinds, picker = attention_kinds(mtp.layer.layers), lab.picker(self)
             return RecurrentDrafter(
-                self.num_draft_tokens,
-                module,
+                num_draft_tokens=self.num_draft_tokens,
+                head=module,
                 features=features,
                 cache=cache,
                 backend=lab.backend,
@@ -155,8 +155,9 @@ class MtpEagle(MtpConfigBase):
             )
         shape = lab.tree()
         return RecurrentTreeDrafter(
-            shape,
-            lab.siblings(shape),
+            num_draft_tokens=shape.depth,
+            shape=shape,
+            siblings=lab.siblings(shape),
             head=module,
             features=features,
             cache=cache,
@@ -193,8 +194,8 @@ class MtpVanilla(MtpConfigBase):
         features = FeatureSpec(final_hidden=mtp.target_hidden)
         only_window, picker = self.rows == ModuleRows.window, lab.picker(self)
         return MtpVanillaDrafter(
-            modules,
-            caches,
+            modules=modules,
+            caches=caches,
             window=window,
             features=features,
             backend=lab.backend,
