@@ -17,9 +17,9 @@ from spec_lab.acceptance.confidences import DraftConfidences
 from spec_lab.attention.native_backend import NativeAttention
 from spec_lab.build.caches import cache_row
 from spec_lab.checkpoints.random_weights import random_eagle3
-from spec_lab.core.kept import Kept, LastPromptRow
+from spec_lab.core.kept import Kept, LastPromptRow, PrunePolicy
 from spec_lab.core.kv_cache import PagedKVCache
-from spec_lab.core.pruning import Drop, PrunePolicy
+from spec_lab.core.pruning import Drop
 from spec_lab.core.types import FeatureSpec, RoundBatch, Verification, VerifiedRound
 from spec_lab.drafters.catchup import plan_catchup
 from spec_lab.drafters.confidence import ConfidentGreedyPicker
