@@ -92,7 +92,8 @@ class Gemma4Target(Decoder):
                         rows = self._rows(kept.behind(attention), of_kept)
             hidden, num_rows = self._norm(kept.live(stream)), token_ids.shape[0]
             read = read_features(features, taps, stream, hidden, num_rows)
-            return TargetOutput(hidden, read, self._num_shared_rows(cut, num_rows, stream.shape[0]))
+            num_shared = stream.shape[0] if cut == self.last_writer else num_rows
+            return TargetOutput(hidden, read, num_shared if self.last_writer < len(self.layers) - 1 else 0)
 
     def _all_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits = self._head(hidden)
@@ -110,11 +111,6 @@ class Gemma4Target(Decoder):
         if any(tap > self.last_writer for tap in features.layer_inputs):
             return last
         return self.last_writer
-
-    def _num_shared_rows(self, cut: int, num_rows: int, num_kept: int) -> int:
-        if self.last_writer == len(self.layers) - 1:
-            return 0
-        return num_kept if cut == self.last_writer else num_rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,21 +169,18 @@ class ContextHeads:
         return keys, values.unflatten(1, (-1, self._num_kv_heads))
 
 
-def _seen(plan: LayerPlan, config: BlockConfig) -> LayerPlan:
-    """Return the layer's plan with the sliding window for the attention backend.
+def _layer(
+    plan: LayerPlan, config: BlockConfig, tensors: Mapping[str, torch.Tensor], prefix: str, backend: AttentionBackend
+) -> LayerParts:
+    """Make a layer; each row of a block has a window of its own if the layer has a window that moves.
 
     With a window of W, a block sees W rows of context. All rows of a block attend from the position of its last row, so
     the backend's window is W + block_size. A causal layer is an ordinary one: each row sees W rows, itself among them.
     """
     window = config.window_of(plan)
-    return replace(plan, window=window if window is None or config.is_causal(plan) else window + config.block_size)
-
-
-def _layer(
-    plan: LayerPlan, config: BlockConfig, tensors: Mapping[str, torch.Tensor], prefix: str, backend: AttentionBackend
-) -> LayerParts:
-    """Make a layer; each row of a block has a window of its own if the layer has a window that moves."""
-    layer = build_layer(_seen(plan, config), config.body.rms_norm_eps, tensors, prefix, backend)
+    if window is not None and not config.is_causal(plan):
+        window += config.block_size
+    layer = build_layer(replace(plan, window=window), config.body.rms_norm_eps, tensors, prefix, backend)
     if not config.window_moves or plan.window is None:
         return layer
     assert layer.attention is not None
