@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from spec_lab.checkpoints.block_fp8 import dequantised
 from spec_lab.checkpoints.checkpoint import open_tensors, read_tensors, stored_tensors
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.mtp_checkpoint import load_mtp
 from spec_lab.checkpoints.slices import Part
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.gemma4_assistant_checkpoint import load_assistant
 from spec_lab.checkpoints.gemma4_assistant_config import (
     AssistantConfig,

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from spec_lab.__main__ import main
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.gemma4_assistant_checkpoint import TOKEN_ORDERING, assistant_tensor_shapes
 from spec_lab.checkpoints.gemma4_assistant_config import (
     AssistantConfig,
@@ -69,7 +69,7 @@ def test_any_config_json_runs_with_random_weights(shape: Path, tmp_path: Path) -
 def test_a_shape_with_experts_prints_what_it_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its random EAGLE-3 head has none."""
     (tmp_path / "shape").mkdir()
-    config = TINY_SIZES | QWEN | {"architectures": ["Qwen3MoeForCausalLM"], "num_hidden_layers": 7}
+    config = TINY_SIZES | QWEN | {"model_type": "qwen3_moe", "num_hidden_layers": 7}
     (tmp_path / "shape" / "config.json").write_text(json.dumps(config))
     out = tmp_path / "out"
     target = ["target=hf", f"target.path={tmp_path / 'shape'}", *RANDOM, "prune=catchup", "graph=round"]
@@ -125,7 +125,7 @@ ASSISTANT = {
 
 def test_an_assistant_of_random_weights_has_the_sizes_of_a_config_json(tmp_path: Path) -> None:
     """It drafts from its target's keys, and changes no token of it; nothing but config.json lies in its folder."""
-    target = tiny_gemma4.TEXT | tiny_gemma4.KINDS["e4b"] | {"architectures": ["Gemma4ForCausalLM"]}
+    target = tiny_gemma4.TEXT | tiny_gemma4.KINDS["e4b"] | {"model_type": "gemma4_text"}
     for name, config in (("target", target), ("assistant", ASSISTANT)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(config))

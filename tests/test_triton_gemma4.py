@@ -11,7 +11,7 @@ import torch
 
 from spec_kernels.rope_write import rope_write
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.gemma4_assistant_checkpoint import TOKEN_ORDERING, assistant_tensor_shapes
 from spec_lab.checkpoints.gemma4_assistant_config import AssistantTarget, read_assistant_config
 from spec_lab.checkpoints.gemma4_checkpoint import gemma4_tensor_shapes
@@ -54,7 +54,7 @@ def read_target(folder: Path, kind: str) -> ModelConfig:
     num_shared = 2 if KINDS[kind].get("num_kv_shared_layers") else 0
     layer_types = [SLIDING, FULL, *[SLIDING, FULL][:num_shared]]
     layers = {"num_hidden_layers": len(layer_types), "layer_types": layer_types, "num_kv_shared_layers": num_shared}
-    text = TEXT | KINDS[kind] | layers | {"architectures": ["Gemma4ForCausalLM"]}
+    text = TEXT | KINDS[kind] | layers | {"model_type": "gemma4_text"}
     (folder / "config.json").write_text(json.dumps(text))
     return read_model_config(folder)
 

@@ -7,7 +7,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.config.choices import Rollback
 from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError

@@ -24,7 +24,7 @@ from spec_lab.checkpoints.block_heads import (
 )
 from spec_lab.checkpoints.checks import refuse_other_target, refuse_values
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.families.table import read_decoder
+from spec_lab.checkpoints.families import read_decoder
 from spec_lab.checkpoints.json_input import ConfigFields, read_json
 from spec_lab.checkpoints.taps import SPELLINGS, TapSpelling, refuse_taps
 
@@ -185,7 +185,7 @@ def _body(file: BlockFile, target: ModelConfig) -> ModelConfig:
     if decoder.get("head_dim") is None and decoder.get("model_type", "qwen3") != "qwen3":
         sizes = ConfigFields(decoder, file.source)
         decoder["head_dim"] = sizes.integer("hidden_size") // sizes.integer("num_attention_heads")
-    decoder |= {"architectures": ["Qwen3ForCausalLM"], "vocab_size": decoder.get("vocab_size") or target.vocab_size}
+    decoder |= {"model_type": "qwen3", "vocab_size": decoder.get("vocab_size") or target.vocab_size}
     if "sliding_attention" in (decoder.get("layer_types") or ()):
         decoder["use_sliding_window"] = True
     body = read_decoder(decoder, file.source)

@@ -1,6 +1,6 @@
 """Sizes and options of a decoder as the forward code needs them, and other contents of config.json.
 
-The readers in `families`, one for each family, make a `ModelConfig` from a file without transformers.
+`families` makes a `ModelConfig` from a file, through the config classes of transformers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from spec_lab.checkpoints.plan import LayerPlan
 
 MTP_COUNT_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 # The config.json of this family does not mention its MTP module; vLLM too assumes one.
-ONE_UNNAMED_MODULE = ("Qwen3NextForCausalLM",)
+ONE_UNNAMED_MODULE = "qwen3_next"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def text_part(config: Mapping[str, Any], source: str) -> Mapping[str, Any]:
 def num_mtp_modules(config: Mapping[str, Any], source: str = "config.json") -> int:
     """Return the number of multi-token prediction modules in a config.json; if it does not say, its family's number."""
     fields = ConfigFields(text_part(config, source), source)
-    unnamed = int(any(name in ONE_UNNAMED_MODULE for name in fields.texts("architectures")))
+    unnamed = int(fields.text("model_type", "") == ONE_UNNAMED_MODULE)
     named = (fields.integer(key) for key in MTP_COUNT_KEYS if fields.has(key))
     return next(named, unnamed)
 

@@ -8,14 +8,14 @@ heads for Kimi-K2.5).
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from spec_lab.checkpoints.checks import refuse_other_target, refuse_values
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.families.table import read_decoder
+from spec_lab.checkpoints.families import read_decoder
 from spec_lab.checkpoints.json_input import ConfigFields, read_json
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.checkpoints.taps import refuse_taps, taps_of_inputs
@@ -24,11 +24,7 @@ from spec_lab.core.errors import UserError
 logger = logging.getLogger(__name__)
 
 KNOB = "drafter.path"
-LAYER_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-LATENT_ARCHITECTURE = "DeepseekV3ForCausalLM"
-# With these keys all layers of a head have dense MLPs. Its config.json may repeat the target's keys for experts (NVIDIA
-# ModelOpt).
-DENSE_LAYER: Mapping[str, Any] = {"first_k_dense_replace": 10_000, "mlp_layer_types": None, "moe_layer_freq": 1}
+LAYER_TYPES = ("llama", "qwen3")
 HeadKind = Literal["eagle3", "peagle"]
 NUM_TAPS = 3
 OTHER_DRAFTER = "choose another drafter, such as drafter=ngram"
@@ -131,13 +127,15 @@ def _layer_config(config: ConfigFields, eagle: ConfigFields, wanted: HeadKind) -
         "use_aux_hidden_state": (True,),
         "use_sliding_window": (False,),
         "mla_use_nope": (False,),
-        **({} if is_latent else {"model_type": tuple(LAYER_ARCHITECTURES)}),
+        **({} if is_latent else {"model_type": LAYER_TYPES}),
         **({"num_hidden_layers": (1,)} if wanted == "eagle3" else {}),
     }
     refuse_values(config.source, {**config.values, **eagle.values, **layer}, supported)
-    architecture = LATENT_ARCHITECTURE if is_latent else LAYER_ARCHITECTURES[layer.get("model_type") or "llama"]
+    model_type = "deepseek_v3" if is_latent else layer.get("model_type") or "llama"
     num_layers = layer.get("num_hidden_layers") or 1
-    decoder = {**layer, **DENSE_LAYER, "architectures": [architecture], "num_hidden_layers": num_layers}
+    # A head's MLPs are dense, but its config.json may repeat the target's keys for experts (NVIDIA ModelOpt).
+    dense = {"mlp_layer_types": ["dense"] * num_layers, "num_hidden_layers": num_layers}
+    decoder = {**layer, **dense, "model_type": model_type}
     return read_decoder(decoder, config.source)
 
 

@@ -14,7 +14,6 @@ from typing import Any
 
 from spec_lab.checkpoints.checks import refuse_other_target, refuse_values
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.families.plain import layer_types
 from spec_lab.checkpoints.gemma4_text import FULL, SLIDING, LayerRope, head_sizes, layer_rope
 from spec_lab.checkpoints.json_input import ConfigFields, read_json
 from spec_lab.checkpoints.plan import LayerPlan
@@ -164,7 +163,7 @@ def _text_fields(fields: ConfigFields) -> ConfigFields:
 
 
 def _layers(fields: ConfigFields, text: ConfigFields, target: AssistantTarget) -> tuple[AssistantLayerConfig, ...]:
-    types = layer_types(text, (FULL, SLIDING))
+    types = text.texts("layer_types")
     sources = _kv_sources(fields, types, target)
     return tuple(_layer(text, index, types[index], sources[index], target) for index in range(len(types)))
 

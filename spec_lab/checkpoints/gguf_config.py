@@ -15,11 +15,8 @@ from typing import Any
 from spec_lab.checkpoints.checks import refuse_values
 from spec_lab.checkpoints.gguf_file import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, GgufFile, read_head
 
-ARCHITECTURES: Mapping[str, str] = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+"""llama.cpp's names, which are also the model types of transformers."""
 READ_KEYS = (
     "vocab_size", "context_length", "embedding_length", "block_count", "feed_forward_length",
     "attention.head_count", "attention.head_count_kv", "attention.layer_norm_rms_epsilon", "attention.key_length",
@@ -51,7 +48,7 @@ def gguf_config(path: Path) -> dict[str, Any]:
     max_positions = file.integer(f"{name}.context_length")
     biases = file.places.keys() & {"blk.0.attn_q.bias", "blk.0.ffn_gate.bias"}
     return {
-        "architectures": [ARCHITECTURES[name]],
+        "model_type": name,
         "vocab_size": file.places["token_embd.weight"].shape[0],
         "hidden_size": hidden,
         "intermediate_size": file.integer(f"{name}.feed_forward_length"),

@@ -8,8 +8,7 @@ ROCm/ATOM #1764). Older engines read DeepSeek's before it, which the drafter's k
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from spec_lab.core.types import NormSide
 
@@ -30,12 +29,10 @@ class MtpLayout:
         layer_prefix: prefix of the decoder layer's tensors.
         marker: name of a tensor of module 0 that only this family has.
         names: the family's names, by DeepSeek's `enorm`, `hnorm`, `eh_proj` and `shared_head.norm`.
-        architecture: the decoder as which a layer's config is read if config.json names no fitting one. A layer with
+        model_type: the family as which a layer's config is read if config.json names none that is known. A layer with
             latent attention does not use it.
-        defaults: values of config keys that the file leaves out.
         hidden_first: whether the projection reads [hidden, embedding] rather than [embedding, hidden].
         zero_centred: whether norms multiply by 1 + weight.
-        attention_gate: see `LayerPlan`.
         target_hidden: whether a module reads the target's hidden state before or after the target's final norm.
         recycled_hidden: whether the next draft reads a module's hidden state before or after the module's final norm.
     """
@@ -44,11 +41,9 @@ class MtpLayout:
     layer_prefix: str
     marker: str
     names: Mapping[str, str]
-    architecture: str
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    model_type: str
     hidden_first: bool = False
     zero_centred: bool = False
-    attention_gate: bool = False
     target_hidden: NormSide = NormSide.POST_NORM
     recycled_hidden: NormSide = NormSide.POST_NORM
 
@@ -58,7 +53,7 @@ DEEPSEEK = MtpLayout(
     layer_prefix="model.layers.{layer}.",
     marker="model.layers.{layer}.eh_proj.weight",
     names={name: name for name in (EMBEDDING_NORM, HIDDEN_NORM, PROJECTION, FINAL_NORM)},
-    architecture="LlamaForCausalLM",
+    model_type="llama",
 )
 MIMO = MtpLayout(
     module_prefix="model.mtp_layers.{module}.",
@@ -70,7 +65,7 @@ MIMO = MtpLayout(
         PROJECTION: "input_proj.weight",
         FINAL_NORM: "final_layernorm.weight",
     },
-    architecture="Qwen2ForCausalLM",
+    model_type="qwen2",
     hidden_first=True,
 )
 QWEN3_NEXT = MtpLayout(
@@ -83,10 +78,8 @@ QWEN3_NEXT = MtpLayout(
         PROJECTION: "fc.weight",
         FINAL_NORM: "norm.weight",
     },
-    architecture="Qwen3ForCausalLM",
-    defaults={"head_dim": 256, "partial_rotary_factor": 0.25},
+    model_type="qwen3_next",
     zero_centred=True,
-    attention_gate=True,
 )
 LAYOUTS = (DEEPSEEK, MIMO, QWEN3_NEXT)
 
