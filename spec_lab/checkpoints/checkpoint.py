@@ -15,6 +15,7 @@ from spec_lab.checkpoints.checkpoint_files import StoredTensor, checkpoint_files
 from spec_lab.checkpoints.expert_checkpoint import with_stacked_experts
 from spec_lab.checkpoints.gguf import gguf_tensors
 from spec_lab.checkpoints.gguf_file import is_gguf
+from spec_lab.checkpoints.gpt_oss_checkpoint import widened, with_experts_of_gpt_oss
 from spec_lab.checkpoints.lazy_tensors import LazyTensors
 from spec_lab.checkpoints.possible_values import refuse_impossible
 from spec_lab.checkpoints.slices import WHOLE_TENSORS, Slices, kept_part
@@ -24,8 +25,8 @@ SAME_CHECKPOINT = "take both from the same checkpoint of a supported architectur
 WHOLE_GGUF = "use an unchanged file of a supported architecture"
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 # These are float32 for every dtype of the run. The first is added to scores, whose differences bfloat16 would lose.
-# The others determine a state's decay over thousands of rows (SGLang #20741).
-FLOAT32_TENSORS = (".e_score_correction_bias", ".A_log", ".dt_bias")
+# The next two determine a state's decay over thousands of rows (SGLang #20741). Sinks join float32 sums.
+FLOAT32_TENSORS = (".e_score_correction_bias", ".A_log", ".dt_bias", ".sinks")
 
 
 def without_mtp(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
@@ -122,7 +123,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
         for name, tensor in stored.items()
         if not name.endswith("rotary_emb.inv_freq") and ".self_attn.indexer." not in name
     }
-    return with_stacked_experts(with_scales(needed, folder))
+    return with_experts_of_gpt_oss(with_stacked_experts(with_scales(needed, folder)))
 
 
 class Shaped(Protocol):
@@ -167,7 +168,7 @@ def check_floating(stored: Mapping[str, StoredTensor], source: str) -> None:
         f"{tensor.name} is {tensor.dtype}"
         for whole in stored.values()
         for tensor in (piece for expert in whole.stack or ((whole,),) for piece in expert)
-        if tensor.dtype not in FLOAT_DTYPES and tensor.scales is None
+        if tensor.dtype not in FLOAT_DTYPES and tensor.scales is None and tensor.exponents is None
     ]
     if packed:
         raise UserError(
@@ -234,6 +235,9 @@ def _read(handle: safe_open, tensor: StoredTensor) -> torch.Tensor:
     if tensor.scales is not None:
         value = dequantised(file.get_tensor(tensor.name), _scales(handle, tensor), tensor.scales.block)
         return value if tensor.part is None else value[tensor.part]
+    if tensor.exponents is not None:
+        with opened(tensor.exponents.file) as other:
+            return widened(file.get_tensor(tensor.name), _read(other, tensor.exponents))
     value = file.get_tensor(tensor.name) if tensor.part is None else file.get_slice(tensor.name)[tensor.part]
     return value
 

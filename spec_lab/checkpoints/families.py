@@ -65,6 +65,7 @@ FAMILIES: Mapping[str, Family] = {
     "deepseek_v32": Family(named="deepseek_v3", config="deepseek_v3", only=SIGMOID.only),
     "kimi_k2": Family(config="deepseek_v3", only=SIGMOID.only),
     "glm4_moe_lite": SIGMOID,
+    "gpt_oss": Family({**BIASES, "sinks": True, "float32_norms": True}, only={**SILU, "swiglu_alpha": (1.702,)}),
     "qwen3_next": HYBRID,
     "qwen3_5_text": HYBRID,
     "qwen3_5_moe_text": HYBRID,
@@ -202,7 +203,8 @@ def _is_sparse(config: Any, index: int) -> bool:
 
 def _experts(config: Any) -> ExpertSizes:
     """Read the experts of a layer. Those of DeepSeek and GLM have a sigmoid router and shared experts."""
-    inner, is_sigmoid = config.moe_intermediate_size, get(config, "n_routed_experts") is not None
+    inner = get(config, "moe_intermediate_size") or config.intermediate_size
+    is_sigmoid = get(config, "n_routed_experts") is not None
     one_shared = get(config, "shared_expert_intermediate_size", 0)  # Qwen3-Next and Qwen3.5, with a gate
     return ExpertSizes(
         num_experts=config.n_routed_experts if is_sigmoid else config.num_experts,
@@ -217,6 +219,7 @@ def _experts(config: Any) -> ExpertSizes:
         shared_intermediate_size=one_shared or inner * get(config, "n_shared_experts", 0),
         shared_name="shared_expert" if one_shared else "shared_experts",
         shared_gate=bool(one_shared),
+        clamp=get(config, "swiglu_limit"),
     )
 
 

@@ -60,6 +60,7 @@ class LayerPlan:
         kv_owner: the layer whose keys and values this layer reads instead of writing its own; None if it writes them.
         float32_norms: whether norms multiply by their weight in float32 and round once (Qwen3.5), rather than round
             both before and after it.
+        sinks: whether each head has a learned score of one more key, without a value (gpt-oss).
         latent: latent attention, which replaces grouped-query attention. `num_kv_heads` is then 1, and `head_dim` is
             the number of rotated channels. None for grouped-query attention.
     """
@@ -80,9 +81,10 @@ class LayerPlan:
     experts: ExpertSizes | None = None
     latent: LatentSizes | None = None
     float32_norms: bool = False
+    sinks: bool = False
 
     @property
     def is_plain(self) -> bool:
         """Return whether this is a layer as in Llama and Qwen: attention that writes its own KV, and an MLP."""
         others = self.delta_net, self.experts, self.latent, self.kv_owner
-        return all(part is None for part in others) and not self.attention_gate
+        return all(part is None for part in others) and not (self.attention_gate or self.sinks)

@@ -66,6 +66,7 @@ def random_eagle3_config(target: ModelConfig, draft_vocab_size: int | None) -> E
         delta_net=None,
         experts=None,
         float32_norms=False,
+        sinks=False,
     )
     return Eagle3Config(
         layer=replace(target, family="llama", layers=(plan,)),

@@ -58,6 +58,8 @@ def _attention_shapes(plan: LayerPlan, hidden_size: int, input_size: int) -> dic
         shapes[f"self_attn.{name}.weight"] = shape
         if plan.o_bias if name == "o_proj" else plan.qkv_bias:
             shapes[f"self_attn.{name}.bias"] = shape[:1]
+    if plan.sinks:
+        shapes["self_attn.sinks"] = (plan.num_heads,)
     if plan.qk_norm:
         shapes |= {f"self_attn.{name}.weight": (plan.head_dim,) for name in ("q_norm", "k_norm")}
     return shapes

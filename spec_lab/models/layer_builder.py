@@ -83,6 +83,7 @@ def build_attention(
         backend=backend,
         window=plan.window,
         gated=plan.attention_gate,
+        sinks=tensors[f"{prefix}sinks"] if plan.sinks else None,
     )
 
 

@@ -93,7 +93,7 @@ class Attention:
     `num_heads` more heads at the end of the `qkv` product.
     """
 
-    __slots__ = ("backend", "gated", "head_dim", "num_heads", "o", "qkv", "rope_and_write", "scale", "window")
+    __slots__ = ("backend", "gated", "head_dim", "num_heads", "o", "qkv", "rope_and_write", "scale", "sinks", "window")
 
     def __init__(
         self,
@@ -106,8 +106,14 @@ class Attention:
         window: int | None = None,
         gated: bool = False,
         scale: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> None:
-        """`scale`: of attention scores; None for 1 / sqrt(head_dim)."""
+        """Set the parts.
+
+        Args:
+            scale: of attention scores; None for 1 / sqrt(head_dim).
+            sinks: [num_heads] float32, the learned score of a key without a value (gpt-oss); None without one.
+        """
         self.qkv = qkv
         self.o = o
         self.num_heads = num_heads
@@ -117,6 +123,7 @@ class Attention:
         self.backend = backend
         self.window = window
         self.gated = gated
+        self.sinks = sinks
 
     def __call__(
         self,
@@ -150,7 +157,7 @@ class Attention:
     ) -> torch.Tensor:
         """Attend with rotated queries [rows, num_heads, head_dim] over the cache, and return [kept rows, width]."""
         queries, metadata = selection.queries(queries, metadata)
-        return selection.attended(attend(self.backend, queries, cache, metadata, self.window, self.scale))
+        return selection.attended(attend(self.backend, queries, cache, metadata, self.window, self.scale, self.sinks))
 
     def write(self, rows: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata) -> None:
         """Only write the KV of all rows, for a layer whose output is not read."""

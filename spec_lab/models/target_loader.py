@@ -117,16 +117,8 @@ class TargetFamily:
 
 
 LIKE_LLAMA = TargetFamily()
-FAMILIES: Mapping[str, TargetFamily] = {
-    "llama": LIKE_LLAMA,
-    "qwen2": LIKE_LLAMA,
-    "qwen3": LIKE_LLAMA,
+OTHERS: Mapping[str, TargetFamily] = {
     "gemma4": TargetFamily(read_gemma4_tensors, Gemma4Target),
-    "qwen3_moe": LIKE_LLAMA,
-    "glm4_moe": LIKE_LLAMA,
-    "deepseek_v3": LIKE_LLAMA,
-    "kimi_k2": LIKE_LLAMA,
-    "glm4_moe_lite": LIKE_LLAMA,
     "hybrid": TargetFamily(read_hybrid),
 }
 
@@ -146,7 +138,7 @@ def load_target(
     """
     for plan in config.layers:
         source.partition.share(plan)  # refuse what cannot be split before reading it
-    family = FAMILIES[config.family]
+    family = OTHERS.get(config.family, LIKE_LLAMA)
     with enough_memory(_without_room(config, source)):
         return family.target(config, family.read(config, source), backend, max_positions, source.partition, products)
 

@@ -157,7 +157,7 @@ class TritonProducts:
         norm = parts.mlp_norm
         if parts.dense is not None and has_dense_mlp(plan):
             return AddMLP(parts.dense, INVARIANT_ROWS, norm)
-        if parts.experts is not None and fits_few_rows(parts.experts.sizes):
+        if parts.experts is not None and parts.experts.sizes.clamp is None and fits_few_rows(parts.experts.sizes):
             return ResidualExperts(parts.experts, norm)
         return AddPart(NormedLinear(TritonNorm.of(norm), parts.mlp))
 
@@ -165,7 +165,7 @@ class TritonProducts:
         finish: AddHalf = AddPart(parts.mlp)
         if parts.dense is not None and has_dense_mlp(plan):
             finish = AddMLP(parts.dense, self._max_rows)
-        elif parts.experts is not None:
+        elif parts.experts is not None and parts.experts.sizes.clamp is None:
             finish = AddExperts(parts.experts)
         norm = None if parts.norm is None else TritonNorm.of(parts.norm)
         return DecoderLayer(norm, parts.mixer, TritonAddThenNorm(parts.o, parts.mlp_norm), finish, parts.experts)
