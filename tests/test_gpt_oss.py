@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,11 @@ import torch
 
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.gpt_oss_checkpoint import widened
+from spec_lab.config.choices import KernelsChoice
 from tests.covering import each_value
-from tests.lab import Reference, generate, make_config, random_requests
+from tests.kernel_lab import DEVICE
+from tests.lab import Reference, generate, make_config, part, random_requests
+from tests.tiny_checkpoints import make_tiny_eagle3
 from tests.tiny_experts import logits_in_parts
 from tests.tiny_gpt_oss import by_formula, make_tiny_gpt_oss, pack_experts
 
@@ -63,13 +67,32 @@ def test_every_code_and_exponent_is_widened_exactly() -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_greedy_text_is_transformers_whatever_is_drafted(tmp_path: Path, form: str) -> None:
-    target, wide = tmp_path / "target", tmp_path / "wide"
+    target, wide, head = (tmp_path / name for name in ("target", "wide", "head"))
     model = make_tiny_gpt_oss(target)
     if form == "mxfp4":
         pack_experts(target, model)
     model.save_pretrained(wide)
+    make_tiny_eagle3(head, read_model_config(target), "safeailab" if form == "mxfp4" else "speculators", window=6)
     reference, requests = Reference(wide), random_requests(4, max_new_tokens=16)
     plain = {request.request_id: reference.greedy(request) for request in requests}
-    for drafter, batch_size in (("none", 3), ("ngram", 3)):
-        outputs = generate(make_config((target, target), drafter, batch_size=batch_size), requests)
+    tree = part("tree", "dynamic", topk=2, depth=3, num_rows=6)
+    for drafter, prune, changes in (
+        ("none", "none", {}),
+        ("ngram", "none", {}),
+        ("eagle3", "catchup", {"graph": part("graph", "full_loop")}),
+        ("eagle3", "none", {"tree": tree}),
+    ):
+        outputs = generate(make_config((target, head), drafter, prune=prune, batch_size=3, **changes), requests)
         reference.assert_lossless(requests, outputs, plain)
+
+
+def test_triton_gives_the_tokens_of_torch(tmp_path: Path) -> None:
+    """Sinks in the kernels for few rows, for prompts and for trees; experts and router are torch's."""
+    target, head = tmp_path / "target", tmp_path / "head"
+    make_tiny_gpt_oss(target)
+    make_tiny_eagle3(head, read_model_config(target), window=6)
+    requests = random_requests(2, max_new_tokens=3, lengths=(9, 20))
+    for tree in (part("tree", "none"), part("tree", "dynamic", topk=2, depth=3, num_rows=6)):
+        run = make_config((target, head), prune="catchup", batch_size=2, tree=tree, device=DEVICE.type, dtype="float32")
+        fused = replace(run, attention=part("attention", "triton"), kernels=KernelsChoice.triton)
+        assert generate(fused, requests) == generate(run, requests)
