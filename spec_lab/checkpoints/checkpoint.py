@@ -28,17 +28,6 @@ FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 FLOAT32_TENSORS = (".e_score_correction_bias", ".A_log", ".dt_bias")
 
 
-def without_mtp(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Return the tensors without those of MTP modules.
-
-    DeepSeek names a module like a layer, but only a module has an `eh_proj`. Other families name modules by a prefix.
-    """
-    suffix = "eh_proj.weight"
-    layers = tuple(name.removesuffix(suffix) for name in stored if name.endswith(f".{suffix}"))
-    prefixes = ("mtp.", "model.mtp_layers.", *layers)
-    return {name: tensor for name, tensor in stored.items() if not name.startswith(prefixes)}
-
-
 OwnTensors = Callable[[Mapping[str, StoredTensor]], dict[str, StoredTensor]]
 
 
@@ -49,7 +38,7 @@ def open_tensors(
     device: torch.device | str,
     optional: Collection[str] = (),
     slices: Slices = WHOLE_TENSORS,
-    own: OwnTensors = without_mtp,
+    own: OwnTensors = dict,
     narrow: bool = False,
 ) -> LazyTensors:
     """Check the wanted tensors of a folder or a GGUF file. Each is read on access.
@@ -57,8 +46,7 @@ def open_tensors(
     They are in the order of `wanted`. Each is cut to the part that `slices` keeps, and cast as in `read_tensors`.
 
     Some tensors of a folder are silently ignored: those that `stored_tensors` leaves out, an `lm_head.weight` equal to
-    the embedding it is tied to, and those that `own` leaves out. By default `own` leaves out multi-token prediction
-    modules, which belong to a drafter (`mtp_checkpoint`).
+    the embedding it is tied to, and those that `own` leaves out (`target_tensors`).
 
     Args:
         wanted: name -> shape of every tensor the model has.
@@ -211,8 +199,7 @@ def _read_whole(
                     value = _read(handle, tensor)
                     kept_dtype = value.dtype if tensor.as_stored else _dtype_in_memory(key, value, dtype)
                     kept_dtype = torch.float32 if tensor.in_float32 else kept_dtype
-                    made = value if tensor.form is None else tensor.form(value)
-                    tensors[key] = made.to(device=device, dtype=kept_dtype, copy=True)
+                    tensors[key] = value.to(device=device, dtype=kept_dtype, copy=True)
                     refuse_impossible(tensors[key], value, tensor.file, tensor.name)
     return tensors
 
@@ -229,13 +216,18 @@ def run_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
 
 
 def _read(handle: safe_open, tensor: StoredTensor) -> torch.Tensor:
+    """Read a tensor in its form, and cut it to its part."""
     file: Any = handle  # safetensors has no annotations
     value: torch.Tensor
+    if tensor.scales is None and tensor.form is None and tensor.part is not None:
+        value = file.get_slice(tensor.name)[tensor.part]
+        return value
+    value = file.get_tensor(tensor.name)
     if tensor.scales is not None:
-        value = dequantised(file.get_tensor(tensor.name), _scales(handle, tensor), tensor.scales.block)
-        return value if tensor.part is None else value[tensor.part]
-    value = file.get_tensor(tensor.name) if tensor.part is None else file.get_slice(tensor.name)[tensor.part]
-    return value
+        value = dequantised(value, _scales(handle, tensor), tensor.scales.block)
+    if tensor.form is not None:
+        value = tensor.form(value)
+    return value if tensor.part is None else value[tensor.part]
 
 
 def _scales(handle: safe_open, tensor: StoredTensor) -> torch.Tensor:

@@ -44,8 +44,10 @@ class ModelConfig:
         layers: one plan for each layer.
         eos_token_ids: every id that ends a request; empty if the checkpoint names none.
         gemma4: additional sizes of Gemma 4; None in other families.
-        max_dense_positions: number of positions up to which every key is attended. Beyond it the model would choose
-            keys (DeepSeek-V3.2's sparse attention), which this code does not implement. None: no limit.
+        max_dense_positions: number of positions up to which attention is a Llama's. Beyond it the model would choose
+            keys (DeepSeek-V3.2's sparse attention) or scale queries by their position (Ministral 3), which this code
+            does not implement. None: no limit.
+        factors: constants by which the weights of the named products are multiplied when they are read (Granite).
     """
 
     family: str
@@ -59,6 +61,7 @@ class ModelConfig:
     bos_token_id: int | None
     gemma4: Gemma4Sizes | None = None
     max_dense_positions: int | None = None
+    factors: tuple[tuple[str, float], ...] = ()
 
     @property
     def num_layers(self) -> int:

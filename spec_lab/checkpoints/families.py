@@ -7,9 +7,10 @@ a config class takes seconds.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from spec_lab.checkpoints.gguf_config import gguf_config
 from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.checkpoints.json_input import read_json
 from spec_lab.checkpoints.latent_sizes import LatentSizes
-from spec_lab.checkpoints.plan import LayerPlan
+from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
 from spec_lab.checkpoints.rope_config import num_positions, read_rope, score_factor
 
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
@@ -39,12 +40,16 @@ class Family:
             model type.
         config: the model type whose config class of transformers reads it, where it has none of its own.
         only: the values that the forward code here supports, by key of config.json.
+        has_windows: whether every layer has the config's `sliding_window`, if it has one.
+        factors: returns `ModelConfig.factors` for a config.
     """
 
     plan: Mapping[str, Any] = field(default_factory=dict)
     named: str | None = None
     config: str | None = None
     only: Mapping[str, Collection[Any]] = field(default_factory=lambda: SILU)
+    has_windows: bool = False
+    factors: Callable[[Any], Mapping[str, float]] = lambda config: {}
 
 
 BIASES = {"qkv_bias": "attention_bias", "o_bias": "attention_bias"}
@@ -57,6 +62,20 @@ HYBRID = Family(
 FAMILIES: Mapping[str, Family] = {
     "llama": Family({**BIASES, "mlp_bias": "mlp_bias"}),
     "qwen2": Family({"qkv_bias": True}),
+    "mistral": Family(has_windows=True),
+    "ministral3": Family(has_windows=True),
+    "phi3": Family(has_windows=True),
+    "smollm3": Family({**BIASES, "mlp_bias": "mlp_bias"}),
+    "granite": Family(
+        {**BIASES, "mlp_bias": "mlp_bias"},
+        factors=lambda config: {
+            "embed_tokens": config.embedding_multiplier,
+            "q_proj": config.attention_multiplier * (config.hidden_size / config.num_attention_heads) ** 0.5,
+            "o_proj": config.residual_multiplier,
+            "down_proj": config.residual_multiplier,
+            "lm_head": 1 / config.logits_scaling,
+        },
+    ),
     "mimo": Family({"qkv_bias": True}, named="qwen2", config="qwen2"),
     "qwen3": Family({**BIASES, "qk_norm": True}),
     "qwen3_moe": Family({**BIASES, "qk_norm": True}, only={**SILU, "use_sliding_window": (False,)}),
@@ -115,8 +134,10 @@ def read_decoder(keys: Mapping[str, Any], source: str) -> ModelConfig:
     refuse_values(source, text, family.only)
     config = CONFIG_MAPPING[family.config or kind].from_dict(text)
 
-    types = get(config, "layer_types") or [FULL] * config.num_hidden_layers
+    usual = SLIDING if family.has_windows and config.sliding_window is not None else FULL
+    types = get(config, "layer_types") or [usual] * config.num_hidden_layers
     layers = tuple(_layer(config, family, index, types, source) for index in range(len(types)))
+    factors = family.factors(config)
     ends = keys.get("eos_token_id", text.get("eos_token_id"))
     return ModelConfig(
         family=family.named or kind,
@@ -124,12 +145,13 @@ def read_decoder(keys: Mapping[str, Any], source: str) -> ModelConfig:
         hidden_size=config.hidden_size,
         rms_norm_eps=config.rms_norm_eps,
         max_position_embeddings=num_positions(layers[0].rope, config.max_position_embeddings),
-        tie_word_embeddings=bool(keys.get("tie_word_embeddings", config.tie_word_embeddings)),
+        tie_word_embeddings=not factors and bool(keys.get("tie_word_embeddings", config.tie_word_embeddings)),
         layers=layers,
         eos_token_ids=tuple(ends) if isinstance(ends, list | tuple) else () if ends is None else (ends,),
         bos_token_id=config.bos_token_id,
         gemma4=_gemma4_sizes(config) if kind == "gemma4_text" else None,
-        max_dense_positions=get(config, "index_topk"),
+        max_dense_positions=get(config, "index_topk", _first_scaled_position(config)),
+        factors=tuple(factors.items()),
     )
 
 
@@ -137,6 +159,12 @@ def get(config: Any, key: str, default: Any = None) -> Any:
     """Return the value of a config's key; the default if it is missing or null."""
     value = getattr(config, key, None)
     return default if value is None else value
+
+
+def _first_scaled_position(config: Any) -> int | None:
+    """Return from where on queries are multiplied by a factor of their position (Llama 4, Ministral 3)."""
+    rope = config.rope_parameters
+    return rope["original_max_position_embeddings"] if rope.get("llama_4_scaling_beta") else None
 
 
 def _layer(config: Any, family: Family, index: int, types: list[str], source: str) -> LayerPlan:
@@ -152,11 +180,14 @@ def _layer(config: Any, family: Family, index: int, types: list[str], source: st
     head_dim = getattr(own, "head_dim", None) or config.hidden_size // num_heads
     inner = get(config, "intermediate_size", get(config, "moe_intermediate_size"))
     owners = [earlier for earlier in range(first_shared) if types[earlier] == kind] if index >= first_shared else []
+    rope = read_rope(config.rope_parameters.get(kind, config.rope_parameters), config.max_position_embeddings)
+    if not get(config, "no_rope_layers", [True] * len(types))[index]:
+        rope = RopeConfig(rope.theta, "linear", factor=inf)  # turns by nothing (SmolLM3)
     return LayerPlan(
         num_heads=num_heads,
         num_kv_heads=1 if is_latent else own.num_key_value_heads,
         head_dim=config.qk_rope_head_dim if is_latent else head_dim,
-        rope=read_rope(config.rope_parameters.get(kind, config.rope_parameters), config.max_position_embeddings),
+        rope=rope,
         intermediate_size=2 * inner if index >= first_shared and get(config, "use_double_wide_mlp") else inner,
         window=window,
         kv_owner=max(owners, default=None),

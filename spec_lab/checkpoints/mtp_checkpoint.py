@@ -19,7 +19,6 @@ from spec_lab.checkpoints.checkpoint_files import StoredTensor
 from spec_lab.checkpoints.checks import refuse_other_target, refuse_values
 from spec_lab.checkpoints.config import ModelConfig, num_mtp_modules, text_part
 from spec_lab.checkpoints.families import FAMILIES, read_decoder
-from spec_lab.checkpoints.hybrid_checkpoint import zero_centred
 from spec_lab.checkpoints.json_input import ConfigFields, read_json
 from spec_lab.checkpoints.mtp_layouts import (
     EMBEDDING_NORM,
@@ -29,6 +28,7 @@ from spec_lab.checkpoints.mtp_layouts import (
     MtpLayout,
     find_layout,
 )
+from spec_lab.checkpoints.target_tensors import zero_centred
 from spec_lab.checkpoints.tensor_shapes import layer_tensor_shapes
 from spec_lab.core.errors import UserError
 from spec_lab.core.types import NormSide
