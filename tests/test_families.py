@@ -27,6 +27,7 @@ GRANITE = {
     "residual_multiplier": 0.22,
     "logits_scaling": 3.0,
 }
+EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 3}
 BIASES = {"attention_bias": True, "mlp_bias": True}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": ("granite", GRANITE),
@@ -37,6 +38,10 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "ministral3": ("ministral3", {"head_dim": 16, "rope_parameters": YARN | {"llama_4_scaling_beta": 0.1}}),
     "mistral": ("mistral", {"sliding_window": 6}),
     "mistral_full": ("mistral", {"sliding_window": None, "head_dim": 16}),
+    "minimax_m2": ("minimax_m2", EXPERTS | {"head_dim": 16, "rotary_dim": 8}),
+    "mixtral": ("mixtral", EXPERTS | {"sliding_window": None}),
+    "olmo3": ("olmo3", {"pad_token_id": 0, "sliding_window": 6, "num_hidden_layers": 8, "attention_bias": True}),
+    "olmo3_long": ("olmo3", {"pad_token_id": 0, "rope_scaling": YARN, "rope_theta": 100.0}),
     "phi3": ("phi3", {"pad_token_id": 0, "sliding_window": 7}),
     "phi3_long": (
         "phi3",

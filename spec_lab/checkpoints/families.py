@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ class Family:
             model type.
         config: the model type whose config class of transformers reads it, where it has none of its own.
         only: the values that the forward code here supports, by key of config.json.
+        router: the function of the router's logits, where layers have experts. A sigmoid has a bias of the choice.
         has_windows: whether every layer has the config's `sliding_window`, if it has one.
         factors: returns `ModelConfig.factors` for a config.
     """
@@ -48,12 +49,14 @@ class Family:
     named: str | None = None
     config: str | None = None
     only: Mapping[str, Collection[Any]] = field(default_factory=lambda: SILU)
+    router: RouterScores = RouterScores.SOFTMAX
     has_windows: bool = False
     factors: Callable[[Any], Mapping[str, float]] = lambda config: {}
 
 
 BIASES = {"qkv_bias": "attention_bias", "o_bias": "attention_bias"}
-SIGMOID = Family(only={**SILU, "scoring_func": ("sigmoid",)})
+SIGMOID = Family(router=RouterScores.SIGMOID, only={**SILU, "scoring_func": ("sigmoid",)})
+WIDE = {"qk_norm": True, "wide_qk_norm": True}
 HYBRID = Family(
     {**BIASES, "qk_norm": True, "attention_gate": True, "float32_norms": True},
     named="hybrid",
@@ -64,8 +67,10 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2": Family({"qkv_bias": True}),
     "mistral": Family(has_windows=True),
     "ministral3": Family(has_windows=True),
+    "mixtral": Family(has_windows=True),
     "phi3": Family(has_windows=True),
     "smollm3": Family({**BIASES, "mlp_bias": "mlp_bias"}),
+    "olmo3": Family({**BIASES, **WIDE, "norms_outputs": True}),
     "granite": Family(
         {**BIASES, "mlp_bias": "mlp_bias"},
         factors=lambda config: {
@@ -79,10 +84,11 @@ FAMILIES: Mapping[str, Family] = {
     "mimo": Family({"qkv_bias": True}, named="qwen2", config="qwen2"),
     "qwen3": Family({**BIASES, "qk_norm": True}),
     "qwen3_moe": Family({**BIASES, "qk_norm": True}, only={**SILU, "use_sliding_window": (False,)}),
-    "glm4_moe": Family({"qk_norm": "use_qk_norm", "qkv_bias": "attention_bias"}, only=SIGMOID.only),
+    "glm4_moe": replace(SIGMOID, plan={"qk_norm": "use_qk_norm", "qkv_bias": "attention_bias"}),
+    "minimax_m2": replace(SIGMOID, plan=WIDE),
     "deepseek_v3": SIGMOID,
-    "deepseek_v32": Family(named="deepseek_v3", config="deepseek_v3", only=SIGMOID.only),
-    "kimi_k2": Family(config="deepseek_v3", only=SIGMOID.only),
+    "deepseek_v32": replace(SIGMOID, named="deepseek_v3", config="deepseek_v3"),
+    "kimi_k2": replace(SIGMOID, config="deepseek_v3"),
     "glm4_moe_lite": SIGMOID,
     "qwen3_next": HYBRID,
     "qwen3_5_text": HYBRID,
@@ -144,7 +150,7 @@ def read_decoder(keys: Mapping[str, Any], source: str) -> ModelConfig:
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         rms_norm_eps=config.rms_norm_eps,
-        max_position_embeddings=num_positions(layers[0].rope, config.max_position_embeddings),
+        max_position_embeddings=max(num_positions(plan.rope, config.max_position_embeddings) for plan in layers),
         tie_word_embeddings=not factors and bool(keys.get("tie_word_embeddings", config.tie_word_embeddings)),
         layers=layers,
         eos_token_ids=tuple(ends) if isinstance(ends, list | tuple) else () if ends is None else (ends,),
@@ -193,7 +199,7 @@ def _layer(config: Any, family: Family, index: int, types: list[str], source: st
         kv_owner=max(owners, default=None),
         delta_net=_delta_net(config) if kind == LINEAR else None,
         latent=_latent(config) if is_latent else None,
-        experts=_experts(config) if _is_sparse(config, index) else None,
+        experts=_experts(config, family) if _is_sparse(config, index) else None,
         **{name: bool(get(config, value)) if isinstance(value, str) else value for name, value in family.plan.items()},
     )
 
@@ -223,7 +229,9 @@ def _delta_net(config: Any) -> DeltaNetSizes:
 
 def _is_sparse(config: Any, index: int) -> bool:
     """Return whether a layer has experts, by whichever keys the family has for it."""
-    if not (get(config, "n_routed_experts") or get(config, "num_experts")) or not get(config, "enable_moe_block", True):
+    if not (get(config, "n_routed_experts") or get(config, "num_local_experts")) or not get(
+        config, "enable_moe_block", True
+    ):
         return False
     if (kinds := get(config, "mlp_layer_types")) is not None:
         return bool(kinds[index] == "sparse")
@@ -231,16 +239,15 @@ def _is_sparse(config: Any, index: int) -> bool:
     return not is_dense and (index + 1) % get(config, "decoder_sparse_step", 1) == 0
 
 
-def _experts(config: Any) -> ExpertSizes:
-    """Read the experts of a layer. Those of DeepSeek and GLM have a sigmoid router and shared experts."""
-    inner, is_sigmoid = config.moe_intermediate_size, get(config, "n_routed_experts") is not None
+def _experts(config: Any, family: Family) -> ExpertSizes:
+    inner = get(config, "moe_intermediate_size") or config.intermediate_size
     one_shared = get(config, "shared_expert_intermediate_size", 0)  # Qwen3-Next and Qwen3.5, with a gate
     return ExpertSizes(
-        num_experts=config.n_routed_experts if is_sigmoid else config.num_experts,
+        num_experts=get(config, "n_routed_experts") or config.num_local_experts,
         num_chosen=get(config, "num_experts_per_tok") or config.top_k_experts,
         intermediate_size=inner,
-        scores=RouterScores.SIGMOID if is_sigmoid else RouterScores.SOFTMAX,
-        correction_bias=is_sigmoid,
+        scores=family.router,
+        correction_bias=family.router is RouterScores.SIGMOID,
         num_groups=get(config, "n_group", 1),
         num_chosen_groups=get(config, "topk_group", 1),
         renormalized=get(config, "norm_topk_prob", True),
