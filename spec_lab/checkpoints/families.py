@@ -229,9 +229,7 @@ def _delta_net(config: Any) -> DeltaNetSizes:
 
 def _is_sparse(config: Any, index: int) -> bool:
     """Return whether a layer has experts, by whichever keys the family has for it."""
-    if not (get(config, "n_routed_experts") or get(config, "num_local_experts")) or not get(
-        config, "enable_moe_block", True
-    ):
+    if not _num_experts(config) or not get(config, "enable_moe_block", True):
         return False
     if (kinds := get(config, "mlp_layer_types")) is not None:
         return bool(kinds[index] == "sparse")
@@ -239,11 +237,16 @@ def _is_sparse(config: Any, index: int) -> bool:
     return not is_dense and (index + 1) % get(config, "decoder_sparse_step", 1) == 0
 
 
+def _num_experts(config: Any) -> int:
+    names = ("n_routed_experts", "num_local_experts", "num_experts")
+    return next((number for name in names if (number := get(config, name))), 0)
+
+
 def _experts(config: Any, family: Family) -> ExpertSizes:
     inner = get(config, "moe_intermediate_size") or config.intermediate_size
     one_shared = get(config, "shared_expert_intermediate_size", 0)  # Qwen3-Next and Qwen3.5, with a gate
     return ExpertSizes(
-        num_experts=get(config, "n_routed_experts") or config.num_local_experts,
+        num_experts=_num_experts(config),
         num_chosen=get(config, "num_experts_per_tok") or config.top_k_experts,
         intermediate_size=inner,
         scores=family.router,
