@@ -22,7 +22,7 @@ from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.delta_net_checkpoint import rows_of_heads
 from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
 from spec_lab.checkpoints.families import read_decoder, read_model_config
-from spec_lab.checkpoints.gemma4_assistant_config import TargetLayerKV
+from spec_lab.checkpoints.gemma4_assistant_config import owns_kv
 from spec_lab.checkpoints.packaged import SHAPES
 from spec_lab.checkpoints.target_tensors import counts_from_one
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
@@ -131,7 +131,7 @@ def test_a_state_is_in_the_way_of_trees_draft_models_and_ranks(tmp_path: Path) -
     plan = read_model_config(tmp_path).layers[0]
     with refused("target.tensor_parallel=2", "keep a state", "target.tensor_parallel=1"):
         TensorParallel(0, 2, None).share(plan)  # type: ignore[arg-type]
-    assert not TargetLayerKV.from_plan(plan).owns_kv, "no assistant reads keys where there are none"
+    assert not owns_kv(plan), "no assistant reads keys where there are none"
 
 
 def test_random_weights_of_a_hybrid_generate(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from spec_lab.checkpoints.block_config import BlockConfig, Causality, ConvSizes, SlotReading, Slots, embedding_scale
+from spec_lab.checkpoints.block_config import BlockConfig, Causality, ConvSizes, SlotReading, Slots
 from spec_lab.checkpoints.block_heads import (
     GruSizes,
     HeadKind,
@@ -130,7 +130,7 @@ def read_block_config(folder: Path, target: ModelConfig, knob: str = KNOB) -> tu
         causality=causality,
         window_moves=_window_moves(fields, layout, body) and causality == Causality.none,
         conv=_conv(fields),
-        embedding_scale=fields.number("input_embedding_scale", embedding_scale(target)),
+        embedding_scale=fields.number("input_embedding_scale", target.embedding_scale),
         logit_scale=fields.number("output_multiplier", 1.0),
         logit_softcap=fields.number("final_logit_softcapping") if is_capped else None,
     )

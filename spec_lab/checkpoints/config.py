@@ -68,6 +68,11 @@ class ModelConfig:
         return len(self.layers)
 
     @property
+    def embedding_scale(self) -> float:
+        """The factor of the embeddings."""
+        return 1.0 if self.gemma4 is None else self.gemma4.embedding_scale
+
+    @property
     def keeps_states(self) -> bool:
         """Return whether any layer has a state, which rejected drafts must be removed from."""
         return any(plan.delta_net is not None for plan in self.layers)
