@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,8 @@ FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 FLOAT32_TENSORS = (".e_score_correction_bias", ".A_log", ".dt_bias")
 
 
+Names = tuple[tuple[str, str], ...]
+"""The names of a format: patterns, and what replaces them."""
 OwnTensors = Callable[[Mapping[str, StoredTensor]], dict[str, StoredTensor]]
 
 
@@ -111,6 +114,34 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
         if not name.endswith("rotary_emb.inv_freq") and ".self_attn.indexer." not in name
     }
     return with_stacked_experts(with_scales(needed, folder))
+
+
+def renamed(stored: Mapping[str, StoredTensor], patterns: Names) -> dict[str, StoredTensor]:
+    """Give tensors the names that the lab has for them. Every pattern is replaced, from the first to the last."""
+    result = {}
+    for name, tensor in stored.items():
+        for pattern, ours in patterns:
+            name = re.sub(pattern, ours, name)
+        result[name] = tensor
+    return result
+
+
+def read_wanted(
+    stored: Mapping[str, StoredTensor],
+    wanted: Mapping[str, tuple[int, ...]],
+    dtype: torch.dtype,
+    device: torch.device | str,
+    source: str,
+    optional: Collection[str] = (),
+) -> dict[str, torch.Tensor]:
+    """Read the tensors of a head, by name. Those of `optional` may be missing.
+
+    Raises:
+        UserError: tensors that are missing, left over, of another shape or in an unsupported quantization.
+    """
+    check_tensors(stored, wanted, optional, source)
+    check_floating(stored, source)
+    return read_tensors({name: stored[name] for name in wanted if name in stored}, dtype, device)
 
 
 class Shaped(Protocol):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from spec_lab.checkpoints.checks import refuse_values
-from spec_lab.checkpoints.config import Gemma4Sizes, ModelConfig
+from spec_lab.checkpoints.config import Gemma4Sizes, ModelConfig, text_part
 from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
 from spec_lab.checkpoints.expert_sizes import ExpertSizes, RouterScores
 from spec_lab.checkpoints.gguf_config import gguf_config
@@ -133,7 +133,7 @@ def read_decoder(keys: Mapping[str, Any], source: str) -> ModelConfig:
     """
     from transformers import CONFIG_MAPPING
 
-    text = deepcopy(dict(keys.get("text_config") or keys))
+    text = deepcopy(dict(text_part(keys)))
     kind = text.pop("model_type", None)
     refuse_values(source, {"model_type": str(kind)}, {"model_type": FAMILIES})
     family = FAMILIES[kind]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from spec_lab.checkpoints.checkpoint import check_floating, check_tensors, read_tensors, stored_tensors
+from spec_lab.checkpoints.checkpoint import read_tensors, read_wanted, stored_tensors
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.gemma4_assistant_config import AssistantConfig, read_assistant_config
 from spec_lab.checkpoints.gemma4_checkpoint import gemma4_layer_shapes
@@ -30,10 +30,7 @@ def load_assistant(
     config = read_assistant_config(folder, target)
     stored = stored_tensors(folder)
     ordering = {name: stored.pop(name) for name in (TOKEN_ORDERING,) if name in stored}
-    wanted = assistant_tensor_shapes(config)
-    check_tensors(stored, wanted, (), str(folder))
-    check_floating(stored, str(folder))
-    tensors = read_tensors({name: stored[name] for name in wanted}, dtype, device)
+    tensors = read_wanted(stored, assistant_tensor_shapes(config), dtype, device, str(folder))
     if config.centroids is not None:
         found = read_tensors(ordering, dtype, device).get(TOKEN_ORDERING)
         tensors[TOKEN_ORDERING] = _checked_ordering(found, target.vocab_size, str(folder))

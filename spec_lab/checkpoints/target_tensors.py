@@ -12,6 +12,7 @@ from functools import partial
 
 import torch
 
+from spec_lab.checkpoints.checkpoint import Names, renamed
 from spec_lab.checkpoints.checkpoint_files import StoredTensor
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.delta_net_checkpoint import ungrouped
@@ -23,7 +24,7 @@ OTHER_SENSES = re.compile(
     r"(model\.)?(visual|vision_tower|audio_tower|embed_vision|embed_audio|multi_modal_projector|mm_projector)\."
 )
 """Towers of multimodal models, and the projections that turn an image or a sound into rows of the decoder."""
-RENAMED = (
+NAMES: Names = (
     (r"^(model\.language_model|language_model\.model)\.", "model."),
     (r"^language_model\.", ""),
     (r"\.block_sparse_moe\.e_score_correction_bias$", ".mlp.gate.e_score_correction_bias"),  # MiniMax-M2
@@ -46,9 +47,8 @@ def without_mtp(stored: Mapping[str, StoredTensor]) -> Stored:
 
 def target_tensors(stored: Mapping[str, StoredTensor], config: ModelConfig) -> Stored:
     """Return the decoder's tensors of a checkpoint of any family."""
-    tensors = {
-        _usual_name(name): tensor for name, tensor in without_mtp(stored).items() if not OTHER_SENSES.match(name)
-    }
+    own = {name: tensor for name, tensor in without_mtp(stored).items() if not OTHER_SENSES.match(name)}
+    tensors = renamed(own, NAMES)
     for index, plan in enumerate(config.layers):
         prefix = f"model.layers.{index}."
         if plan.delta_net is not None:
@@ -60,12 +60,6 @@ def target_tensors(stored: Mapping[str, StoredTensor], config: ModelConfig) -> S
     if config.family == "hybrid":
         tensors = {name: zero_centred(it) if counts_from_one(name) else it for name, it in tensors.items()}
     return _multiplied(tensors, dict(config.factors)) if config.factors else tensors
-
-
-def _usual_name(name: str) -> str:
-    for pattern, usual in RENAMED:
-        name = re.sub(pattern, usual, name)
-    return name
 
 
 def _split_products(tensors: Stored, prefix: str, plan: LayerPlan) -> None:
