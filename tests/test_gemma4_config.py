@@ -12,7 +12,7 @@ import pytest
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.expert_sizes import ExpertSizes, RouterScores
 from spec_lab.checkpoints.families import read_decoder, read_model_config
-from spec_lab.checkpoints.gemma4_assistant_config import AssistantTarget, read_assistant_config
+from spec_lab.checkpoints.gemma4_assistant_config import read_assistant_config
 from spec_lab.checkpoints.packaged import SHAPES
 from spec_lab.checkpoints.plan import RopeConfig
 from spec_lab.doctor.aspects import other_sources
@@ -171,10 +171,10 @@ def assistant(size: str, **text: Any) -> dict[str, Any]:
 def test_the_layers_that_an_assistant_reads(tmp_path: Path, size: str) -> None:
     """They are the last ones of their type that own their KV, found from the two configs alone."""
     (tmp_path / "config.json").write_text(json.dumps(assistant(size)))
-    target = AssistantTarget.from_model_config(read(size))
+    target = read(size)
     config = read_assistant_config(tmp_path, target)
     sliding, full = READ_LAYERS[size]
-    assert [layer.kv_source for layer in config.layers] == [sliding] * 3 + [full]
+    assert config.kv_sources == (sliding, sliding, sliding, full)
     assert target.embedding_scale == RELEASED[size]["hidden_size"] ** 0.5
 
 
@@ -188,13 +188,13 @@ def test_the_shapes_are_the_released_ones(size: str) -> None:
 def test_the_doctor_reads_the_kv_of_the_layers_beside(tmp_path: Path) -> None:
     """For both kinds of layers together, and for each kind by itself."""
     (tmp_path / "config.json").write_text(json.dumps(assistant("e2b")))
-    config = read_assistant_config(tmp_path, AssistantTarget.from_model_config(read("e2b")))
+    config = read_assistant_config(tmp_path, read("e2b"))
     assert other_sources(config) == [(12, 12, 12, 9), (12, 12, 12, 14), (13, 13, 13, 9)]
 
 
 def test_an_assistant_of_another_size_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(assistant("e2b", num_key_value_heads=2)))
-    target = AssistantTarget.from_model_config(read("e2b"))
+    target = read("e2b")
     with refused("num_key_value_heads of layer 0 is 2", "drafter.path"):
         read_assistant_config(tmp_path, target)
 

@@ -211,9 +211,9 @@ def test_the_head_is_read_anew_once_the_file_changes(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write_head(path, tokenizer_keys(300, "smollm"))
     assert read_head(path) is read_head(path)
-    assert read_head(path).text("tokenizer.ggml.pre") == "smollm"
+    assert read_head(path).metadata["tokenizer.ggml.pre"] == "smollm"
     write_head(path, tokenizer_keys(300, "llama-bpe"))
-    assert read_head(path).text("tokenizer.ggml.pre") == "llama-bpe"
+    assert read_head(path).metadata["tokenizer.ggml.pre"] == "llama-bpe"
 
 
 def test_a_file_is_a_target_of_a_trained_head_and_the_doctor_reads_its_vocabulary(tmp_path: Path) -> None:

@@ -22,14 +22,14 @@ from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.delta_net_checkpoint import rows_of_heads
 from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
 from spec_lab.checkpoints.families import read_decoder, read_model_config
-from spec_lab.checkpoints.gemma4_assistant_config import TargetLayerKV
-from spec_lab.checkpoints.hybrid_checkpoint import counts_from_one
+from spec_lab.checkpoints.gemma4_assistant_config import owns_kv
 from spec_lab.checkpoints.packaged import SHAPES
+from spec_lab.checkpoints.target_tensors import counts_from_one
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.config.choices import Rollback, Weights
 from spec_lab.config.run import RecurrentConfig
 from spec_lab.measure.lab import note_rollback
-from spec_lab.models.target_loader import WeightSource, load_target, read_hybrid
+from spec_lab.models.target_loader import WeightSource, load_target, read_target
 from spec_lab.models.tensor_parallel import TensorParallel
 from spec_lab.options.trees import StaticTreeConfig
 from tests.kept_states import KEPT, tensors_of
@@ -43,7 +43,7 @@ FLAT: dict[str, Any] = SIZES | {"model_type": "qwen3_5_text"}
 
 
 def read(folder: Path, dtype: torch.dtype = torch.float32) -> Mapping[str, torch.Tensor]:
-    return read_hybrid(read_model_config(folder), WeightSource(folder, dtype, CPU))
+    return read_target(read_model_config(folder), WeightSource(folder, dtype, CPU))
 
 
 def test_rows_of_key_heads_are_laid_out_by_part() -> None:
@@ -64,7 +64,7 @@ def test_a_checkpoint_of_the_hub_has_two_dtypes(tmp_path: Path) -> None:
     tensors = read(tmp_path, torch.bfloat16)
     float32 = {name for name, tensor in tensors.items() if tensor.dtype == torch.float32}
     assert float32 == {name for name in tensors if name.endswith((".A_log", ".dt_bias")) or counts_from_one(name)}
-    drawn = read_hybrid(read_model_config(tmp_path), WeightSource(None, torch.bfloat16, CPU))
+    drawn = read_target(read_model_config(tmp_path), WeightSource(None, torch.bfloat16, CPU))
     assert float32 == {name for name, tensor in drawn.items() if tensor.dtype == torch.float32}
     prefix = "model.language_model.layers.0."
     assert torch.equal(tensors["model.layers.0.linear_attn.A_log"], stored[prefix + "linear_attn.A_log"])
@@ -131,7 +131,7 @@ def test_a_state_is_in_the_way_of_trees_draft_models_and_ranks(tmp_path: Path) -
     plan = read_model_config(tmp_path).layers[0]
     with refused("target.tensor_parallel=2", "keep a state", "target.tensor_parallel=1"):
         TensorParallel(0, 2, None).share(plan)  # type: ignore[arg-type]
-    assert not TargetLayerKV.from_plan(plan).owns_kv, "no assistant reads keys where there are none"
+    assert not owns_kv(plan), "no assistant reads keys where there are none"
 
 
 def test_random_weights_of_a_hybrid_generate(tmp_path: Path) -> None:

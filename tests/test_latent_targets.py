@@ -18,7 +18,7 @@ from spec_lab.build.limits import engine_limits
 from spec_lab.build.models import load_models
 from spec_lab.checkpoints.checkpoint import open_tensors
 from spec_lab.checkpoints.families import read_model_config
-from spec_lab.checkpoints.gemma4_assistant_config import AssistantTarget
+from spec_lab.checkpoints.gemma4_assistant_config import read_assistant_config
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.core.kv_cache import NULL_PAGE, PagedKVCache
 from spec_lab.core.selection import AllRows
@@ -208,4 +208,4 @@ def test_what_cannot_have_latent_attention_is_refused(checkpoints: Any, monkeypa
     with refused("target.tensor_parallel=2", "latent attention"):
         TensorParallel(0, 2, None).share(config.layers[0])  # type: ignore[arg-type]
     with refused("drafter=frozen_kv", "latent attention"):
-        AssistantTarget.from_model_config(config)
+        read_assistant_config(folder, config)

@@ -87,7 +87,7 @@ def tokenizer(path: Path) -> TargetTokenizer:
 
 def test_ids_follow_from_the_files_own_merges(path: Path, tokenizer: TargetTokenizer) -> None:
     head = read_head(path)
-    rules = Rules(head.texts("tokenizer.ggml.tokens"), tuple(head.texts("tokenizer.ggml.merges")))
+    rules = Rules(head.metadata["tokenizer.ggml.tokens"], tuple(head.metadata["tokenizer.ggml.merges"]))
     texts = [prompt.text for prompt in shipped_prompts()[::48]]
     for text in [*texts, *(text.replace(" ", "  ") for text in texts), "  7 ½ 世界 e\u0301\n\n 1234"]:
         ids = tokenizer.encode(text)

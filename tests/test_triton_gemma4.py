@@ -13,7 +13,7 @@ from spec_kernels.rope_write import rope_write
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.gemma4_assistant_checkpoint import TOKEN_ORDERING, assistant_tensor_shapes
-from spec_lab.checkpoints.gemma4_assistant_config import AssistantTarget, read_assistant_config
+from spec_lab.checkpoints.gemma4_assistant_config import read_assistant_config
 from spec_lab.checkpoints.gemma4_checkpoint import gemma4_tensor_shapes
 from spec_lab.core.selection import AfterAttention, AllRows, NoRows
 from spec_lab.core.types import AttentionMetadata, FeatureSpec
@@ -160,7 +160,7 @@ def make_assistant(
         {"use_ordered_embeddings": True, "num_centroids": 8, "centroid_intermediate_top_k": 2} if centroids else {}
     )
     (folder / "config.json").write_text(json.dumps(ASSISTANT | of_head))
-    assistant = read_assistant_config(folder, AssistantTarget.from_model_config(config))
+    assistant = read_assistant_config(folder, config)
     tensors = weights(assistant_tensor_shapes(assistant))
     if centroids:
         tensors[TOKEN_ORDERING] = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(1)).to(DEVICE)

@@ -125,12 +125,6 @@ class BlockConfig:
         )
 
 
-def embedding_scale(target: ModelConfig) -> float:
-    """Return the factor of the target's embeddings. A block starts from them as the target does, unless its file has
-    another factor of the raw rows."""
-    return 1.0 if target.gemma4 is None else target.gemma4.embedding_scale
-
-
 def default_taps(num_target_layers: int, num_layers: int) -> tuple[Tap, ...]:
     """Return the default taps: as many as the body has layers, evenly spaced from the output of target layer 1 to that
     of layer `num_target_layers` - 3.

@@ -1,21 +1,12 @@
-"""The names and shapes of a Gemma 4 decoder's tensors, and the other tensors in its checkpoints."""
+"""The names and shapes of a Gemma 4 decoder's tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from spec_lab.checkpoints.checkpoint_files import StoredTensor
 from spec_lab.checkpoints.config import Gemma4Sizes, ModelConfig
 from spec_lab.checkpoints.expert_sizes import ExpertSizes, routed_tensor_shapes
 from spec_lab.checkpoints.plan import LayerPlan
 
 Shapes = dict[str, tuple[int, ...]]
-
-NESTED = "model.language_model."
-# Towers of the multimodal models, and the projections that turn an image or a sound into rows of the decoder.
-OTHER_SENSES = tuple(f"model.{part}." for part in ("vision_tower", "embed_vision", "audio_tower", "embed_audio"))
-# A layer that reads another layer's KV does not use these, but the files on the hub have them.
-DEAD = ("k_proj.weight", "v_proj.weight", "k_norm.weight")
 
 
 def gemma4_tensor_shapes(config: ModelConfig) -> Shapes:
@@ -60,22 +51,6 @@ def gemma4_layer_shapes(plan: LayerPlan, sizes: Gemma4Sizes, hidden: int) -> Sha
             "post_per_layer_input_norm.weight": (hidden,),
         }
     return shapes
-
-
-def own_tensors(stored: Mapping[str, StoredTensor], config: ModelConfig) -> dict[str, StoredTensor]:
-    """Return the decoder's tensors under the names of a text model, from a text or a multimodal checkpoint."""
-    dead = {
-        f"model.layers.{index}.self_attn.{name}"
-        for index, plan in enumerate(config.layers)
-        if plan.kv_owner is not None
-        for name in DEAD
-    }
-    text = {
-        f"model.{name.removeprefix(NESTED)}" if name.startswith(NESTED) else name: tensor
-        for name, tensor in stored.items()
-        if not name.startswith(OTHER_SENSES)
-    }
-    return {name: tensor for name, tensor in text.items() if name not in dead}
 
 
 def _expert_shapes(sizes: ExpertSizes, hidden: int) -> Shapes:

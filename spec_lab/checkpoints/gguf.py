@@ -90,14 +90,13 @@ def gguf_tensors(path: Path) -> dict[str, GgufTensor]:
     The divisors of rotary frequencies, which are not weights, are left out.
     """
     file = read_head(path)
-    name = file.text("general.architecture")
-    heads = file.integer(f"{name}.attention.head_count")
-    permuted = {"attn_q": heads, "attn_k": file.integer(f"{name}.attention.head_count_kv", heads)}
+    heads = file.sizes["attention.head_count"]
+    permuted = {"attn_q": heads, "attn_k": file.sizes.get("attention.head_count_kv", heads)}
     tensors = {}
     for place in file.places.values():
         if place.name not in (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS):
             kind = _kind_in_layer(place.name)
-            num_heads = permuted.get(kind) if name in PERMUTED else None
+            num_heads = permuted.get(kind) if file.architecture in PERMUTED else None
             tensors[_usual_name(place.name)] = GgufTensor(file, place, num_heads)
     return tensors
 

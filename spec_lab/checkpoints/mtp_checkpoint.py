@@ -19,8 +19,7 @@ from spec_lab.checkpoints.checkpoint_files import StoredTensor
 from spec_lab.checkpoints.checks import refuse_other_target, refuse_values
 from spec_lab.checkpoints.config import ModelConfig, num_mtp_modules, text_part
 from spec_lab.checkpoints.families import FAMILIES, read_decoder
-from spec_lab.checkpoints.hybrid_checkpoint import zero_centred
-from spec_lab.checkpoints.json_input import ConfigFields, read_json
+from spec_lab.checkpoints.json_input import present, read_json
 from spec_lab.checkpoints.mtp_layouts import (
     EMBEDDING_NORM,
     FINAL_NORM,
@@ -29,6 +28,7 @@ from spec_lab.checkpoints.mtp_layouts import (
     MtpLayout,
     find_layout,
 )
+from spec_lab.checkpoints.target_tensors import zero_centred
 from spec_lab.checkpoints.tensor_shapes import layer_tensor_shapes
 from spec_lab.core.errors import UserError
 from spec_lab.core.types import NormSide
@@ -70,24 +70,32 @@ def load_mtp(
             target; tensors missing, of another shape, not expected or in an unsupported quantization.
     """
     config, source = read_json(folder / "config.json"), str(folder / "config.json")
-    decoder = text_part(config, source)
-    num_layers = ConfigFields(decoder, source).integer("num_hidden_layers")
-    count = num_mtp_modules(config, source) or 1
-    layout, prefixes, stored = _stored_modules(folder, num_layers, count, num_modules)
-    layer = _layer_config(decoder, layout, _names_below(stored, prefixes[0].layer), source)
+    decoder, count = present(text_part(config)), num_mtp_modules(config) or 1
+    num_layers, stored = decoder["num_hidden_layers"], stored_tensors(folder)
+    layout = find_layout(stored, num_layers)
+    if layout is None or num_modules > count:
+        found = count if layout else 0
+        raise UserError(
+            f"{folder}: has {found} MTP modules, and {num_modules} are needed; use fewer drafts or another {KNOB}"
+        )
+    starts, first = zip(*(layout.prefixes(module, num_layers) for module in range(count)), strict=True)
+    own = {name: it for name, it in stored.items() if name.startswith(starts) and not name.endswith(SKIPPED_COPIES)}
+    names = {name.removeprefix(first[0]) for name in own if name.startswith(first[0])}
+    layer = _layer_config(decoder, layout, names, source)
     pairs = {
         "hidden_size": (layer.hidden_size, target.hidden_size),
         "vocab_size": (layer.vocab_size, target.vocab_size),
     }
     refuse_other_target(source, KNOB, pairs)
     shapes = mtp_tensor_shapes(layer)
-    file_names = [{name: of_module.file_name(layout, name) for name in shapes} for of_module in prefixes]
-    wanted = {of_module[name]: shape for of_module in file_names for name, shape in shapes.items()}
-    check_tensors(stored, wanted, (), str(folder))
-    check_floating(stored, str(folder))
+    wanted = [
+        {layout.file_name(name, module, num_layers): shape for name, shape in shapes.items()} for module in range(count)
+    ]
+    check_tensors(own, {name: shape for of_module in wanted for name, shape in of_module.items()}, (), str(folder))
+    check_floating(own, str(folder))
     modules = [
-        _common_form({name: stored[file_name] for name, file_name in of_module.items()}, layout, dtype, device)
-        for of_module in file_names[:num_modules]
+        _common_form({name: own[stored] for name, stored in zip(shapes, of_module, strict=True)}, layout, dtype, device)
+        for of_module in wanted[:num_modules]
     ]
     return MtpConfig(layer, count, layout.target_hidden, layout.recycled_hidden), modules
 
@@ -102,45 +110,6 @@ def mtp_tensor_shapes(layer: ModelConfig) -> dict[str, tuple[int, ...]]:
         **layer_tensor_shapes(layer.only_layer, hidden, attention_input_size=hidden),
         FINAL_NORM: (hidden,),
     }
-
-
-@dataclass(frozen=True, slots=True)
-class _Prefixes:
-    """The place of one module's tensors in the file."""
-
-    module: str
-    layer: str
-
-    @classmethod
-    def of(cls, layout: MtpLayout, module: int, num_layers: int) -> _Prefixes:
-        numbers = {"module": module, "layer": num_layers + module}
-        return cls(layout.module_prefix.format(**numbers), layout.layer_prefix.format(**numbers))
-
-    def file_name(self, layout: MtpLayout, name: str) -> str:
-        return self.module + layout.names[name] if name in layout.names else self.layer + name
-
-
-def _stored_modules(
-    folder: Path, num_layers: int, count: int, num_needed: int
-) -> tuple[MtpLayout, list[_Prefixes], dict[str, StoredTensor]]:
-    """Return the family's layout, the prefixes of the `count` modules, and their tensors without copies of the
-    target's."""
-    stored = stored_tensors(folder)
-    layout = find_layout(stored, num_layers)
-    if layout is None or num_needed > count:
-        found = count if layout else 0
-        raise UserError(
-            f"{folder}: has {found} MTP modules, and {num_needed} are needed; use fewer drafts or another {KNOB}"
-        )
-    prefixes = [_Prefixes.of(layout, module, num_layers) for module in range(count)]
-    skipped = {of_module.module + name for of_module in prefixes for name in SKIPPED_COPIES}
-    starts = tuple(of_module.module for of_module in prefixes)
-    ours = {name: tensor for name, tensor in stored.items() if name.startswith(starts) and name not in skipped}
-    return layout, prefixes, ours
-
-
-def _names_below(stored: Collection[str], prefix: str) -> set[str]:
-    return {name.removeprefix(prefix) for name in stored if name.startswith(prefix)}
 
 
 def _layer_config(decoder: Mapping[str, Any], layout: MtpLayout, names: Collection[str], source: str) -> ModelConfig:

@@ -27,7 +27,6 @@ class MtpLayout:
     Attributes:
         module_prefix: prefix of the two input norms, the projection and the final norm.
         layer_prefix: prefix of the decoder layer's tensors.
-        marker: name of a tensor of module 0 that only this family has.
         names: the family's names, by DeepSeek's `enorm`, `hnorm`, `eh_proj` and `shared_head.norm`.
         model_type: the family as which a layer's config is read if config.json names none that is known. A layer with
             latent attention does not use it.
@@ -39,7 +38,6 @@ class MtpLayout:
 
     module_prefix: str
     layer_prefix: str
-    marker: str
     names: Mapping[str, str]
     model_type: str
     hidden_first: bool = False
@@ -47,18 +45,26 @@ class MtpLayout:
     target_hidden: NormSide = NormSide.POST_NORM
     recycled_hidden: NormSide = NormSide.POST_NORM
 
+    def prefixes(self, module: int, num_layers: int) -> tuple[str, str]:
+        """Return what the names of a module, and of its decoder layer, begin with in the file."""
+        numbers = {"module": module, "layer": num_layers + module}
+        return self.module_prefix.format(**numbers), self.layer_prefix.format(**numbers)
+
+    def file_name(self, name: str, module: int, num_layers: int) -> str:
+        """Return the file's name of a module's tensor in the common form."""
+        of_module, of_layer = self.prefixes(module, num_layers)
+        return of_module + self.names[name] if name in self.names else of_layer + name
+
 
 DEEPSEEK = MtpLayout(
     module_prefix="model.layers.{layer}.",
     layer_prefix="model.layers.{layer}.",
-    marker="model.layers.{layer}.eh_proj.weight",
     names={name: name for name in (EMBEDDING_NORM, HIDDEN_NORM, PROJECTION, FINAL_NORM)},
     model_type="llama",
 )
 MIMO = MtpLayout(
     module_prefix="model.mtp_layers.{module}.",
     layer_prefix="model.mtp_layers.{module}.",
-    marker="model.mtp_layers.{module}.input_proj.weight",
     names={
         EMBEDDING_NORM: "token_layernorm.weight",
         HIDDEN_NORM: "hidden_layernorm.weight",
@@ -71,7 +77,6 @@ MIMO = MtpLayout(
 QWEN3_NEXT = MtpLayout(
     module_prefix="mtp.",
     layer_prefix="mtp.layers.{module}.",
-    marker="mtp.fc.weight",
     names={
         EMBEDDING_NORM: "pre_fc_norm_embedding.weight",
         HIDDEN_NORM: "pre_fc_norm_hidden.weight",
@@ -85,6 +90,5 @@ LAYOUTS = (DEEPSEEK, MIMO, QWEN3_NEXT)
 
 
 def find_layout(stored: Collection[str], num_layers: int) -> MtpLayout | None:
-    """Return the layout whose module 0 is among the stored names; None if there is none."""
-    found = (layout for layout in LAYOUTS if layout.marker.format(module=0, layer=num_layers) in stored)
-    return next(found, None)
+    """Return the layout whose module 0 is among the stored names, by its projection; None if there is none."""
+    return next((layout for layout in LAYOUTS if layout.file_name(PROJECTION, 0, num_layers) in stored), None)

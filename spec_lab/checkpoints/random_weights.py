@@ -60,6 +60,8 @@ def random_eagle3_config(target: ModelConfig, draft_vocab_size: int | None) -> E
     plan = replace(
         first,
         qk_norm=False,
+        wide_qk_norm=False,
+        norms_outputs=False,
         qkv_bias=False,
         window=None,
         attention_gate=False,

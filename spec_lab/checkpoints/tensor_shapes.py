@@ -25,8 +25,9 @@ def decoder_tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 def layer_tensor_shapes(plan: LayerPlan, hidden_size: int, attention_input_size: int) -> dict[str, tuple[int, ...]]:
     """Return the names and shapes of one layer's tensors, without prefix. An EAGLE-3 head's attention reads
     2 * hidden_size channels."""
+    others = "post_feedforward_layernorm" if plan.norms_outputs else "input_layernorm"
     return {
-        "input_layernorm.weight": (hidden_size,),
+        f"{others}.weight": (hidden_size,),
         "post_attention_layernorm.weight": (hidden_size,),
         **_mixer_shapes(plan, hidden_size, attention_input_size),
         **_mlp_shapes(plan, hidden_size),
@@ -61,7 +62,8 @@ def _attention_shapes(plan: LayerPlan, hidden_size: int, input_size: int) -> dic
     if plan.sinks:
         shapes["self_attn.sinks"] = (plan.num_heads,)
     if plan.qk_norm:
-        shapes |= {f"self_attn.{name}.weight": (plan.head_dim,) for name in ("q_norm", "k_norm")}
+        sizes = (query_size, kv_size) if plan.wide_qk_norm else (plan.head_dim, plan.head_dim)
+        shapes |= {f"self_attn.{name}.weight": (size,) for name, size in zip(("q_norm", "k_norm"), sizes, strict=True)}
     return shapes
 
 

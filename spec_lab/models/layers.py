@@ -199,6 +199,8 @@ class LayerParts:
     Attributes:
         o: the product after the mixer.
         norm: the norm before `mixer`; None if its input is already normed.
+        mlp_norm: the norm before `mlp`; with an `output_norm` that of the output of `o`.
+        output_norm: the norm of the output of `mlp`, in a layer that norms outputs rather than inputs (OLMo 3).
         attention: `mixer` if it is attention over keys and values, else None; `latent` and `delta_net` likewise.
         dense: `mlp` if it is a dense MLP, else None; `experts` likewise.
     """
@@ -208,6 +210,7 @@ class LayerParts:
     mlp: RowsPart
     norm: WeightedNorm | None
     mlp_norm: WeightedNorm
+    output_norm: WeightedNorm | None = None
     attention: Attention | None = None
     latent: LatentAttention | None = None
     delta_net: GatedDeltaNet | None = None
@@ -240,6 +243,22 @@ class AddPart:
 
 
 @dataclass(slots=True)
+class AddNormedPart:
+    """Adds the normed output of a part to the residual stream, in a layer that norms outputs rather than inputs."""
+
+    part: RowsPart
+    norm: RowsPart
+
+    def __call__(self, stream: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return stream + self.norm(self.part(rows))
+
+    def close(self, mixed: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """End the first half of the layer: the second half reads the stream as it is."""
+        stream = self(residual, mixed)
+        return stream, stream
+
+
+@dataclass(slots=True)
 class DecoderLayer:
     """A pre-norm residual block. All rows update the cache, and only the selected rows go on.
 
@@ -259,6 +278,9 @@ class DecoderLayer:
     @classmethod
     def of(cls, parts: LayerParts) -> DecoderLayer:
         """Make the layer of the parts without any kernels."""
+        if parts.output_norm is not None:
+            halves = AddNormedPart(parts.o, parts.mlp_norm), AddNormedPart(parts.mlp, parts.output_norm)
+            return cls(None, parts.mixer, halves[0].close, halves[1], parts.experts)
         close, finish = AddThenNorm(parts.o, parts.mlp_norm), AddPart(parts.mlp)
         return cls(parts.norm, parts.mixer, close, finish, parts.experts)
 

@@ -144,8 +144,10 @@ class TritonProducts:
         return recurrent_by_parts(self, parts, plan)
 
     def _fits(self, plan: LayerPlan) -> bool:
-        """Return whether the kernels support the layer: latent attention needs row invariance and norms that round
-        before the weight is applied."""
+        """Return whether the kernels support the layer: one that norms inputs. Latent attention needs row invariance
+        and norms that round before the weight is applied."""
+        if plan.norms_outputs:
+            return False
         return plan.latent is None or (self._max_rows > 0 and not plan.float32_norms)
 
     def _few_rows(self, parts: LayerParts, plan: LayerPlan) -> DecoderLayer:
