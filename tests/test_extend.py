@@ -88,11 +88,14 @@ def test_an_extension_of_each_kind_is_short() -> None:
         assert len(lines) < (60 if "cache" in title else 40), title
 
 
-@pytest.mark.parametrize("drafter", ["copycat", "first_layers"])
-def test_a_drafter_leaves_plain_decodings_output(drafter: str) -> None:
-    """In a graph too. It is counted by the metric, and the logger writes its file."""
+@pytest.mark.parametrize(
+    ("drafter", "graphs"), [("copycat", ["full_loop", "step_replay", "split_seed"]), ("first_layers", ["round"])]
+)
+def test_a_drafter_leaves_plain_decodings_output(drafter: str, graphs: list[str]) -> None:
+    """In graphs too. It is counted by the metric, and the logger writes its file."""
     expected = outputs("drafter=none")
-    assert outputs(f"drafter={drafter}", "graph=round", "prune=catchup") == expected
+    for graph in graphs:
+        assert outputs(f"drafter={drafter}", f"graph={graph}", "prune=catchup") == expected
     summary, place = run(f"drafter={drafter}", "logger=csv", "logger.file=mine.csv")
     assert summary["divergence.bugs"] == 0
     assert summary.choices["drafter"] == drafter and 0 <= summary["metrics.all_kept"] <= 2
