@@ -105,8 +105,10 @@ class TritonAttention:
             self._split_keys,
             scale,
             window,
-            *(() if tree is None else (tree.path_slots, tree.depths, tree.num_tail)),
-            sinks=sinks,
+            None if tree is None else tree.path_slots,
+            None if tree is None else tree.depths,
+            0 if tree is None else tree.num_tail,
+            sinks,
         )
         return out
 
