@@ -15,7 +15,6 @@ import torch
 from safetensors.torch import save_file
 
 from spec_lab.checkpoints.families import read_model_config
-from spec_lab.checkpoints.gemma4_checkpoint import gemma4_tensor_shapes
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.config.choices import KernelsChoice, Rollback
 from spec_lab.config.run import RecurrentConfig, Run
@@ -39,7 +38,7 @@ def make_target(folder: Path, kind: str) -> None:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(TARGETS[kind] | {"vocab_size_per_layer_input": 64}))
     config = read_model_config(folder)
-    shapes = decoder_tensor_shapes(config) if config.gemma4 is None else gemma4_tensor_shapes(config)
+    shapes = decoder_tensor_shapes(config)
     generator = torch.Generator().manual_seed(0)
     save_file(
         {name: random_weight(name, shape, generator) for name, shape in shapes.items()},

@@ -14,7 +14,7 @@ from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.gemma4_assistant_checkpoint import TOKEN_ORDERING, assistant_tensor_shapes
 from spec_lab.checkpoints.gemma4_assistant_config import read_assistant_config
-from spec_lab.checkpoints.gemma4_checkpoint import gemma4_tensor_shapes
+from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.core.selection import AfterAttention, AllRows, NoRows
 from spec_lab.core.types import AttentionMetadata, FeatureSpec
 from spec_lab.models.gemma4 import Gemma4Target
@@ -60,7 +60,7 @@ def read_target(folder: Path, kind: str) -> ModelConfig:
 
 
 def make_target(config: ModelConfig, lane: Lane, products: Products) -> Gemma4Target:
-    tensors = weights(gemma4_tensor_shapes(config))
+    tensors = weights(decoder_tensor_shapes(config))
     return Gemma4Target(config, tensors, lane.backend, MAX_POSITIONS, products=products)
 
 

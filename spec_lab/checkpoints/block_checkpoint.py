@@ -98,7 +98,7 @@ def block_tensor_shapes(config: BlockConfig) -> Shapes:
     for index, plan in enumerate(body.layers):
         layer = layer_tensor_shapes(plan, hidden, attention_input_size=hidden) | _conv_shapes(config.conv, hidden)
         shapes |= {f"layers.{index}.{name}": shape for name, shape in layer.items()}
-    shapes |= config.head.tensor_shapes(config.sizes)
+    shapes |= config.head.tensor_shapes(config)
     if config.confidence_reads:
         shapes |= linear_shapes("confidence_head.proj", 1, config.confidence_reads)
     return shapes

@@ -9,7 +9,7 @@ import torch
 from spec_lab.checkpoints.checkpoint import read_tensors, read_wanted, stored_tensors
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.gemma4_assistant_config import AssistantConfig, read_assistant_config
-from spec_lab.checkpoints.gemma4_checkpoint import gemma4_layer_shapes
+from spec_lab.checkpoints.gemma4_shapes import gemma4_layer_shapes
 from spec_lab.core.errors import UserError
 
 TOKEN_ORDERING = "masked_embedding.token_ordering"

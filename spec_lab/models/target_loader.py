@@ -10,7 +10,6 @@ import torch
 
 from spec_lab.checkpoints.checkpoint import OwnTensors, open_tensors
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.gemma4_checkpoint import gemma4_tensor_shapes
 from spec_lab.checkpoints.keep_fp8 import with_narrow_products, with_wide_products
 from spec_lab.checkpoints.lazy_tensors import LazyTensors
 from spec_lab.checkpoints.random_weights import random_tensors
@@ -84,7 +83,7 @@ def with_rounded_matrices(tensors: Tensors, dtype: torch.dtype) -> Tensors:
 
 def read_target(config: ModelConfig, source: WeightSource) -> Tensors:
     """Read the tensors of a decoder, alone or as part of a multimodal model, or draw them."""
-    shapes = decoder_tensor_shapes(config) if config.gemma4 is None else gemma4_tensor_shapes(config)
+    shapes = decoder_tensor_shapes(config)
     is_hybrid = config.family == "hybrid"
     in_float32 = counts_from_one if is_hybrid else lambda name: False
     return source.read(shapes, lambda stored: target_tensors(stored, config), in_float32)

@@ -1,33 +1,12 @@
-"""The names and shapes of a Gemma 4 decoder's tensors."""
+"""The names and shapes of a Gemma 4 layer's tensors."""
 
 from __future__ import annotations
 
-from spec_lab.checkpoints.config import Gemma4Sizes, ModelConfig
+from spec_lab.checkpoints.config import Gemma4Sizes
 from spec_lab.checkpoints.expert_sizes import ExpertSizes, routed_tensor_shapes
 from spec_lab.checkpoints.plan import LayerPlan
 
 Shapes = dict[str, tuple[int, ...]]
-
-
-def gemma4_tensor_shapes(config: ModelConfig) -> Shapes:
-    """Return the names and shapes of a whole decoder's tensors, without `lm_head.weight` if it is tied."""
-    sizes, hidden = config.gemma4, config.hidden_size
-    assert sizes is not None
-    shapes: Shapes = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
-    if sizes.per_layer_width:
-        packed = config.num_layers * sizes.per_layer_width
-        shapes |= {
-            "model.embed_tokens_per_layer.weight": (config.vocab_size, packed),
-            "model.per_layer_model_projection.weight": (packed, hidden),
-            "model.per_layer_projection_norm.weight": (sizes.per_layer_width,),
-        }
-    for index, plan in enumerate(config.layers):
-        layer = gemma4_layer_shapes(plan, sizes, hidden)
-        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
-    shapes["model.norm.weight"] = (hidden,)
-    if not config.tie_word_embeddings:
-        shapes["lm_head.weight"] = (config.vocab_size, hidden)
-    return shapes
 
 
 def gemma4_layer_shapes(plan: LayerPlan, sizes: Gemma4Sizes, hidden: int) -> Shapes:
