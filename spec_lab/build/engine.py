@@ -20,10 +20,10 @@ from spec_lab.config.choices import ByRequest
 from spec_lab.config.option import get
 from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
+from spec_lab.core.kept import AllPromptRows
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.protocols import Drafter
-from spec_lab.core.pruning_protocols import PrunePolicy
-from spec_lab.core.selection import AllPromptRows
+from spec_lab.core.pruning import Drop, PrunePolicy
 from spec_lab.engine.capture import GraphRecorder
 from spec_lab.engine.drafts import Chain, Tree, TreeParts
 from spec_lab.engine.engine import Engine
@@ -46,8 +46,9 @@ DrafterMaker = Callable[[Lab], Drafter[Any]]
 
 def build_prune_policy(run: Run) -> PrunePolicy:
     """Make the pruning policy from `prune.prefill` and `prune.catchup`."""
-    catchup = get("prune.catchup", run.prune.catchup)
-    return PrunePolicy(get("prune.prefill", run.prune.prefill)().build(), catchup().build(), catchup.drop)
+    return PrunePolicy(
+        get("prune.prefill", run.prune.prefill)().build(), get("prune.catchup", run.prune.catchup)().drop
+    )
 
 
 def possible(prune: PrunePolicy, run: Run, backend: AttentionBackend) -> PrunePolicy:
@@ -59,7 +60,7 @@ def possible(prune: PrunePolicy, run: Run, backend: AttentionBackend) -> PrunePo
     """
     if backend.prewrite:
         return prune
-    if prune.catchup.needs_prewrite:
+    if any(prune.catchup(size) is Drop.BEFORE_ATTENTION for size in range(1, run.batch_size + 1)):
         raise UserError(
             f"attention={run.attention.name} cannot write KV before attention, which prune.catchup="
             f"{run.prune.catchup} needs; use prune=post_attention or attention=torch"

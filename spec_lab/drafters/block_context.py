@@ -17,7 +17,7 @@ from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.prompts import PromptPack
 from spec_lab.core.protocols import DrafterRequirements
-from spec_lab.core.pruning_protocols import PrunePolicy
+from spec_lab.core.pruning import PrunePolicy
 from spec_lab.core.rows import rows_at
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, VerifiedRound
 from spec_lab.drafters.block import RunBlock, Spans
@@ -46,11 +46,12 @@ class ContextPass:
         """`host_waits`: whether the host may wait for the device in a round, which is not in a graph."""
         assert num_draft_tokens <= model.config.slots.most_drafts
         self.num_draft_tokens = num_draft_tokens
-        self.gathers = prune.drops_rows and host_waits
+        self.prune = prune
+        self.host_waits = host_waits
         self.requirements = DrafterRequirements(
             features,
             catchup_rows=(num_draft_tokens + 1,),
-            count_catchup=_count_accepted if self.gathers else _count_verified,
+            count_catchup=self._count_rows,
             prunes_catchup=host_waits,
         )
         self.model = model
@@ -76,12 +77,20 @@ class ContextPass:
         batch, emitted = verified.batch, verified.verification
         plan = self._plan(verified, self.backend, self.num_draft_tokens)
         features, attention, last = verified.features, plan.attention, plan.live_rows
-        if self.gathers:
+        if self._gathers(batch.num_rows):
             features, attention, last = _accepted(features, attention, emitted.num_emitted)
         context = rows_at(self._write(features, attention), last)
         pending = emitted.tokens.gather(1, emitted.num_live.unsqueeze(1) - 1).squeeze(1)
         place = BlockPlace(plan.live_lens, batch.page_table, batch.max_kv_len + emitted.tokens.shape[1])
         return self._draft(pending, context, place, DraftedRows(batch.slot_ids, plan.live_lens))
+
+    def _gathers(self, num_requests: int) -> bool:
+        """Return whether only accepted rows are written."""
+        return self.host_waits and self.prune.catchup(num_requests).is_inside
+
+    def _count_rows(self, num_emitted: Sequence[int], num_verified: int) -> int:
+        """Count the rows that a catch-up step writes."""
+        return sum(num_emitted) if self._gathers(len(num_emitted)) else len(num_emitted) * num_verified
 
     def _write(self, features: torch.Tensor, attention: AttentionMetadata) -> torch.Tensor:
         with self._span("context"):
@@ -108,11 +117,3 @@ def _accepted(
         attention, positions=attention.positions[rows], slot_mapping=attention.slot_mapping[rows], num_queries=1
     )
     return rows_at(features, rows), gathered, (num_emitted.cumsum(0) - 1).clamp(min=0)
-
-
-def _count_accepted(num_emitted: Sequence[int], num_verified: int) -> int:
-    return sum(num_emitted)
-
-
-def _count_verified(num_emitted: Sequence[int], num_verified: int) -> int:
-    return len(num_emitted) * num_verified

@@ -7,7 +7,6 @@ acceptance would leave a hole in the cache: the last draft was picked, but never
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -15,13 +14,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from spec_lab.core.kept import Kept
 from spec_lab.core.kv_cache import PagedKVCache
-from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
-from spec_lab.core.prompts import LiveRows, PromptPack, PromptSpan
+from spec_lab.core.layer_protocols import AttentionBackend
+from spec_lab.core.prompts import LiveRows, PromptPack
 from spec_lab.core.protocols import DrafterRequirements, Target
-from spec_lab.core.pruning_protocols import PrunePolicy
+from spec_lab.core.pruning import PrunePolicy
 from spec_lab.core.ragged import build_metadata
-from spec_lab.core.selection import AllRows
 from spec_lab.core.tree_protocols import TreeAttentionBackend
 from spec_lab.core.types import AttentionKind, AttentionMetadata, DraftStep, FeatureSpec, Request, VerifiedRound
 from spec_lab.drafters.branching import BranchDrafter
@@ -93,26 +92,28 @@ class DraftModelCatchup:
         """Run the tokens of the chunks. If a prompt ends, also run its sampled token, whose output gives draft 1."""
         ends = pack.ends
         if ends is None:
-            self._forward(pack.token_ids, pack.attention, self.prune.prompt.drafter_selection(None))
+            self._forward(pack.token_ids, pack.attention, self.prune.prompt.in_drafter(None))
             return None
         longer = [replace(span, end=span.end + 1) if span.is_last else span for span in pack.spans]
         attention = build_metadata(self.backend, longer, pack.attention.page_table)
         self.backend.advance(ends.live.attention)  # from the prompt's last token to the sampled one
-        live = LiveRows(_last_rows(longer, pack.token_ids.device), ends.live.attention)
-        selection = self.prune.prompt.drafter_selection(live)
-        hidden = self._forward(_with_sampled(pack), attention, selection)
+        row_ends = accumulate(span.num_rows for span in longer)
+        last_rows = [end - 1 for span, end in zip(longer, row_ends, strict=True) if span.is_last]
+        live = LiveRows(torch.tensor(last_rows, device=pack.token_ids.device), ends.live.attention)
+        kept = self.prune.prompt.in_drafter(live)
+        hidden = self._forward(_with_sampled(pack), attention, kept)
         return CaughtUp(hidden, ends.live.attention, DraftedRows.of_prompts(ends))
 
     def take_round(self, verified: VerifiedRound) -> CaughtUp:
         """Run the emitted tokens at L+1..L+N. The live row n - 1 is at L + n and sees L + n + 1 keys."""
         plan = self._plan(verified, self.backend, self.num_draft_tokens, first_position=1)
-        selection = self.prune.of_catchup(plan.live_rows, plan.live_attention)
-        hidden = self._forward(verified.verification.tokens.reshape(-1), plan.attention, selection)
+        kept = self.prune.of_catchup(plan.live_rows, plan.live_attention)
+        hidden = self._forward(verified.verification.tokens.reshape(-1), plan.attention, kept)
         return CaughtUp(hidden, plan.live_attention, DraftedRows(verified.batch.slot_ids, plan.live_lens))
 
-    def _forward(self, token_ids: torch.Tensor, attention: AttentionMetadata, selection: RowSelection) -> torch.Tensor:
+    def _forward(self, token_ids: torch.Tensor, attention: AttentionMetadata, kept: Kept) -> torch.Tensor:
         """Run tokens [rows], and return the live rows' output after the final norm, [live rows, hidden_size]."""
-        return self.model.forward(token_ids, self.cache, attention, selection, FeatureSpec()).hidden
+        return self.model.forward(token_ids, self.cache, attention, kept, FeatureSpec()).hidden
 
 
 def _with_sampled(pack: PromptPack) -> torch.Tensor:
@@ -124,12 +125,6 @@ def _with_sampled(pack: PromptPack) -> torch.Tensor:
         if span.is_last:
             parts.append(pack.next_token_ids[first - 1 : first])
     return torch.cat(parts)
-
-
-def _last_rows(spans: Sequence[PromptSpan], device: torch.device) -> torch.Tensor:
-    """Return the flat index of the last row of each prompt that ends, [ended]."""
-    row_ends = accumulate(span.num_rows for span in spans)
-    return torch.tensor([end - 1 for span, end in zip(spans, row_ends, strict=True) if span.is_last], device=device)
 
 
 @dataclass(slots=True)
@@ -169,7 +164,7 @@ class DraftModelDrafter(DraftModelCatchup):
         return self._start(self.take_round(verified))
 
     def step(self, state: DraftModelState, step: DraftStep) -> None:
-        hidden = self._forward(state.tokens, state.attention, AllRows())
+        hidden = self._forward(state.tokens, state.attention, Kept())
         state.tokens = self.picker.pick(self.head, hidden, state.rows, step.column)
 
     def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
@@ -198,4 +193,4 @@ class DraftModelTreeDrafter(DraftModelCatchup, BranchDrafter):
         self.tree_backend = backend
 
     def run_branches(self, branches: Branches, attention: AttentionMetadata) -> torch.Tensor:
-        return self._forward(branches.tokens.reshape(-1), attention, AllRows())
+        return self._forward(branches.tokens.reshape(-1), attention, Kept())

@@ -29,19 +29,20 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from spec_lab.core.kept import Kept
 from spec_lab.core.kv_cache import LayerCache
-from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
+from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.prompts import LiveRows, PromptPack
 from spec_lab.core.protocols import DrafterRequirements
-from spec_lab.core.pruning_protocols import PrunePolicy
+from spec_lab.core.pruning import PrunePolicy
 from spec_lab.core.ragged import build_metadata, even_batches
 from spec_lab.core.types import AttentionMetadata, DraftStep, FeatureSpec, Request, VerifiedRound
 from spec_lab.drafters.mtp_window import MtpRows, MtpWindow, pair_with_next, slide, with_room
 from spec_lab.drafters.picking import DraftedRows, DraftPicker
 from spec_lab.drafters.recurrent import DraftModule
 
-RowPruning = Callable[[LiveRows], RowSelection]
-"""Makes the row selection of a module, given the last row of each request."""
+RowPruning = Callable[[LiveRows], Kept]
+"""Chooses the rows that a module keeps, given the last row of each request."""
 
 
 @dataclass(slots=True)
@@ -56,7 +57,7 @@ class MtpVanillaState:
         last_row: metadata of one query at P, the same for all modules of a round. Nothing is advanced between steps, so
             `attention` is None.
         drafted: the requests that draft.
-        pruning: makes the row selection of a module, for a prompt or a catch-up step.
+        pruning: chooses the rows that a module keeps, in a prompt or a catch-up step.
     """
 
     tokens: torch.Tensor
@@ -102,7 +103,7 @@ class MtpVanillaDrafter:
     def ingest(self, pack: PromptPack) -> MtpVanillaState | None:
         """Write a chunk's pairs to the cache of every module. After a prompt's last chunk, also draft."""
         assert pack.features is not None
-        ends, pruning = pack.ends, self.prune.prompt.drafter_selection
+        ends, pruning = pack.ends, self.prune.prompt.in_drafter
         self._slide(pack, pack.features)
         live = None if ends is None else ends.live
         hidden = self.modules[0].forward(
@@ -174,7 +175,7 @@ class MtpVanillaDrafter:
         room = with_room(rows, self.num_draft_tokens - 1)
         return MtpVanillaState(tokens, room, hidden, last_row, drafted, pruning)
 
-    def _catchup_rows(self, live: LiveRows) -> RowSelection:
+    def _catchup_rows(self, live: LiveRows) -> Kept:
         return self.prune.of_catchup(live.rows, live.attention)
 
     def _output(self, index: int, rows: MtpRows, last_row: AttentionMetadata, pruning: RowPruning) -> torch.Tensor:
@@ -187,7 +188,7 @@ class MtpVanillaDrafter:
         positions = lengths.unsqueeze(1) + torch.arange(-num_rows, 0, device=lengths.device)
         attention = self.backend.build(positions, lengths, last_row.page_table, last_row.max_seq_len)
         row_ends = torch.arange(1, lengths.shape[0] + 1, device=lengths.device) * num_rows
-        selection = pruning(LiveRows(row_ends - 1, last_row))
+        kept = pruning(LiveRows(row_ends - 1, last_row))
         return self.modules[index].forward(
-            rows.tokens.flatten(), rows.hidden.flatten(0, 1), self.caches[index], attention, selection
+            rows.tokens.flatten(), rows.hidden.flatten(0, 1), self.caches[index], attention, kept
         )

@@ -11,12 +11,12 @@ from typing import Any, Protocol
 
 import torch
 
+from spec_lab.core.kept import Kept
 from spec_lab.core.kv_cache import LayerCache
-from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
+from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.prompts import PromptPack
 from spec_lab.core.protocols import DrafterRequirements
-from spec_lab.core.pruning_protocols import PrunePolicy
-from spec_lab.core.selection import AllRows
+from spec_lab.core.pruning import PrunePolicy
 from spec_lab.core.tree_protocols import TreeAttentionBackend
 from spec_lab.core.types import AttentionKind, AttentionMetadata, DraftStep, FeatureSpec, Request, VerifiedRound
 from spec_lab.drafters.branching import BranchDrafter
@@ -40,11 +40,11 @@ class DraftModule(DraftHead, Protocol):
         hidden: torch.Tensor,
         cache: LayerCache,
         attention: AttentionMetadata,
-        selection: RowSelection,
+        kept: Kept,
     ) -> torch.Tensor:
         """Run tokens t[p+1] [rows] and hidden states h[p] [rows, hidden_size], and return the live rows' output.
 
-        The output has no rows if the selection is empty.
+        The output has no rows if `kept` is empty.
         """
         ...
 
@@ -94,19 +94,19 @@ class RecurrentCatchup:
         """Run the rows of prompt chunks. Only the last row of each prompt drafts."""
         assert pack.features is not None
         ends = pack.ends
-        selection = self.prune.prompt.drafter_selection(None if ends is None else ends.live)
+        kept = self.prune.prompt.in_drafter(None if ends is None else ends.live)
         fused = self.head.fuse(pack.features)
-        hidden = self.head.forward(pack.next_token_ids, fused, self.cache, pack.attention, selection)
+        hidden = self.head.forward(pack.next_token_ids, fused, self.cache, pack.attention, kept)
         return None if ends is None else CaughtUp(hidden, ends.live.attention, DraftedRows.of_prompts(ends))
 
     def take_round(self, verified: VerifiedRound) -> CaughtUp:
         """Run the N verified rows, from L on, with the emitted tokens. The live row is n - 1 and sees L + n keys."""
         assert verified.features is not None
         plan = self._plan(verified, self.backend, self.num_draft_tokens)
-        selection = self.prune.of_catchup(plan.live_rows, plan.live_attention)
+        kept = self.prune.of_catchup(plan.live_rows, plan.live_attention)
         tokens = verified.verification.tokens.reshape(-1)
         fused = self.head.fuse(verified.features)
-        hidden = self.head.forward(tokens, fused, self.cache, plan.attention, selection)
+        hidden = self.head.forward(tokens, fused, self.cache, plan.attention, kept)
         return CaughtUp(hidden, plan.live_attention, DraftedRows(verified.batch.slot_ids, plan.live_lens))
 
 
@@ -155,7 +155,7 @@ class RecurrentDrafter(RecurrentCatchup):
         return self.picker.kept_logits(slot_ids)
 
     def step(self, state: RecurrentState, step: DraftStep) -> None:
-        state.hidden = self.head.forward(state.tokens, state.hidden, self.cache, state.attention, AllRows())
+        state.hidden = self.head.forward(state.tokens, state.hidden, self.cache, state.attention, Kept())
         state.tokens = self.picker.pick(self.head, state.hidden, state.rows, step.column)
 
     def _draft_rest(self, state: RecurrentState) -> torch.Tensor:
@@ -166,7 +166,9 @@ class RecurrentDrafter(RecurrentCatchup):
         """Run the catch-up step and pick draft 1 in one call; None if no such call is available."""
         if self._chain is None:
             return None
-        draft = self._chain.start(verified, self.cache, self.prune.drop, self.num_draft_tokens)
+        draft = self._chain.start(
+            verified, self.cache, self.prune.catchup(verified.batch.num_rows), self.num_draft_tokens
+        )
         if draft is None:
             return None
         rows = DraftedRows(verified.batch.slot_ids, draft.live_lens)
@@ -196,4 +198,4 @@ class RecurrentTreeDrafter(RecurrentCatchup, BranchDrafter):
         self.tree_backend = backend
 
     def run_branches(self, branches: Branches, attention: AttentionMetadata) -> torch.Tensor:
-        return self.head.forward(branches.tokens.reshape(-1), branches.hidden, self.cache, attention, AllRows())
+        return self.head.forward(branches.tokens.reshape(-1), branches.hidden, self.cache, attention, Kept())

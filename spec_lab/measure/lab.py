@@ -20,7 +20,7 @@ from spec_lab.build.workloads import check_requests, longest_sequence, open_work
 from spec_lab.config.choices import ByRequest, KernelsChoice, Rollback
 from spec_lab.config.run import PruneConfig, Run
 from spec_lab.core.errors import UserError
-from spec_lab.core.selection import AllPromptRows
+from spec_lab.core.kept import AllPromptRows
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.teacher import TeacherForcing

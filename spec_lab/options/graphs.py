@@ -114,23 +114,17 @@ class RoundGraph(GraphConfig):
         most=64,
     )
     prompts: bool = knob(False, "capture the prompt pass of a single prompt of up to 512 tokens too")
-    skip_ended: bool = knob(
-        False,
-        "skip the rest of a replay once all requests have ended; stages are timed only in the first round of a replay",
-    )
 
     def build(self, lab: Lab) -> GraphMode:
         from spec_lab.engine.graphs.captured import WholeRound
         from spec_lab.engine.graphs.several_rounds import SeveralRounds
-        from spec_lab.engine.graphs.skipped_rounds import SkippedRounds
         from spec_lab.engine.stops import StopConditions
 
         recorder, num_slots, max_kv_len = lab.recorder(), lab.limits.num_slots, lab.limits.max_kv_len
         if self.rounds_per_replay == 1:
             return WholeRound(self.name, recorder, num_slots, max_kv_len)
         stops = StopConditions(num_slots, lab.target.eos_token_ids, lab.device, lab.kernels)
-        make = SkippedRounds if self.skip_ended else SeveralRounds
-        return make(
+        return SeveralRounds(
             self.name,
             recorder,
             num_slots,
