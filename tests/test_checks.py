@@ -83,14 +83,12 @@ REFUSED = [  # overrides, and what must appear in what is said
     ("drafter=suffix graph=round_overlap", "drafter=suffix graph.overlap=true"),
     ("graph=round graph.rounds_per_replay=2 drafter=suffix", "drafter=suffix graph.rounds_per_replay=2"),
     ("graph=round graph.rounds_per_replay=2 drafter.by_request=given", "drafter.by_request=given graph.rounds_per"),
-    ("graph=split_seed graph.verify=false drafter.num_draft_tokens=1", "graph.verify=false K=1"),
     ("graph=round graph.prompts=true drafter=mtp_vanilla", "graph.prompts=true"),
     ("graph=round record.topk=16", "record.topk=16 graph=round graph=eager"),
     ("kernels=native device=cpu drafter=frozen_kv tree=dynamic", "kernels=native tree=dynamic"),
     ("kernels=native attention=triton device=cpu", "kernels=native attention=triton"),
     ("target.weight_dtype=bfloat16 kernels=torch device=cpu", "target.weight_dtype=bfloat16 kernels=native"),
     ("target.tensor_parallel=2", "target.tensor_parallel=2 torchrun"),
-    ("target.tensor_parallel=2 device=cuda:1", "device=cuda:1 target.tensor_parallel=2"),
 ]
 TAKEN = [
     *("", "drafter=ngram prune=catchup", f"{BLOCK} graph=round prune=catchup", "drafter=none prune=catchup"),

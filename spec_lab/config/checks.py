@@ -161,9 +161,6 @@ def _graphs(run: Run) -> Iterator[str]:
     """Nothing needs the host where a graph leaves it out."""
     graph: Any = run.graph
     drafter, offers = run.drafter, run.offers
-    num_launched = graph.num_launched
-    if num_launched is not None and not getattr(graph, "verify", True) and offers.smallest_k <= num_launched:
-        yield f"graph.verify=false captures nothing with K={offers.smallest_k}; use graph.verify=true"
     if run.record.topk > 0 and graph.captures:
         yield f"record.topk={run.record.topk} reads rows between the stages of graph={graph.name}; use graph=eager"
     needs_host = {
@@ -210,5 +207,3 @@ def _ranks(run: Run) -> Iterator[str]:
             f"target.tensor_parallel={wanted}, but {started} processes were started; start torchrun --nproc-per-node "
             f"{wanted} -m spec_lab, or use target.tensor_parallel={started}"
         )
-    if wanted > 1 and ":" in run.device:
-        yield f"device={run.device} is one GPU for target.tensor_parallel={wanted} processes; use device=cuda"

@@ -236,19 +236,14 @@ class GraphConfig(Part):
     """The keys that every graph mode has.
 
     Class variables:
-        num_launched: number of draft steps in a round that run in Python, uncaptured; None if nothing is captured.
+        captures: whether anything is captured.
         runs_trees: whether draft steps may differ in their number of rows, as those of a tree do.
     """
 
-    num_launched: ClassVar[int | None] = 0
+    captures: ClassVar[bool] = True
     runs_trees: ClassVar[bool] = True
 
     name: str = MISSING
-
-    @property
-    def captures(self) -> bool:
-        """Whether anything is captured."""
-        return self.num_launched is not None
 
     def build(self, lab: Lab) -> GraphMode:
         """Make the mode of one engine."""

@@ -231,8 +231,7 @@ def check_replayed(before: GraphCounts, result: GenerationResult, must_replay: b
 
     `before`: the counts at the start of the pass; they accumulate over passes.
 
-    `must_replay` is false for references: with graph.verify=false a reference may have nothing to capture. A run that
-    captures nothing is refused earlier.
+    `must_replay` is false for references: with graph.verify=false a reference may have nothing to capture.
     """
     graph = result.graph
     if graph.captures > before.captures:

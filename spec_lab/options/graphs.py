@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 class AutoGraph(GraphConfig):
     """On a CUDA device graph=round where nothing speaks against it, else graph=eager: `spec_lab.build.auto`."""
 
-    num_launched = None
+    captures = False
 
 
 @option("graph", "eager")
 class EagerGraph(GraphConfig):
     """Nothing is captured."""
 
-    num_launched = None
+    captures = False
 
     def build(self, lab: Lab) -> GraphMode:
         from spec_lab.engine.graphs.eager import EagerGraph
@@ -55,8 +55,6 @@ class DraftLoopConfig(GraphConfig):
 @option("graph", "split_seed")
 class SplitSeed(DraftLoopConfig):
     """First draft step eager, the others in one graph (SGLang before #25539)."""
-
-    num_launched = 1
 
     metadata: DraftMetadata = knob(DraftMetadata.in_place, "how metadata is updated between the draft steps of a graph")
 
