@@ -20,7 +20,16 @@ from spec_lab.record.models import Run
 from spec_lab.record.names import THIS_RUN
 from spec_lab.record.reading import Found
 from spec_lab.record.times import STAGES
-from spec_lab.study.frame import categories_frame, frame, labels, lengths_by_frame, own, positions_frame, requests_frame
+from spec_lab.study.frame import (
+    EVERY_CATEGORY,
+    categories_frame,
+    frame,
+    labels,
+    lengths_by_frame,
+    own,
+    positions_frame,
+    requests_frame,
+)
 from spec_lab.study.tables import Table, unit_of
 
 if TYPE_CHECKING:
@@ -164,7 +173,7 @@ def lengths_by_category(runs: Sequence[Found]) -> Figure:
     table = pd.DataFrame(
         {
             name: {category: numbers["acceptance_length"] for category, numbers in run.by_category.items()}
-            | {"all": run["acceptance_length"]}
+            | {EVERY_CATEGORY: run["acceptance_length"]}
             for name, run in zip(names, finished, strict=True)
         }
     ).T

@@ -28,6 +28,8 @@ BESIDE_THE_RUN = (
 DRAFT_STAGES = ("catchup", "recur", "draft", "lookup")
 """The stages that are a drafter's alone."""
 SHORT_REVISION = 7
+EVERY_CATEGORY = "(all)"
+"""The name of all categories together, which is in brackets since a workload may have a category named "all"."""
 PROVENANCE: Mapping[str, str] = {
     "target": "target",
     "target.digest": "weights",

@@ -16,7 +16,7 @@ from spec_lab.record.models import Request
 from spec_lab.record.reading import Found
 from spec_lab.study.compare import drafting
 from spec_lab.study.figures import axes_of, signed
-from spec_lab.study.frame import frame, labels, own
+from spec_lab.study.frame import EVERY_CATEGORY, frame, labels, own
 from spec_lab.study.tables import Table, table_of
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def reliability_table(runs: Sequence[Found]) -> Table:
     lines = []
     for row, found in zip(rows.to_dict("records"), drafting(runs), strict=True):
         drafts = judged_drafts(found.requests())
-        for category, part in [*drafts.groupby("category"), ("all", drafts)] if len(drafts) else []:
+        for category, part in [*drafts.groupby("category"), (EVERY_CATEGORY, drafts)] if len(drafts) else []:
             error = calibration_error(part["confidence"], part["accepted"])
             numbers = {"drafts": len(part), "confidence": part["confidence"].mean(), "share": part["accepted"].mean()}
             lines.append({**row, **numbers, "category": category, "error": error, "auc": chance_of_order(part)})
