@@ -70,14 +70,14 @@ WRAPPED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def make_tiny(folder: Path, kind: str) -> Any:
+def make_tiny(folder: Path, kind: str, **changes: Any) -> Any:
     """Write a random float32 target, and return it as the transformers model."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     family, options = KINDS[kind]
     auto: Any = AutoModelForCausalLM
     torch.manual_seed(0)
-    model = auto.from_config(AutoConfig.for_model(family, **SIZES | options)).to(torch.float32).eval()
+    model = auto.from_config(AutoConfig.for_model(family, **SIZES | options | changes)).to(torch.float32).eval()
     randomize(model)
     model.save_pretrained(folder)
     return model
@@ -132,7 +132,7 @@ def test_greedy_text_is_transformers_whatever_is_drafted(tmp_path: Path, kind: s
 @pytest.mark.parametrize("kind", ["granite", "minimax_m2", "olmo3", "smollm3"])
 def test_other_kernels_give_the_same_tokens(tmp_path: Path, kind: str, kernels: str) -> None:
     """Of a chain, and of a tree; on a CPU in Triton's interpreter."""
-    make_tiny(tmp_path, kind)
+    make_tiny(tmp_path, kind, num_hidden_layers=4)
     requests = random_requests(2, max_new_tokens=4, lengths=(2, 7))
     changes: dict[str, Any] = {"batch_size": 2, "device": "cpu" if kernels == "native" else DEVICE.type}
     expected = generate(make_config((tmp_path, tmp_path), "draft_model", **changes), requests)
