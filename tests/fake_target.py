@@ -18,12 +18,11 @@ from spec_lab.acceptance.tree import StrictTreeAcceptance
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.attention.torch_tree import TorchTreeAttention
 from spec_lab.config.option import get
-from spec_lab.core.kept import Kept
+from spec_lab.core.kept import Kept, PrunePolicy
 from spec_lab.core.kv_cache import NULL_PAGE, NUM_RESERVED_PAGES, CacheRow, PagedKVCache
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.prompts import PromptPack
 from spec_lab.core.protocols import Drafter, DrafterRequirements
-from spec_lab.core.pruning import PrunePolicy
 from spec_lab.core.ragged import attend
 from spec_lab.core.types import (
     AttentionMetadata,

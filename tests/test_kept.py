@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from spec_lab.config.option import get, options
-from spec_lab.core.kept import Kept
+from spec_lab.core.kept import Kept, PrunePolicy
 from spec_lab.core.prompts import LiveRows
-from spec_lab.core.pruning import Drop, LayerRows, PrunePolicy
+from spec_lab.core.pruning import Drop, LayerRows
 from spec_lab.core.rows import rows_at
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide
 from tests.graph_lab import DEVICES

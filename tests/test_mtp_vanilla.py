@@ -118,7 +118,13 @@ class Trace:
         window = MtpWindow(2, 3, 1, torch.float32, CPU)
         prune = make_prune(prefill, catchup)
         self.drafter = MtpVanillaDrafter(
-            self.modules, self.caches, window, POST_NORM, self.backend, prune, GreedyPicker()
+            modules=self.modules,
+            caches=self.caches,
+            window=window,
+            features=POST_NORM,
+            backend=self.backend,
+            prune=prune,
+            picker=GreedyPicker(),
         )
         self.drafter.admit(1, Request("r", "c", (65,), 9))
 
@@ -262,7 +268,15 @@ def make_checked_engine(
         window.tokens[:3] = -7
         window.hidden[:3] = float("nan")
         policy = make_prune(*PRUNING[prune])
-        return MtpVanillaDrafter(modules, cache.layers, window, POST_NORM, target.backend, policy, GreedyPicker())
+        return MtpVanillaDrafter(
+            modules=modules,
+            caches=cache.layers,
+            window=window,
+            features=POST_NORM,
+            backend=target.backend,
+            prune=policy,
+            picker=GreedyPicker(),
+        )
 
     engine, _ = make_fake_engine(
         make_drafter,

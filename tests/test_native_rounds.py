@@ -17,11 +17,11 @@ from spec_lab.acceptance.confidences import DraftConfidences
 from spec_lab.attention.native_backend import NativeAttention
 from spec_lab.build.caches import cache_row
 from spec_lab.checkpoints.random_weights import random_eagle3
-from spec_lab.core.kept import Kept, LastPromptRow
+from spec_lab.core.kept import Kept, LastPromptRow, PrunePolicy
 from spec_lab.core.kv_cache import PagedKVCache
-from spec_lab.core.pruning import Drop, PrunePolicy
+from spec_lab.core.pruning import Drop
 from spec_lab.core.types import FeatureSpec, RoundBatch, Verification, VerifiedRound
-from spec_lab.drafters.catchup import catchup_planner
+from spec_lab.drafters.catchup import plan_catchup
 from spec_lab.drafters.confidence import ConfidentGreedyPicker
 from spec_lab.drafters.picking import DraftedRows, DraftPicker, GreedyPicker
 from spec_lab.drafters.recurrent import RecurrentDrafter, RecurrentState
@@ -146,6 +146,21 @@ def test_a_draft_heads_layer_and_its_input_in_one_call(normed: bool) -> None:
     assert_alike(*(lane.cache.kv for lane in lanes))
 
 
+def drafter_of(
+    lane: HeadLane, num_draft_tokens: int, prune: PrunePolicy, picker: DraftPicker, kernels: KernelSet = TORCH_FORMS
+) -> RecurrentDrafter:
+    return RecurrentDrafter(
+        num_draft_tokens=num_draft_tokens,
+        head=lane.head,
+        features=FeatureSpec(),
+        cache=lane.cache,
+        backend=lane.lane.backend,
+        prune=prune,
+        picker=picker,
+        kernels=kernels,
+    )
+
+
 def verified_round(
     lane: Lane, kv_lens: list[int], num_emitted: list[int], num_rows: int, num_inputs: int
 ) -> VerifiedRound:
@@ -169,7 +184,7 @@ def test_a_catch_up_step_up_to_its_first_draft_in_one_call(drop: Drop, normed: b
     ]
     lanes[1].head.chain = None
     at_once, in_parts, by_torch = (
-        RecurrentDrafter(3, lane.head, FeatureSpec(), lane.cache, lane.lane.backend, policy, GreedyPicker(), kernels)
+        drafter_of(lane, 3, policy, GreedyPicker(), kernels)
         for lane, kernels in zip(lanes, (NATIVE, NATIVE, TORCH_FORMS), strict=True)
     )
     assert lanes[0].head.chain is not None and lanes[2].head.chain is None
@@ -194,8 +209,7 @@ def test_a_catch_up_step_that_is_not_one_call_is_run_in_its_parts() -> None:
     assert lane.head.chain.start(few, lane.cache, Drop.AFTER_LAYER, 3) is not None
     assert lane.head.chain.start(of_many, lane.cache, Drop.AFTER_LAYER, 3) is None
     policy = PrunePolicy(LastPromptRow(), lambda num_requests: Drop.AFTER_LAYER)
-    places = FeatureSpec(), lane.cache, lane.lane.backend, policy
-    assert RecurrentDrafter(3, lane.head, *places, GreedyPicker(), NATIVE).catch_up(of_many).tokens.shape == (33,)
+    assert drafter_of(lane, 3, policy, GreedyPicker(), NATIVE).catch_up(of_many).tokens.shape == (33,)
     assert HeadLane(NativeProducts(), norm_output=True).head.chain is None
     assert (
         HeadLane(NativeProducts(), norm_before_fc=True).head.chain.start(few, lane.cache, Drop.AFTER_LAYER, 3) is None
@@ -227,9 +241,8 @@ def test_only_greedy_drafts_on_fresh_metadata_are_made_at_once(monkeypatch: pyte
     """With metadata that is stale on purpose, and where picks are noted or sampled, each step runs for itself."""
     lane = HeadLane(NativeProducts())
     prune = PrunePolicy(LastPromptRow(), lambda num_requests: Drop.AFTER_LAYER)
-    places = FeatureSpec(), lane.cache, lane.lane.backend, prune
     pickers: list[DraftPicker] = [GreedyPicker(), ConfidentGreedyPicker(cast(DraftConfidences, None))]
-    drafters = [RecurrentDrafter(2, lane.head, *places, picker) for picker in pickers]
+    drafters = [drafter_of(lane, 2, prune, picker) for picker in pickers]
     assert [drafter.requirements.draft_rest is not None for drafter in drafters] == [True, False]
     metadata = lane.lane.metadata([20], 1)
     tokens = torch.tensor([3])
@@ -252,7 +265,7 @@ def test_a_catch_up_is_planned_as_torch_plans_it(first_position: int) -> None:
     batch = RoundBatch(slots, slots >= 0, kv_lens, tokens, lane.table.pages[slots], MAX_POSITIONS - 2)
     verified = VerifiedRound(batch, Verification(tokens, torch.tensor([4, 0, 2])), None)
     expected, got = (
-        plan(verified, lane.backend, 3, first_position) for plan in map(catchup_planner, (TORCH_FORMS, NATIVE))
+        plan_catchup(verified, lane.backend, 3, kernels, first_position) for kernels in (TORCH_FORMS, NATIVE)
     )
     for name in ("live_rows", "live_lens"):
         assert torch.equal(getattr(got, name), getattr(expected, name)), name

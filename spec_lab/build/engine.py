@@ -20,10 +20,10 @@ from spec_lab.config.choices import ByRequest
 from spec_lab.config.option import get
 from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
-from spec_lab.core.kept import AllPromptRows
+from spec_lab.core.kept import AllPromptRows, PrunePolicy
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.protocols import Drafter
-from spec_lab.core.pruning import Drop, PrunePolicy
+from spec_lab.core.pruning import Drop
 from spec_lab.engine.capture import GraphRecorder
 from spec_lab.engine.drafts import Chain, Tree, TreeParts
 from spec_lab.engine.engine import Engine

@@ -1,9 +1,10 @@
-"""The rows of a layer that go on, and what the knob `prune.prefill` keeps of prompts."""
+"""The rows of a layer that go on, and the two pruning knobs that choose them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import torch
 
@@ -66,6 +67,31 @@ class Kept:
         return rows[:0] if self.rows is None else rows_at(rows, self.rows)
 
 
+class PromptPruning(Protocol):
+    """Chooses which rows of the prompt pass go on (`prune.prefill`).
+
+    `live` are the last rows of the prompts that end in the forward; None if none ends.
+
+    Attributes:
+        needs_prewrite: whether rows are dropped between the KV write and attention, for which a backend needs
+            `AttentionBackend.prewrite`.
+    """
+
+    needs_prewrite: ClassVar[bool]
+
+    def in_target(self, live: LiveRows | None, features: FeatureSpec) -> Kept:
+        """Choose the rows that go on past the last KV write of the target."""
+        ...
+
+    def logit_rows(self, hidden: torch.Tensor, live: LiveRows | None) -> torch.Tensor:
+        """Pick from `hidden` [kept rows, hidden_size] the rows for which logits are computed."""
+        ...
+
+    def in_drafter(self, live: LiveRows | None) -> Kept:
+        """Choose the rows that go on past the last KV write of the drafter, or of one of its modules."""
+        ...
+
+
 class AllPromptRows:
     """prune.prefill=all_rows: every prompt row is an output row of the target, as in llama.cpp's MTP before #149."""
 
@@ -106,3 +132,23 @@ class LastPromptRow:
         if live is None:
             return Kept(Drop.EVERYTHING)
         return Kept(Drop.BEFORE_ATTENTION, live.rows, live.attention)
+
+
+@dataclass(frozen=True, slots=True)
+class PrunePolicy:
+    """The two pruning knobs together.
+
+    Attributes:
+        catchup: returns where the catch-up step of a number of requests, padding included, drops all rows but the live
+            ones (`prune.catchup`).
+    """
+
+    prompt: PromptPruning
+    catchup: Callable[[int], Drop]
+
+    def of_catchup(self, live_rows: torch.Tensor, live_attention: AttentionMetadata) -> Kept:
+        """Return the rows that a catch-up step keeps.
+
+        `live_rows` are flat row indices. `live_attention` is the metadata of these rows alone, whose keys end at them.
+        """
+        return Kept(self.catchup(live_attention.seq_lens.shape[0]), live_rows, live_attention)

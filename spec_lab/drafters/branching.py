@@ -51,7 +51,7 @@ class BranchDrafter(ABC):
     shape: TreeShape[Any]
     siblings: SiblingPicker
     head: Any
-    tree_backend: TreeAttentionBackend
+    backend: TreeAttentionBackend
 
     @abstractmethod
     def take_prompts(self, pack: PromptPack) -> CaughtUp | None:
@@ -76,7 +76,7 @@ class BranchDrafter(ABC):
         """Choose the branches of the newest level, run them, and pick tokens below each."""
         branches = self.shape.branch(state.growth, state.hidden)
         batch, width = branches.tokens.shape
-        attention = see_ancestors(self.tree_backend, state, branches)
+        attention = see_ancestors(self.backend, state, branches)
         out = self.run_branches(branches, attention)
         state.hidden = out.view(batch, width, -1)
         self.shape.add(state.growth, self.siblings.pick(self.head, state.hidden, state.rows, step.index))

@@ -14,17 +14,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from spec_lab.core.kept import Kept
+from spec_lab.core.kept import Kept, PrunePolicy
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.prompts import LiveRows, PromptPack
 from spec_lab.core.protocols import DrafterRequirements, Target
-from spec_lab.core.pruning import PrunePolicy
 from spec_lab.core.ragged import build_metadata
 from spec_lab.core.tree_protocols import TreeAttentionBackend
 from spec_lab.core.types import AttentionKind, AttentionMetadata, DraftStep, FeatureSpec, Request, VerifiedRound
 from spec_lab.drafters.branching import BranchDrafter
-from spec_lab.drafters.catchup import CaughtUp, catchup_planner
+from spec_lab.drafters.catchup import CaughtUp, plan_catchup
 from spec_lab.drafters.growth import Branches, TreeShape
 from spec_lab.drafters.picking import DraftedRows, DraftPicker
 from spec_lab.drafters.siblings import SiblingPicker
@@ -60,30 +59,26 @@ class LanguageModelHead:
         return ScoredTokens(self.target_logits(hidden))
 
 
+@dataclass(kw_only=True, eq=False)
 class DraftModelCatchup:
     """The first step of drafters that are language models. The KV cache uses the target's slot numbering: a row writes
     the slot of its position.
+
+    Attributes:
+        vocab_size: the target's; None if it is the model's.
     """
 
-    def __init__(
-        self,
-        num_draft_tokens: int,
-        model: Target,
-        cache: PagedKVCache,
-        backend: AttentionBackend,
-        prune: PrunePolicy,
-        kernels: KernelSet = TORCH_FORMS,
-        vocab_size: int | None = None,
-    ) -> None:
-        """`vocab_size`: the target's; None if it is the model's."""
-        self.num_draft_tokens = num_draft_tokens
-        self.requirements = DrafterRequirements(catchup_rows=(num_draft_tokens + 1,))
-        self.model = model
-        self.head = LanguageModelHead(model, vocab_size or model.vocab_size)
-        self.cache = cache
-        self.backend = backend
-        self.prune = prune
-        self._plan = catchup_planner(kernels)
+    num_draft_tokens: int
+    model: Target
+    cache: PagedKVCache
+    backend: AttentionBackend
+    prune: PrunePolicy
+    kernels: KernelSet = TORCH_FORMS
+    vocab_size: int | None = None
+
+    def __post_init__(self) -> None:
+        self.requirements = DrafterRequirements(catchup_rows=(self.num_draft_tokens + 1,))
+        self.head = LanguageModelHead(self.model, self.vocab_size or self.model.vocab_size)
 
     def admit(self, slot: int, request: Request) -> None:
         """Do nothing: rows past a slot's length are never read."""
@@ -106,7 +101,7 @@ class DraftModelCatchup:
 
     def take_round(self, verified: VerifiedRound) -> CaughtUp:
         """Run the emitted tokens at L+1..L+N. The live row n - 1 is at L + n and sees L + n + 1 keys."""
-        plan = self._plan(verified, self.backend, self.num_draft_tokens, first_position=1)
+        plan = plan_catchup(verified, self.backend, self.num_draft_tokens, self.kernels, first_position=1)
         kept = self.prune.of_catchup(plan.live_rows, plan.live_attention)
         hidden = self._forward(verified.verification.tokens.reshape(-1), plan.attention, kept)
         return CaughtUp(hidden, plan.live_attention, DraftedRows(verified.batch.slot_ids, plan.live_lens))
@@ -136,25 +131,20 @@ class DraftModelState:
     rows: DraftedRows
 
 
+@dataclass(kw_only=True, eq=False)
 class DraftModelDrafter(DraftModelCatchup):
-    """Drafts a chain with a small model."""
+    """Drafts a chain with a small model.
 
-    def __init__(
-        self,
-        num_draft_tokens: int,
-        model: Target,
-        cache: PagedKVCache,
-        backend: AttentionBackend,
-        prune: PrunePolicy,
-        picker: DraftPicker,
-        kernels: KernelSet = TORCH_FORMS,
-        kinds: tuple[AttentionKind, ...] = (),
-        vocab_size: int | None = None,
-    ) -> None:
-        """`kinds`: those of the model's attention."""
-        super().__init__(num_draft_tokens, model, cache, backend, prune, kernels, vocab_size)
-        self.requirements = replace(self.requirements, step_kinds=kinds)
-        self.picker = picker
+    Attributes:
+        kinds: those of the model's attention.
+    """
+
+    picker: DraftPicker
+    kinds: tuple[AttentionKind, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.requirements = replace(self.requirements, step_kinds=self.kinds)
 
     def ingest(self, pack: PromptPack) -> DraftModelState | None:
         live = self.take_prompts(pack)
@@ -174,23 +164,13 @@ class DraftModelDrafter(DraftModelCatchup):
         return DraftModelState(self.picker.first(self.head, live.hidden, live.rows), live.attention, live.rows)
 
 
+@dataclass(kw_only=True, eq=False)
 class DraftModelTreeDrafter(DraftModelCatchup, BranchDrafter):
     """Drafts a tree with a small model. A branch needs nothing of its ancestors but their KV."""
 
-    def __init__(
-        self,
-        shape: TreeShape[Any],
-        siblings: SiblingPicker,
-        model: Target,
-        cache: PagedKVCache,
-        backend: TreeAttentionBackend,
-        prune: PrunePolicy,
-        vocab_size: int | None = None,
-    ) -> None:
-        super().__init__(shape.depth, model, cache, backend, prune, vocab_size=vocab_size)
-        self.shape = shape
-        self.siblings = siblings
-        self.tree_backend = backend
+    shape: TreeShape[Any]
+    siblings: SiblingPicker
+    backend: TreeAttentionBackend
 
     def run_branches(self, branches: Branches, attention: AttentionMetadata) -> torch.Tensor:
         return self._forward(branches.tokens.reshape(-1), attention, Kept())

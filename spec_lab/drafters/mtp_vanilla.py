@@ -29,12 +29,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from spec_lab.core.kept import Kept
+from spec_lab.core.kept import Kept, PrunePolicy
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.prompts import LiveRows, PromptPack
 from spec_lab.core.protocols import DrafterRequirements
-from spec_lab.core.pruning import PrunePolicy
 from spec_lab.core.ragged import build_metadata, even_batches
 from spec_lab.core.types import AttentionMetadata, DraftStep, FeatureSpec, Request, VerifiedRound
 from spec_lab.drafters.mtp_window import MtpRows, MtpWindow, pair_with_next, slide, with_room
@@ -69,33 +68,29 @@ class MtpVanillaState:
     attention: AttentionMetadata | None = None
 
 
+@dataclass(kw_only=True, eq=False)
 class MtpVanillaDrafter:
-    """Drafts one token with each of `modules`; `caches` holds the KV of each, in the target's slots."""
+    """Drafts one token with each of `modules`; `caches` holds the KV of each, in the target's slots.
 
-    def __init__(
-        self,
-        modules: Sequence[DraftModule],
-        caches: Sequence[LayerCache],
-        window: MtpWindow,
-        features: FeatureSpec,
-        backend: AttentionBackend,
-        prune: PrunePolicy,
-        picker: DraftPicker,
-        only_window: bool = False,
-    ) -> None:
-        """`only_window`: every module runs over K rows, so that its cache has holes and rows of drafts."""
-        assert len(modules) == len(caches) == window.size
-        self.num_draft_tokens = len(modules)
-        self._only_window = only_window
-        self._num_rows = self.num_draft_tokens + (0 if only_window else 1)
-        passes = tuple(self._num_rows + (0 if only_window else index) for index in range(len(modules)))
-        self.requirements = DrafterRequirements(features, catchup_rows=passes, distinct_steps=True)
-        self.modules = modules
-        self.caches = caches
-        self.window = window
-        self.backend = backend
-        self.prune = prune
-        self.picker = picker
+    Attributes:
+        only_window: every module runs over K rows, so that its cache has holes and rows of drafts.
+    """
+
+    modules: Sequence[DraftModule]
+    caches: Sequence[LayerCache]
+    window: MtpWindow
+    features: FeatureSpec
+    backend: AttentionBackend
+    prune: PrunePolicy
+    picker: DraftPicker
+    only_window: bool = False
+
+    def __post_init__(self) -> None:
+        assert len(self.modules) == len(self.caches) == self.window.size
+        self.num_draft_tokens = len(self.modules)
+        self._num_rows = self.num_draft_tokens + (0 if self.only_window else 1)
+        passes = tuple(self._num_rows + (0 if self.only_window else index) for index in range(len(self.modules)))
+        self.requirements = DrafterRequirements(self.features, catchup_rows=passes, distinct_steps=True)
 
     def admit(self, slot: int, request: Request) -> None:
         self.window.clear(slot)
@@ -147,7 +142,7 @@ class MtpVanillaDrafter:
         num_rows = state.rows.num_rows - self.num_draft_tokens + 1 + step.index
         state.rows.put(num_rows - 1, state.tokens, state.hidden)
         rows = state.rows.first(num_rows)
-        if self._only_window:
+        if self.only_window:
             rows = rows.last(self.num_draft_tokens)
         state.hidden = self._output(step.index, rows, state.last_row, state.pruning)
         state.tokens = self.picker.pick(self.modules[step.index], state.hidden, state.drafted, step.column)

@@ -12,12 +12,11 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from spec_lab.core.kept import Kept
+from spec_lab.core.kept import Kept, PrunePolicy
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.prompts import PromptEnds, PromptPack
 from spec_lab.core.protocols import DrafterRequirements
-from spec_lab.core.pruning import PrunePolicy
 from spec_lab.core.rows import rows_at
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, VerifiedRound
 from spec_lab.drafters.block import RunBlock

@@ -11,16 +11,15 @@ from typing import Any, Protocol
 
 import torch
 
-from spec_lab.core.kept import Kept
+from spec_lab.core.kept import Kept, PrunePolicy
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.prompts import PromptPack
 from spec_lab.core.protocols import DrafterRequirements
-from spec_lab.core.pruning import PrunePolicy
 from spec_lab.core.tree_protocols import TreeAttentionBackend
 from spec_lab.core.types import AttentionKind, AttentionMetadata, DraftStep, FeatureSpec, Request, VerifiedRound
 from spec_lab.drafters.branching import BranchDrafter
-from spec_lab.drafters.catchup import CaughtUp, catchup_planner
+from spec_lab.drafters.catchup import CaughtUp, plan_catchup
 from spec_lab.drafters.growth import Branches, TreeShape
 from spec_lab.drafters.picking import DraftedRows, DraftHead, DraftPicker
 from spec_lab.drafters.siblings import SiblingPicker
@@ -64,28 +63,22 @@ class RecurrentHead(DraftModule, Protocol):
         ...
 
 
+@dataclass(kw_only=True, eq=False)
 class RecurrentCatchup:
     """The first step of drafters that reuse one layer. The KV cache uses the target's slot numbering: a row writes the
     slot of its position.
     """
 
-    def __init__(
-        self,
-        num_draft_tokens: int,
-        head: RecurrentHead,
-        features: FeatureSpec,
-        cache: LayerCache,
-        backend: AttentionBackend,
-        prune: PrunePolicy,
-        kernels: KernelSet = TORCH_FORMS,
-    ) -> None:
-        self.num_draft_tokens = num_draft_tokens
-        self.requirements = DrafterRequirements(features, catchup_rows=(num_draft_tokens + 1,))
-        self.head = head
-        self.cache = cache
-        self.backend = backend
-        self.prune = prune
-        self._plan = catchup_planner(kernels)
+    num_draft_tokens: int
+    head: RecurrentHead
+    features: FeatureSpec
+    cache: LayerCache
+    backend: AttentionBackend
+    prune: PrunePolicy
+    kernels: KernelSet = TORCH_FORMS
+
+    def __post_init__(self) -> None:
+        self.requirements = DrafterRequirements(self.features, catchup_rows=(self.num_draft_tokens + 1,))
 
     def admit(self, slot: int, request: Request) -> None:
         """Do nothing: rows past a slot's length are never read."""
@@ -102,7 +95,7 @@ class RecurrentCatchup:
     def take_round(self, verified: VerifiedRound) -> CaughtUp:
         """Run the N verified rows, from L on, with the emitted tokens. The live row is n - 1 and sees L + n keys."""
         assert verified.features is not None
-        plan = self._plan(verified, self.backend, self.num_draft_tokens)
+        plan = plan_catchup(verified, self.backend, self.num_draft_tokens, self.kernels)
         kept = self.prune.of_catchup(plan.live_rows, plan.live_attention)
         tokens = verified.verification.tokens.reshape(-1)
         fused = self.head.fuse(verified.features)
@@ -121,28 +114,26 @@ class RecurrentState:
     rows: DraftedRows
 
 
+@dataclass(kw_only=True, eq=False)
 class RecurrentDrafter(RecurrentCatchup):
-    """A `Drafter` that reuses one layer for a chain."""
+    """A `Drafter` that reuses one layer for a chain.
 
-    def __init__(
-        self,
-        num_draft_tokens: int,
-        head: RecurrentHead,
-        features: FeatureSpec,
-        cache: LayerCache,
-        backend: AttentionBackend,
-        prune: PrunePolicy,
-        picker: DraftPicker,
-        kernels: KernelSet = TORCH_FORMS,
-        kinds: tuple[AttentionKind, ...] = (),
-    ) -> None:
-        """`kinds`: that of the layer's attention."""
-        super().__init__(num_draft_tokens, head, features, cache, backend, prune, kernels)
-        self.requirements = replace(self.requirements, step_kinds=kinds)
-        self.picker = picker
-        self._chain = head.chain if picker.takes_likeliest else None
+    Attributes:
+        kinds: that of the layer's attention.
+    """
+
+    picker: DraftPicker
+    kinds: tuple[AttentionKind, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.requirements = replace(self.requirements, step_kinds=self.kinds)
         if self._chain is not None:
             self.requirements = replace(self.requirements, draft_rest=self._draft_rest)
+
+    @property
+    def _chain(self) -> ChainAtOnce | None:
+        return self.head.chain if self.picker.takes_likeliest else None
 
     def ingest(self, pack: PromptPack) -> RecurrentState | None:
         live = self.take_prompts(pack)
@@ -179,23 +170,13 @@ class RecurrentDrafter(RecurrentCatchup):
         return RecurrentState(tokens, live.hidden, live.attention, live.rows)
 
 
+@dataclass(kw_only=True, eq=False)
 class RecurrentTreeDrafter(RecurrentCatchup, BranchDrafter):
     """Drafts a tree with one reused layer."""
 
-    def __init__(
-        self,
-        shape: TreeShape[Any],
-        siblings: SiblingPicker,
-        head: RecurrentHead,
-        features: FeatureSpec,
-        cache: LayerCache,
-        backend: TreeAttentionBackend,
-        prune: PrunePolicy,
-    ) -> None:
-        super().__init__(shape.depth, head, features, cache, backend, prune)
-        self.shape = shape
-        self.siblings = siblings
-        self.tree_backend = backend
+    shape: TreeShape[Any]
+    siblings: SiblingPicker
+    backend: TreeAttentionBackend
 
     def run_branches(self, branches: Branches, attention: AttentionMetadata) -> torch.Tensor:
         return self.head.forward(branches.tokens.reshape(-1), branches.hidden, self.cache, attention, Kept())

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from spec_lab.core.kept import PrunePolicy
 from spec_lab.core.prompts import NO_ROUNDING, LiveRows, PromptEnds, PromptPack, PromptRounding, PromptSpan
-from spec_lab.core.pruning import PrunePolicy
 from spec_lab.core.ragged import build_metadata, even_batches
 from spec_lab.core.results import RowCounts
 from spec_lab.core.types import AttentionMetadata, Sequence, TargetOutput

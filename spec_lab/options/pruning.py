@@ -8,7 +8,7 @@ from spec_lab.config.option import option
 from spec_lab.core.pruning import Drop
 
 if TYPE_CHECKING:
-    from spec_lab.core.pruning import PromptPruning
+    from spec_lab.core.kept import PromptPruning
 
 
 @option("prune.prefill", "all_rows")

@@ -115,8 +115,8 @@ class Dflash(WeightsConfig):
         features = FeatureSpec(layer_inputs=tuple(tap.layer_input for tap in config.taps))
         cache = lab.cache(config.body.layers)
         block_pass = ContextPass(
-            self.num_draft_tokens,
-            model,
+            num_draft_tokens=self.num_draft_tokens,
+            model=model,
             features=features,
             cache=cache,
             backend=lab.backend,

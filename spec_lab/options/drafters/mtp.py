@@ -169,8 +169,8 @@ class MtpVanilla(MtpConfigBase):
         features = FeatureSpec(final_hidden=mtp.target_hidden)
         only_window, picker = self.rows == ModuleRows.window, lab.picker(self)
         return MtpVanillaDrafter(
-            modules,
-            caches,
+            modules=modules,
+            caches=caches,
             window=window,
             features=features,
             backend=lab.backend,

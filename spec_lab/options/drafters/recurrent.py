@@ -34,8 +34,8 @@ def recurrent_drafter(
     cache = lab.cache([plan]).layers[0]
     if lab.run.sizes is None:
         return RecurrentDrafter(
-            option.num_draft_tokens,
-            head,
+            num_draft_tokens=option.num_draft_tokens,
+            head=head,
             features=features,
             cache=cache,
             backend=lab.backend,
@@ -46,8 +46,9 @@ def recurrent_drafter(
         )
     shape = lab.tree(num_scored)
     return RecurrentTreeDrafter(
-        shape,
-        lab.siblings(shape),
+        num_draft_tokens=shape.depth,
+        shape=shape,
+        siblings=lab.siblings(shape),
         head=head,
         features=features,
         cache=cache,
