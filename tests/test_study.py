@@ -77,9 +77,9 @@ def test_runs_are_labelled_by_what_differs(folder: Path) -> None:
     rows = load_frame(folder)
     assert varied(rows) == ["prune", "drafter.num_draft_tokens"]
     assert sorted(labels(own(rows))) == [
-        "catchup, num_draft_tokens=1",
-        "catchup, num_draft_tokens=3",
-        "none, num_draft_tokens=3",
+        "catchup, K=1",
+        "catchup, K=3",
+        "none, K=3",
     ]
 
 

@@ -15,7 +15,7 @@ import pandas as pd
 from spec_lab.record.models import Request
 from spec_lab.record.reading import Found
 from spec_lab.study.compare import drafting
-from spec_lab.study.figures import axes_of, signed
+from spec_lab.study.figures import axes_of, legend, signed
 from spec_lab.study.frame import EVERY_CATEGORY, frame, labels, own
 from spec_lab.study.tables import Table, table_of
 
@@ -94,5 +94,5 @@ def reliability_figure(runs: Sequence[Found]) -> Figure:
             means = drafts.groupby(bins)[["confidence", "accepted"]].mean()
             axes.plot(means["confidence"], means["accepted"], "o-", label=name)
         axes.set(xlabel="confidence", ylabel="share accepted", xlim=(0, 1), ylim=(0, 1))
-        figure.legend(loc="outside right upper", frameon=False)
+        legend(figure, axes)
     return signed(figure, rows)
