@@ -45,7 +45,7 @@ class Lane:
         for slot in range(2):
             self.table.assign(slot, list(range(2 + slot, NUM_PAGES, 2)))
         self.cache = PagedKVCache([cache_row(plan)] * 2, NUM_PAGES, PAGE_SIZE, torch.float32, cpu)
-        config = ModelConfig("llama", 70, HIDDEN_SIZE, 1e-5, MAX_POSITIONS, False, (plan, plan), (), None, "float32")
+        config = ModelConfig("llama", 70, HIDDEN_SIZE, 1e-5, MAX_POSITIONS, False, (plan, plan), (), None)
         tensors = random_tensors(decoder_tensor_shapes(config), torch.float32, cpu, 3)
         tensors = {name: 4 * t.to(dtype).float() for name, t in tensors.items()}
         self.target = DecoderTarget(config, tensors, self.backend, MAX_POSITIONS, products=products)

@@ -15,10 +15,10 @@ from spec_kernels.norms import rms_norm
 from spec_kernels.utils import INTERPRETED
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.build.caches import cache_row
-from spec_lab.build.kernels import KERNELS
+from spec_lab.build.kernels import make_kernels
 from spec_lab.checkpoints.delta_net_checkpoint import delta_net_tensor_shapes
 from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.config.choices import Rollback
 from spec_lab.config.run import RecurrentConfig, Run
 from spec_lab.core.kept import Kept
@@ -179,7 +179,7 @@ def test_few_rows_in_16_bits_go_through_the_fused_products(folder: Path) -> None
     config = read_model_config(folder)
     outputs = []
     for kernels in ("torch", "triton"):
-        parts = KERNELS[kernels](DEVICE, torch.float16)
+        parts = make_kernels(kernels, DEVICE, torch.float16)
         backend = TorchAttention(4, 64)
         products = TritonProducts() if kernels == "triton" else PLAIN
         target = load_target(config, WeightSource(folder, torch.float16, DEVICE), backend, 64, products)

@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from spec_kernels.rope_write import rope_write
 from spec_lab.attention.triton_backend import TritonAttention
 from spec_lab.build.caches import cache_row
-from spec_lab.build.kernels import KERNELS
+from spec_lab.build.kernels import make_kernels
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.keep_fp8 import with_narrow_products, with_wide_products
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.checkpoints.random_weights import random_eagle3, random_mtp, random_tensors
@@ -248,9 +248,9 @@ def test_an_mtp_module_gives_what_it_gives_without(llama: ModelConfig, side: Nor
 
 
 def test_float32_keeps_the_librarys_products(llama: ModelConfig) -> None:
-    assert KERNELS["triton"](DEVICE, torch.float32).products is PLAIN
+    assert make_kernels("triton", DEVICE, torch.float32).products is PLAIN
     lane = Lane.of(llama.layers)
-    target = make_target(llama, lane, KERNELS["triton"](DEVICE, torch.float16).products)
+    target = make_target(llama, lane, make_kernels("triton", DEVICE, torch.float16).products)
     assert all(type(layer) is TwoWays for layer in target.layers)
 
 

@@ -16,7 +16,7 @@ import torch
 
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.build.caches import build_cache
-from spec_lab.build.engine import DrafterMaker, build_prune_policy
+from spec_lab.build.engine import DrafterMaker, prune_policy
 from spec_lab.build.lab import Lab
 from spec_lab.build.references import unpruned_config
 from spec_lab.core.kept import Kept
@@ -147,7 +147,14 @@ class TeacherForcedDrafts:
         subject = self._subject
         run = unpruned_config(subject.of_spine)
         seeds = SlotSeeds(1, run.seed, self._device)
-        return Lab(run, subject.reference, self._limits, build_prune_policy(run), seeds, self._texts[text].cache)
+        return Lab(
+            run,
+            subject.reference,
+            self._limits,
+            prune_policy(run, subject.reference.backend),
+            seeds,
+            self._texts[text].cache,
+        )
 
     def _drafts(self, drafter: Drafter[Any], loop_round: LoopRound, features: torch.Tensor | None) -> torch.Tensor:
         """Return the drafts [num_draft_tokens] after the first `kv_len` tokens and the pending token."""

@@ -12,7 +12,6 @@ import torch
 
 from spec_lab.build.auto import why_not_native, with_auto_chosen
 from spec_lab.build.engine import build_engine, build_teacher
-from spec_lab.build.kernels import require_native
 from spec_lab.build.limits import Limits, engine_limits
 from spec_lab.build.models import LastModels, Models
 from spec_lab.build.references import UNPRUNED, eager_config, plain_config, unpruned_config
@@ -90,7 +89,6 @@ def use_threads(config: Run) -> None:
     num_threads = config.num_threads or default_num_threads(config)
     torch.set_num_threads(num_threads)
     if config.kernels == KernelsChoice.native:
-        require_native()
         from spec_kernels.native import compiled
 
         if (given := compiled.use_threads(num_threads)) < num_threads:
