@@ -23,9 +23,10 @@ from spec_lab.checkpoints.checkpoint import stored_tensors
 from spec_lab.checkpoints.taps import Tap
 from spec_lab.collect import CollectConfig, collect
 from spec_lab.core.errors import UserError
-from spec_lab.train import job
+from spec_lab.train import serving
 from spec_lab.train.checkpoint import load_drafter, save_drafter
 from spec_lab.train.config import Optimisation, TargetChoice
+from spec_lab.train.group import ALONE
 from spec_lab.train.heads import HEADS as KINDS
 from spec_lab.train.heads import Eagle3
 from spec_lab.train.job import train_head
@@ -371,17 +372,20 @@ def test_the_command_makes_its_own_texts_and_a_head(tmp_path: Path) -> None:
 
 
 def test_prompts_of_a_file_are_answered_by_the_target(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the run writes is what is read; a training that was killed does not ask again."""
+    """What the run writes is what is read; a killed training does not ask again, but one of other texts does."""
     asked: list[Path | None] = []
 
     def write(config: Any, prompts: Path | None, output: Path, device: torch.device) -> Path:
         asked.append(prompts)
         return record_run(output / "texts", llama / "target")
 
-    monkeypatch.setattr(job, "write_texts", write)
+    monkeypatch.setattr(serving, "write_texts", write)
     (llama / "prompts.jsonl").write_text('{"prompt": "How tall is it?"}\n')
     config = small(llama / "target", EAGLE3, llama / "prompts.jsonl", optimisation=Optimisation(num_steps=1))
     for _ in range(2):
-        runs, held_out = job.runs_of(config, llama / "out", llama / "target", CPU, job.Processes())
+        runs, held_out = serving.runs_of(config, llama / "out", llama / "target", CPU, ALONE)
     assert asked == [llama / "prompts.jsonl"] and held_out is None
     assert [run.folder for run in runs] == [llama / "out" / "texts" / "texts"]
+    config.texts.temperature = 0.7
+    serving.runs_of(config, llama / "out", llama / "target", CPU, ALONE)
+    assert len(asked) == 2
