@@ -15,9 +15,10 @@ from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.build.caches import cache_row
 from spec_lab.checkpoints import mtp_layouts
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.families import read_decoder
+from spec_lab.checkpoints.families import read_decoder, read_model_config
 from spec_lab.checkpoints.mtp_checkpoint import load_mtp, num_mtp_modules
 from spec_lab.checkpoints.mtp_layouts import MtpLayout
+from spec_lab.checkpoints.packaged import ZOO
 from spec_lab.core.kv_cache import NULL_PAGE, PagedKVCache
 from spec_lab.core.layer_protocols import RowSelection
 from spec_lab.core.selection import AfterAttention, AllRows, BeforeAttention, NoRows
@@ -192,6 +193,13 @@ def test_a_trunk_is_not_looked_at(tmp_path: Path) -> None:
     (reference,) = make_tiny_mtp(tmp_path, "qwen3_5", TARGET)
     rewrite_tensors(tmp_path, {"model.layers.7.linear_attn.A_log": torch.zeros(3, dtype=torch.int8)})
     assert distance(tmp_path, reference) < 2e-5
+
+
+def test_a_null_of_the_config_keeps_its_meaning() -> None:
+    """`q_lora_rank` is null where queries have one product."""
+    config, _ = load_mtp(ZOO / "pocket_moe-mtp_eagle", read_model_config(ZOO / "pocket_moe"), 1, torch.float32, "cpu")
+    latent = config.layer.only_layer.latent
+    assert latent is not None and latent.q_lora_rank is None
 
 
 def test_zero_centred_norms_are_not_rounded(tmp_path: Path) -> None:
