@@ -214,13 +214,6 @@ def test_refuses_tensors_that_do_not_fit(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_refuses_quantized_weights(tmp_path: Path) -> None:
-    make_tiny_eagle3(tmp_path, TARGET)
-    rewrite_tensors(tmp_path, {"fc.weight": torch.ones(32, 96, dtype=torch.int8)})
-    with refused(tmp_path, "quantized", "fc.weight is I8"):
-        load(tmp_path)
-
-
 EAGLE31_NORMS = {
     "norm_before_fc": {"input_norm.weight": (96,)},
     "fc_norm": {f"fc_norm.{tap}.weight": (32,) for tap in range(3)},

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.expert_sizes import ExpertSizes, RouterScores
 from spec_lab.checkpoints.families import read_decoder, read_model_config
 from spec_lab.checkpoints.gemma4_assistant_config import read_assistant_config
 from spec_lab.checkpoints.packaged import SHAPES
@@ -107,38 +106,6 @@ def test_the_layers_of_e2b() -> None:
     assert (config.layers[4].head_dim, config.layers[5].head_dim) == (512, 256)
     assert config.layers[4].rope == RopeConfig(1e6, "proportional", partial_rotary_factor=0.25)
     assert config.layers[5].rope == RopeConfig(1e4, "none")
-
-
-def test_the_layers_of_31b() -> None:
-    """Every sixth layer is full where no types are named, and has fewer and larger KV heads and no v_proj."""
-    config = read("31b")
-    assert config.gemma4 is not None and config.gemma4.keys_are_values and config.gemma4.per_layer_width == 0
-    assert [index for index, plan in enumerate(config.layers) if plan.window is None] == list(range(5, 60, 6))
-    assert {(plan.num_kv_heads, plan.head_dim) for plan in config.layers} == {(16, 256), (4, 512)}
-    assert {plan.kv_owner for plan in config.layers} == {None}
-    assert config.max_position_embeddings == 262_144 and config.layers[0].window == 1024
-
-
-def test_the_spelling_of_transformers_reads_the_same() -> None:
-    """It names the sizes of the layers that differ, in a file of the text part alone."""
-    flat = released("31b")["text_config"]
-    full = {"head_dim": 512, "num_key_value_heads": flat.pop("num_global_key_value_heads")}
-    flat |= {"model_type": "gemma4_text", "per_layer_config": {str(i): full for i in range(5, 60, 6)}}
-    ours = read_decoder(flat, SOURCE)
-    assert replace(read("31b"), eos_token_ids=()) == ours
-
-
-def test_the_experts_of_26b() -> None:
-    """They stand beside a dense MLP in every layer."""
-    config = read("26b")
-    sizes = ExpertSizes(128, 8, 704, RouterScores.SOFTMAX)
-    assert {plan.experts for plan in config.layers} == {sizes}
-    assert {plan.intermediate_size for plan in config.layers} == {2112}
-    assert {plan.experts for plan in read("31b").layers} == {None}
-
-
-def test_the_last_layer_is_full_whatever_its_type_says() -> None:
-    assert read("e4b", layer_types=[SLIDING] * 23 + [FULL] + [SLIDING] * 18).layers[-1].window is None
 
 
 def assistant(size: str, **text: Any) -> dict[str, Any]:

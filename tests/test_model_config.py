@@ -12,18 +12,10 @@ import torch
 
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families import read_decoder, read_model_config
-from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
+from spec_lab.checkpoints.plan import LayerPlan
 from tests.tiny_checkpoints import TINY_SIZES, Family, make_tiny_target, refused, rewrite_config, use_hub_spelling
 
 FAMILIES: tuple[Family, ...] = ("llama", "qwen2", "qwen3")
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
 
 
 def read(family: Family = "llama", drop: tuple[str, ...] = (), **changes: Any) -> ModelConfig:
@@ -41,34 +33,6 @@ def windows(config: ModelConfig) -> tuple[int | None, ...]:
     return tuple(plan.window for plan in config.layers)
 
 
-@pytest.mark.parametrize("spelling", ["transformers", "hub"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_reads_what_transformers_reads(tmp_path: Path, family: Family, spelling: str) -> None:
-    rope = {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0}
-    model = make_tiny_target(tmp_path, family, rope_parameters=rope, tie_word_embeddings=True)
-    if spelling == "hub":
-        use_hub_spelling(tmp_path)
-        assert "rope_parameters" not in json.loads((tmp_path / "config.json").read_text())
-    config, reference = read_model_config(tmp_path), model.config
-    assert config.family == reference.model_type
-    for ours, its in {
-        "vocab_size": "vocab_size",
-        "hidden_size": "hidden_size",
-        "num_layers": "num_hidden_layers",
-        "rms_norm_eps": "rms_norm_eps",
-        "max_position_embeddings": "max_position_embeddings",
-        "tie_word_embeddings": "tie_word_embeddings",
-        "bos_token_id": "bos_token_id",
-    }.items():
-        assert getattr(config, ours) == getattr(reference, its), ours
-    (plan,) = set(config.layers)
-    assert plan.intermediate_size == reference.intermediate_size
-    assert (plan.num_heads, plan.num_kv_heads) == (reference.num_attention_heads, reference.num_key_value_heads)
-    assert plan.head_dim == model.model.layers[0].self_attn.head_dim == (8 if family == "qwen2" else 16)
-    assert plan.rope == RopeConfig(theta=5000.0, scaling="linear", factor=2.0)
-    assert config.eos_token_ids == (2,)
-
-
 def test_biases_and_norms_of_each_family() -> None:
     assert [(c.qkv_bias, c.o_bias, c.qk_norm) for c in map(plan_of, FAMILIES)] == [
         (False, False, False),
@@ -81,15 +45,6 @@ def test_biases_and_norms_of_each_family() -> None:
     assert (qwen2.qkv_bias, qwen2.o_bias, qwen2.mlp_bias) == (True, False, False)
     qwen3 = plan_of("qwen3", attention_bias=True, mlp_bias=True)
     assert (qwen3.qkv_bias, qwen3.o_bias, qwen3.mlp_bias) == (True, True, False)
-
-
-def test_llama3_rope_in_every_spelling() -> None:
-    expected = RopeConfig(500000.0, "llama3", 8.0, 1.0, 4.0, 64)
-    scaling = {key: value for key, value in LLAMA3.items() if key != "rope_theta"}
-    assert plan_of(rope_parameters=LLAMA3).rope == expected
-    assert plan_of(rope_theta=500000.0, rope_scaling=scaling).rope == expected
-    legacy = {key: value for key, value in scaling.items() if key != "rope_type"} | {"type": "llama3"}
-    assert plan_of(rope_theta=500000.0, rope_scaling=legacy).rope == expected
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])

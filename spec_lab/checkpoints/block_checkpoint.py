@@ -39,7 +39,8 @@ def load_block(
     config, layout = read_block_config(folder, target, knob)
     stored = _own_tensors(renamed(stored_tensors(folder), NAMES), layout, config)
     vocabulary = read_vocabulary(stored, config.draft_vocab_size, target.vocab_size, device, source, knob)
-    config = _with_confidence(config, stored)
+    if CONFIDENCE in stored:  # config keys for its width vary or are missing
+        config = replace(config, confidence_reads=stored[CONFIDENCE].shape[1])
     tables = _table_shapes(config)
     optional = tables if config.body.hidden_size == target.hidden_size else ()  # the target's can replace them
     wanted = block_tensor_shapes(config) | tables
@@ -53,14 +54,6 @@ def _own_tensors(stored: dict[str, StoredTensor], layout: BlockLayout, config: B
     is_whole = config.draft_vocab_size == config.body.vocab_size
     copies = {"embed_tokens.weight"} | ({"lm_head.weight", *MAPS} if is_whole else set())
     return {name: tensor for name, tensor in stored.items() if name not in copies and not name.startswith("verifier_")}
-
-
-def _with_confidence(config: BlockConfig, stored: Mapping[str, StoredTensor]) -> BlockConfig:
-    """Set the input width of the confidence head from its tensor's shape, since config keys for it vary or are
-    missing."""
-    if CONFIDENCE not in stored:
-        return config
-    return replace(config, confidence_reads=stored[CONFIDENCE].shape[1])
 
 
 def _table_shapes(config: BlockConfig) -> Shapes:

@@ -209,15 +209,10 @@ def read_tensors(
     """
     tensors = _read_whole({key: tensor for key, tensor in stored.items() if not tensor.stack}, dtype, device)
     for key, tensor in stored.items():
-        if tensor.stack:
-            tensors[key] = _read_stack(tensor, dtype, device)
+        if tensor.stack:  # meanwhile its experts are in memory up to three times
+            pieces = _read_whole({piece.name: piece for expert in tensor.stack for piece in expert}, dtype, device)
+            tensors[key] = torch.stack([torch.cat([pieces[piece.name] for piece in each]) for each in tensor.stack])
     return {key: tensors[key] for key in stored}
-
-
-def _read_stack(tensor: StoredTensor, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
-    """Read a stack of experts into one tensor. Meanwhile its experts are in memory up to three times."""
-    pieces = _read_whole({piece.name: piece for expert in tensor.stack for piece in expert}, dtype, device)
-    return torch.stack([torch.cat([pieces[piece.name] for piece in expert]) for expert in tensor.stack])
 
 
 def _read_whole(
@@ -229,17 +224,12 @@ def _read_whole(
             for key, tensor in stored.items():
                 if tensor.file == file:
                     value = _read(handle, tensor)
-                    kept_dtype = value.dtype if tensor.as_stored else _dtype_in_memory(key, value, dtype)
+                    is_cast = value.is_floating_point() and not tensor.as_stored
+                    kept_dtype = run_dtype(key, dtype) if is_cast else value.dtype
                     kept_dtype = torch.float32 if tensor.in_float32 else kept_dtype
                     tensors[key] = value.to(device=device, dtype=kept_dtype, copy=True)
                     refuse_impossible(tensors[key], value, tensor.file, tensor.name)
     return tensors
-
-
-def _dtype_in_memory(name: str, value: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
-    if not value.is_floating_point():
-        return value.dtype
-    return run_dtype(name, dtype)
 
 
 def run_dtype(name: str, dtype: torch.dtype) -> torch.dtype:

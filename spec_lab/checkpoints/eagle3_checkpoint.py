@@ -45,7 +45,9 @@ def load_eagle3(
         )
     sizes = config.draft_vocab_size, config.target_vocab_size
     vocabulary = read_vocabulary(stored, *sizes, device, str(folder))
-    optional = _optional_tensors(config, target)
+    optional: set[str] = set()  # the target's can replace them
+    if hidden == target.hidden_size:
+        optional = {"embed_tokens.weight"} | ({"lm_head.weight"} if sizes[0] == sizes[1] else set())
     tensors = read_wanted(stored, eagle3_tensor_shapes(config), dtype, device, str(folder), optional)
     return config, tensors | vocabulary
 
@@ -79,14 +81,6 @@ def _mask_shapes(config: Eagle3Config) -> dict[str, tuple[int, ...]]:
         layer = layer_tensor_shapes(plan, hidden, attention_input_size=hidden)
         shapes |= {f"layers.{index}.{name}": shape for name, shape in layer.items()}
     return shapes
-
-
-def _optional_tensors(config: Eagle3Config, target: ModelConfig) -> set[str]:
-    """Return the names of the weights that the target's can replace."""
-    if config.layer.hidden_size != target.hidden_size:
-        return set()
-    whole_vocabulary = config.draft_vocab_size == config.target_vocab_size
-    return {"embed_tokens.weight"} | ({"lm_head.weight"} if whole_vocabulary else set())
 
 
 def _tap_norm_shapes(config: Eagle3Config) -> dict[str, tuple[int, ...]]:

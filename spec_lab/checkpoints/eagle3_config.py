@@ -83,9 +83,10 @@ def read_eagle3_config(folder: Path, target: ModelConfig, kind: HeadKind = "eagl
     Raises:
         UserError: another kind of head, an option that is not supported, or a head for another target.
     """
-    config, source = present(read_json(folder / "config.json")), str(folder / "config.json")
+    whole, source = read_json(folder / "config.json"), str(folder / "config.json")
+    config = present(whole)
     eagle = present(config.get("eagle_config", {}))
-    layers = _layer_config(config, eagle, kind, source)
+    layers = _layer_config(whole, eagle, kind, source)
     layer = replace(layers, layers=layers.layers[:1])
     # NVIDIA's heads have norm_before_fc in `eagle_config` (vLLM #42143). A key at the top level overrides it. The
     # defaults of speculators for norm_before_residual differ (class false, training command true), so its files must
@@ -114,7 +115,7 @@ def read_eagle3_config(folder: Path, target: ModelConfig, kind: HeadKind = "eagl
 
 def _layer_config(config: Mapping[str, Any], eagle: Mapping[str, Any], wanted: HeadKind, source: str) -> ModelConfig:
     """Read the layers of the head as a decoder of their family; an EAGLE-3 head has one layer."""
-    layer = config.get("transformer_layer_config", config)
+    layer = config.get("transformer_layer_config", config)  # a null of it can have a meaning, as of q_lora_rank
     is_latent = layer.get("kv_lora_rank") is not None
     supported: dict[str, tuple[Any, ...]] = {
         "medusa_num_heads": (),

@@ -32,8 +32,11 @@ def load_assistant(
     ordering = {name: stored.pop(name) for name in (TOKEN_ORDERING,) if name in stored}
     tensors = read_wanted(stored, assistant_tensor_shapes(config), dtype, device, str(folder))
     if config.centroids is not None:
-        found = read_tensors(ordering, dtype, device).get(TOKEN_ORDERING)
-        tensors[TOKEN_ORDERING] = _checked_ordering(found, target.vocab_size, str(folder))
+        # An id out of range would be fed to the target's embedding.
+        found, number = read_tensors(ordering, dtype, device).get(TOKEN_ORDERING), target.vocab_size
+        if found is None or not torch.equal(found.sort().values.cpu(), torch.arange(number)):
+            raise UserError(f"{folder}: {TOKEN_ORDERING} does not name each of {number} tokens once; fetch it again")
+        tensors[TOKEN_ORDERING] = found.long()
     return config, tensors
 
 
@@ -53,11 +56,3 @@ def assistant_tensor_shapes(config: AssistantConfig) -> dict[str, tuple[int, ...
     if config.centroids is not None:
         shapes["masked_embedding.centroids.weight"] = (config.centroids.num_centroids, hidden)
     return shapes
-
-
-def _checked_ordering(ordering: torch.Tensor | None, vocab_size: int, source: str) -> torch.Tensor:
-    """Return the ordering after checking that it has every token id once. An id out of range would be fed to the
-    target's embedding."""
-    if ordering is None or not torch.equal(ordering.sort().values.cpu(), torch.arange(vocab_size)):
-        raise UserError(f"{source}: {TOKEN_ORDERING} does not name each of {vocab_size} tokens once; fetch it again")
-    return ordering.long()

@@ -77,9 +77,7 @@ class GgufTensor:
             source.seek(self.file.data_start + self.place.offset)
             taken = bytearray(source.read(prod(self.shape[:-1]) * width))
         wide = dequantize(np.frombuffer(taken, dtype=np.uint8).reshape(-1, width), kind)
-        return self._in_order(torch.from_numpy(np.ascontiguousarray(wide, dtype=np.float32)).view(self.shape))
-
-    def _in_order(self, value: torch.Tensor) -> torch.Tensor:
+        value = torch.from_numpy(np.ascontiguousarray(wide, dtype=np.float32)).view(self.shape)
         if self.num_heads is None:
             return value
         halves = value.view(self.num_heads, -1, 2, *value.shape[1:])

@@ -19,7 +19,7 @@ from spec_lab.checkpoints.checkpoint_files import StoredTensor
 from spec_lab.checkpoints.checks import refuse_other_target, refuse_values
 from spec_lab.checkpoints.config import ModelConfig, num_mtp_modules, text_part
 from spec_lab.checkpoints.families import FAMILIES, read_decoder
-from spec_lab.checkpoints.json_input import present, read_json
+from spec_lab.checkpoints.json_input import read_json
 from spec_lab.checkpoints.mtp_layouts import (
     EMBEDDING_NORM,
     FINAL_NORM,
@@ -70,7 +70,7 @@ def load_mtp(
             target; tensors missing, of another shape, not expected or in an unsupported quantization.
     """
     config, source = read_json(folder / "config.json"), str(folder / "config.json")
-    decoder, count = present(text_part(config)), num_mtp_modules(config) or 1
+    decoder, count = text_part(config), num_mtp_modules(config) or 1
     num_layers, stored = decoder["num_hidden_layers"], stored_tensors(folder)
     layout = find_layout(stored, num_layers)
     if layout is None or num_modules > count:
