@@ -41,11 +41,6 @@ from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
 Part = TypeVar("Part")
 
 
-def unmeasured(_: str) -> AbstractContextManager[None]:
-    """Do nothing in place of a timer."""
-    return nullcontext()
-
-
 @dataclass(frozen=True, slots=True)
 class RuleFacts:
     """The facts of a run that a rule needs to judge drafts without drawing. A record has all of them.
@@ -87,7 +82,7 @@ class Lab:
     target_cache: PagedKVCache
     confidences: DraftConfidences | None = None
     row_confidences: RowConfidences | None = None
-    span: Callable[[str], AbstractContextManager[None]] = unmeasured
+    span: Callable[[str], AbstractContextManager[Any]] = nullcontext
 
     @property
     def target(self) -> Decoder:

@@ -75,7 +75,8 @@ def _record_in(
     print("loading prompts and weights ...", file=sys.stderr, flush=True)
     lab = load_lab(config, world, last)
     metrics = list(EXTENSION_METRICS.values())
-    info = begun(dataclasses.asdict(lab.config), choices).model_copy(update=_identity(lab))
+    taken = {group: getattr(lab.config, group).name for group, name in choices.items() if name == "auto"}
+    info = begun(dataclasses.asdict(lab.config), choices | taken).model_copy(update=_identity(lab))
     with Recorder(folder, info, config.logger.sinks()) as recorder:
         recorded = _measure(lab, info, recorder, memory, metrics)
         recorder.finish(recorded)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from statistics import median
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from spec_lab.record.acceptance import num_output_tokens
-from spec_lab.record.metric import Measured, metric, ratio
+from spec_lab.record.metric import Measured, median_of, metric, ratio
 from spec_lab.record.statistics import paired_difference_interval, wilson_interval
 
 if TYPE_CHECKING:
@@ -94,11 +93,6 @@ def divergence(measured: Measured) -> dict[str, Any] | None:
         "near_ties": kinds.count("near_tie"),
         "bugs": kinds.count("bug"),
         "lossy": kinds.count("lossy"),
-        "median_index": _median(each.index for each in found),
-        "median_margin": _median(each.margin for each in found if each.margin is not None),
+        "median_index": median_of(each.index for each in found),
+        "median_margin": median_of(each.margin for each in found),
     }
-
-
-def _median(values: Iterable[float]) -> float | None:
-    known = list(values)
-    return median(known) if known else None

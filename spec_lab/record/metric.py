@@ -104,16 +104,21 @@ def part_of(measured: Measured, extra: Iterable[Metric] = ()) -> Part:
 
     metrics = [*METRICS.values(), *extra]
     repeats = [_numbers(metrics, "turn", result) for result in measured.repeats]
-    numbers = _numbers(metrics, "run", measured) | _over_turns(repeats)
-    numbers |= {key: _mean(each.get(key) for each in _of_rounds(metrics, measured)) for key in _round_keys(metrics)}
+    rounds = [round_numbers(record, metrics) for record in (measured.first.rounds if measured.first else ())]
+    numbers = _numbers(metrics, "requests", measured) | _numbers(metrics, "run", measured)
+    for name in dict.fromkeys(name for turn in repeats for name in turn):
+        numbers[name] = median_of(turn.get(name) for turn in repeats)
+    for name in (each.name for each in metrics if each.per == "round"):
+        numbers[name] = mean_of(each.get(name) for each in rounds)
+    by_category = {
+        category: replace(measured, requests=[each for each in measured.requests if each.category == category])
+        for category in sorted({request.category for request in measured.requests})
+    }
     return Part(
         num_draft_tokens=measured.num_draft_tokens,
-        metrics=_numbers(metrics, "requests", measured) | numbers,
+        metrics=numbers,
         repeats=repeats,
-        by_category={
-            category: _numbers(metrics, "requests", replace(measured, requests=part))
-            for category, part in _by_category(measured.requests).items()
-        },
+        by_category={category: _numbers(metrics, "requests", part) for category, part in by_category.items()},
     )
 
 
@@ -155,33 +160,14 @@ def _tell_once(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def _over_turns(repeats: Sequence[Numbers]) -> Numbers:
-    names = dict.fromkeys(name for numbers in repeats for name in numbers)
-    return {name: median_of(numbers.get(name) for numbers in repeats) for name in names}
-
-
-def _of_rounds(metrics: Iterable[Metric], measured: Measured) -> list[Numbers]:
-    return [round_numbers(record, metrics) for record in (measured.first.rounds if measured.first else ())]
-
-
-def _round_keys(metrics: Iterable[Metric]) -> list[str]:
-    return [each.name for each in metrics if each.per == "round"]
-
-
-def _by_category(requests: Iterable[Request]) -> dict[str, list[Request]]:
-    found: dict[str, list[Request]] = {}
-    for request in sorted(requests, key=lambda request: request.category):
-        found.setdefault(request.category, []).append(request)
-    return found
-
-
 def median_of(values: Iterable[Any]) -> float | None:
     """Return the median of the values that are known."""
     known = [value for value in values if value is not None]
     return median(known) if known else None
 
 
-def _mean(values: Iterable[Any]) -> float | None:
+def mean_of(values: Iterable[Any]) -> float | None:
+    """Return the mean of the values that are known."""
     known = [value for value in values if value is not None]
     return fmean(known) if known else None
 

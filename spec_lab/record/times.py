@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from statistics import fmean, median
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from spec_lab.record.metric import Measured, median_of, metric, ratio
+from spec_lab.record.metric import Measured, mean_of, median_of, metric, ratio
 from spec_lab.record.statistics import of_turns
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def round_ms(turn: GenerationResult) -> float | None:
     So the times add up to the wall time of decoding. With graph.rounds_per_replay the rounds of a replay share its time
     equally, including that of wasted rounds.
     """
-    return _mean([1e3 * record.seconds for record in turn.rounds])
+    return mean_of([1e3 * record.seconds for record in turn.rounds])
 
 
 @metric("launch_ms", "ms", per="turn")
@@ -88,7 +88,7 @@ def launch_ms(turn: GenerationResult) -> float | None:
 
     On a CPU a launch runs the operator, so the span is nearly the whole round. Median over timed repeats.
     """
-    return _mean([1e3 * r.launch_seconds for r in turn.rounds if r.launch_seconds is not None])
+    return mean_of([1e3 * r.launch_seconds for r in turn.rounds if r.launch_seconds is not None])
 
 
 @metric("stage_ms_per_round", "ms", per="turn")
@@ -98,7 +98,7 @@ def stage_ms(turn: GenerationResult) -> dict[str, float | None]:
     host's search for drafts while the device waits. The rest of a round's time is the host's, between stages."""
     seen = dict.fromkeys(name for record in turn.rounds for name in record.stage_seconds)
     return {
-        stage: _mean([1e3 * r.stage_seconds[stage] for r in turn.rounds if stage in r.stage_seconds])
+        stage: mean_of([1e3 * r.stage_seconds[stage] for r in turn.rounds if stage in r.stage_seconds])
         for stage in (*STAGES, *(name for name in seen if name not in STAGES))
     }
 
@@ -110,7 +110,7 @@ def prefill_ms_per_request(turn: GenerationResult) -> float | None:
 
     So the times of all requests add up to that of all prompt passes.
     """
-    return _mean([1e3 * record.seconds for record in turn.prefills])
+    return mean_of([1e3 * record.seconds for record in turn.prefills])
 
 
 @metric("prompt_tokens_per_second", "tokens/s", per="turn")
@@ -163,7 +163,7 @@ def latency_ms(measured: Measured) -> dict[str, dict[str, float | None]]:
         "e2e": end_to_end_latency_ms(requests),
     }
     return {
-        kind: {"mean": _mean(values), "p50": percentile(values, 50), "p99": percentile(values, 99)}
+        kind: {"mean": mean_of(values), "p50": percentile(values, 50), "p99": percentile(values, 99)}
         for kind, values in kinds.items()
     }
 
@@ -324,7 +324,3 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
     import numpy as np
 
     return float(np.percentile(values, percent)) if values else None
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return fmean(values) if values else None

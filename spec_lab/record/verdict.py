@@ -29,15 +29,15 @@ def _speed(run: Run) -> str:
     ratio, even = over_reference(run, "plain"), number(run["break_even_acceptance_length"])
     if ratio is None:
         return f"{drafter} was not timed against plain decoding, with {accepted}"
-    return f"{drafter} decoded {_times(ratio)} as fast as plain decoding, with {accepted} (drafting pays from {even})"
+    return f"{drafter} decoded {_times(ratio, 'plain decoding')}, with {accepted} (drafting pays from {even})"
 
 
-def _times(ratio: PairedRatio) -> str:
+def _times(ratio: PairedRatio, other: str) -> str:
     """Write a ratio with its interval, and whether it differs from 1 beyond noise."""
-    times = with_range(ratio.interval.value, ratio.interval.low, ratio.interval.high)
+    times = f"{with_range(ratio.interval.value, ratio.interval.low, ratio.interval.high)} times as fast as {other}"
     if ratio.error is None:
-        return f"{times} times (too few turns for an interval: repeats={LEAST_TURNS} or more give one)"
-    return f"{times} times ({'within' if ratio.interval.holds(1.0) else 'beyond'} noise over {ratio.num_turns} turns)"
+        return f"{times} (repeats={LEAST_TURNS} or more would give an interval)"
+    return f"{times}, {'within' if ratio.interval.holds(1.0) else 'beyond'} noise over {ratio.num_turns} turns"
 
 
 def _tokens(run: Run) -> str:
@@ -65,4 +65,4 @@ def _pruning(run: Run) -> str:
     if unpruned is None or ratio is None:
         return ""
     rows = f"{run['rows.catchup_mlp']:,} of {unpruned['rows.catchup_mlp']:,} catch-up rows in the MLP"
-    return f"pruned, it decodes {_times(ratio)} as fast as unpruned, with {rows}"
+    return f"pruned, it decodes {_times(ratio, 'unpruned')}, with {rows}"

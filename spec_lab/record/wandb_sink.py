@@ -102,7 +102,7 @@ class WandbSink:
             self._log_table("kernel_times", KERNEL_COLUMNS, kernels)
             self._log_figures(run)
             self._log_files(run)
-        self._run.summary.update(without_user_paths({key: run.model_dump()[key] for key in RESULTS}))
+        self._run.summary.update(without_user_paths(run.model_dump(include=set(RESULTS))))
         # W&B's sweeps find a metric only by its whole name, at the top level.
         self._run.summary.update(run.scalars())
         directory, is_offline = Path(self._run.dir).parent, self._run.offline
@@ -126,7 +126,7 @@ class WandbSink:
             group=self._group,
             job_type="bench",
             tags=tags_of(run),
-            config=without_user_paths({**run.config, "origin": _dumped(run, ORIGIN)}),
+            config=without_user_paths({**run.config, "origin": run.model_dump(include=set(ORIGIN))}),
             settings=private_settings(),
         )
 
@@ -236,7 +236,3 @@ def private_settings() -> Any:
 def remove_logs(directory: Path) -> None:
     """Delete W&B's debug logs, which contain absolute paths. Syncing does not need them."""
     shutil.rmtree(directory / "logs", ignore_errors=True)
-
-
-def _dumped(run: Run, names: Iterable[str]) -> dict[str, Any]:
-    return {name: value for name, value in run.model_dump().items() if name in names}

@@ -214,18 +214,18 @@ def stage_times(runs: pd.DataFrame) -> Figure:
 
 
 def row_counts(runs: pd.DataFrame) -> Figure:
-    """Draw the rows that parts of the catch-up's layer and of the prompt pass compute, a bar for each configuration."""
-    names = [
-        f"rows.{name}"
-        for name in ("catchup_attention", "catchup_mlp", "catchup_live", "prefill_computed", "prefill_logits")
-    ]
-    rows = runs[runs["K"] > 0]
-    long = rows.melt(id_vars=["part", "run"], value_vars=names, var_name="rows", value_name="count")
-    long["rows"] = long["rows"].str.removeprefix("rows.")
+    """Draw the rows that parts of the catch-up's layer and of the prompt pass compute: a bar for each run, or for each
+    part of the only one."""
     import seaborn as sns
 
-    with axes_of() as (figure, axes):
-        sns.barplot(long, y="rows", x="count", hue="part", errorbar=None, palette=PALETTE, ax=axes)
+    names = [f"catchup_{name}" for name in ("attention", "mlp", "live")] + ["prefill_computed", "prefill_logits"]
+    rows = runs[runs["K"] > 0] if runs["run"].nunique() == 1 else own(runs[runs["K"] > 0])
+    rows = rows.assign(of=rows["part"] if runs["run"].nunique() == 1 else labels(rows))
+    rows = rows.rename(columns={f"rows.{name}": name for name in names})
+    long = rows.melt(id_vars="of", value_vars=names, var_name="rows", value_name="count")
+    with axes_of(height=1.6 + 0.1 * len(long)) as (figure, axes):
+        sns.barplot(long, y="rows", x="count", hue="of", palette=sns.color_palette(*palette(len(rows))), ax=axes)
+        sns.move_legend(axes, "upper left", bbox_to_anchor=(1, 1), frameon=False, title=None)
         axes.set(ylabel="")
         axes.set_title("Rows that are computed, and those that are read (live)", loc="left")
     return signed(figure, runs)
@@ -388,8 +388,9 @@ def legend(figure: Figure, axes: Axes, title: str | None = None) -> None:
     """Write a legend beside the axes, and make the figure wider by it."""
     handles, names = axes.get_legend_handles_labels()
     if len(names) > 1:
-        figure.set_figwidth(figure.get_figwidth() + 0.6 + max(map(len, names)) / LETTERS_AN_INCH * 1.3)
-        figure.legend(handles, names, loc="outside right upper", frameon=False, title=title)
+        columns = 1 + len(names) // 14
+        figure.set_figwidth(figure.get_figwidth() + columns * (0.6 + max(map(len, names)) / LETTERS_AN_INCH * 1.3))
+        figure.legend(handles, names, loc="outside right upper", frameon=False, title=title, ncols=columns)
 
 
 def _without_batch(rows: pd.DataFrame) -> Iterable[str]:

@@ -155,7 +155,7 @@ def _rows(number: int, found: Found) -> Iterable[dict[str, Any]]:
     config = {key: value for key, value in run.config.items() if key not in BESIDE_THE_RUN}
     knobs = pd.json_normalize(config).iloc[0].to_dict() if config else {}
     knobs = {key: json.dumps(value) if isinstance(value, (list, dict)) else value for key, value in knobs.items()}
-    sampling = run.sampling
+    sampled = {name: value for name, value in run.sampling.items() if value} if run.sampling.get("temperature") else {}
     shared = {
         **knobs,
         **run.choices,
@@ -173,7 +173,7 @@ def _rows(number: int, found: Found) -> Iterable[dict[str, Any]]:
         "thinking": run.thinking,
         "revision": short(run.machine.git_revision) or f"release {run.engine_version}",
         "device": device_of(run),
-        "sampler": "greedy" if not sampling.get("temperature") else json.dumps(sampling),
+        "sampler": " ".join(f"{name}={value:g}" for name, value in sampled.items()) or "greedy",
         **{
             f"target.{key}": value
             for key, value in run.target.model_dump().items()

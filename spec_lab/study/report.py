@@ -59,7 +59,8 @@ def report_of(runs: Sequence[Found], base: int = 1) -> Report:
         study_parts += tables
         mark = f"{number + 1}_" if len(studies) > 1 else ""
         drawings = {f"{mark}{name}": draw for name, draw in study_figures(spec, of_study).items()}
-        sections.append(Section(of_study[0].run.name, tables, drawings, spec["question"]))
+        question = "" if tables[0].title == spec["question"] else spec["question"]
+        sections.append(Section(of_study[0].run.name, tables, drawings, question))
     measured = drafting(runs)
     if len(measured) > 1 and not studies:
         tables = [comparison_table(runs, base), cost_table(runs), rule_table(runs)]
