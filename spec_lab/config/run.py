@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from spec_lab.core.types import Request
     from spec_lab.drafters.growth import TreeShape
     from spec_lab.engine.graphs.mode import GraphMode
+    from spec_lab.engines.plan import Plan, Refusal
     from spec_lab.record.recorder import Sink
     from spec_lab.workloads.tokenizer import Tokenizer
 
@@ -396,6 +397,17 @@ class LoggerConfig(Part):
         return []
 
 
+@option("engine", "lab")
+class EngineConfig(Part):
+    """engine=lab: the lab itself decodes. Other engines do so in processes of their own (`spec_lab.engines`)."""
+
+    name: str = "lab"
+
+    def plan(self, run: Run) -> Plan | Refusal | None:
+        """Return what another engine is asked for, or why it cannot do the run; None if the lab itself decodes."""
+        return None
+
+
 @dataclass
 class StudyConfig:
     """What a study's runs show: `spec_lab.study.studies` explains the keys."""
@@ -426,6 +438,9 @@ class Run:
     logger: LoggerConfig = knob(MISSING, "where the records go")
     tree: TreeConfig = field(
         default_factory=TreeConfig, metadata={"help": "whether a round's drafts are a chain or a tree"}
+    )
+    engine: EngineConfig = field(
+        default_factory=EngineConfig, metadata={"help": "what decodes: the lab, or another engine beside it"}
     )
     verify: VerifyConfig = field(default_factory=VerifyConfig, metadata={"help": "which drafts are verified"})
     recurrent: RecurrentConfig = field(default_factory=RecurrentConfig, metadata={"help": "layers that keep a state"})
@@ -498,5 +513,6 @@ GROUPS: Mapping[str, type] = {
     "sampling": SamplingConfig,
     "logger": LoggerConfig,
     "tree": TreeConfig,
+    "engine": EngineConfig,
 }
 """The base of every group that a run chooses an option of."""

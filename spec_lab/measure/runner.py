@@ -74,7 +74,7 @@ def _record_in(
     with announced("loading prompts and weights"):
         lab = load_lab(config, world, last)
     metrics = list(EXTENSION_METRICS.values())
-    info = begun(dataclasses.asdict(lab.config), choices).model_copy(update=_identity(lab))
+    info = begun(dataclasses.asdict(lab.config), choices).model_copy(update=identity(lab))
     with Recorder(folder, info, config.logger.sinks()) as recorder:
         recorded = _measure(lab, info, recorder, memory, metrics)
         recorder.finish(recorded)
@@ -85,7 +85,7 @@ def _measure(
     lab: LoadedRun, info: models.Run, recorder: Recorder, memory: MemoryWatch, metrics: list[Metric]
 ) -> models.Run:
     """Warm up, time the repeats, audit and profile, and return the finished record."""
-    config, offered = lab.config, _offered(lab)
+    config, offered = lab.config, offered_requests(lab)
     passes: dict[str, list[GenerationResult]] = {name: [] for name in lab.engines}
     rows: dict[str, list[RequestRow]] = {}
 
@@ -108,8 +108,8 @@ def _measure(
                 for record in progress.counted("checking the outputs", records if config.record.audit else []):
                     lab.teacher.require_finite([*record.prompt_ids, *record.output_ids[:-1]])
                 divergences = _audit(lab, passes, progress)
-                rows = {name: _rows(lab, name, passes[name][0].requests, {}) for name in passes if name != MAIN}
-                rows[MAIN] = _rows(lab, MAIN, records, divergences or {}, note=True)
+                rows = {name: request_rows(lab, name, passes[name][0].requests, {}) for name in passes if name != MAIN}
+                rows[MAIN] = request_rows(lab, MAIN, records, divergences or {}, note=True)
                 finished.clear()
                 recorder.requests(rows[MAIN])
         gc.unfreeze()
@@ -145,7 +145,7 @@ def order_of_turn(names: Sequence[str], turn: int) -> list[str]:
     return [*names[shift:], *names[:shift]]
 
 
-def _offered(lab: LoadedRun) -> list[Request]:
+def offered_requests(lab: LoadedRun) -> list[Request]:
     """Return the requests of a timed pass, with their arrival times if there is a rate: the same in every pass."""
     load = lab.config.workload
     if load.request_rate is None:
@@ -275,7 +275,7 @@ def _kept_if_interrupted(lab: LoadedRun, recorder: Recorder) -> Iterator[list[Re
         raise
 
 
-def _rows(
+def request_rows(
     lab: LoadedRun,
     name: str,
     records: Sequence[RequestRecord],
@@ -332,7 +332,7 @@ def _keep_verify_rows(lab: LoadedRun, records: list[RequestRecord], folder: Path
     save_verify_rows(folder, rows)
 
 
-def _identity(lab: LoadedRun) -> dict[str, object]:
+def identity(lab: LoadedRun) -> dict[str, object]:
     """Return what decoded, on which machine: fields of the record."""
     config = lab.config
     dtype, narrow = str(lab.models.dtype).removeprefix("torch."), config.target.weight_dtype

@@ -14,6 +14,9 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.gguf_file import read_head
+
 NAMES = {
     "fc": "fc",
     "norm": "output_norm",
@@ -43,8 +46,14 @@ def write_target(path: Path, source: Path) -> None:
     _write(writer)
 
 
-def write_head(path: Path, folder: Path, target: Path, num_layers: int) -> None:
-    """Write the EAGLE-3 head of a checkpoint folder, for a target of `num_layers` layers in the GGUF file `target`."""
+def architecture(path: Path) -> str:
+    """Return the name of a file's architecture."""
+    return str(read_head(path).metadata["general.architecture"])
+
+
+def write_head(path: Path, folder: Path, target: Path) -> None:
+    """Write the EAGLE-3 head of a checkpoint folder, for the target in the GGUF file `target`."""
+    num_layers = read_model_config(target).num_layers
     config = json.loads((folder / "config.json").read_text())
     tensors = {name: x for file in sorted(folder.glob("*.safetensors")) for name, x in load_file(file).items()}
     writer = gguf.GGUFWriter(path, "eagle3")
