@@ -39,6 +39,12 @@ DRAFTS_MTP = "qwen35"
 """The beginning of the architectures whose MTP module llama.cpp drafts with."""
 
 
+def refusals(run: Run) -> Iterator[str]:
+    """Sampled tokens are compared with the drafts, which are then greedy."""
+    if run.draws_drafts:
+        yield "engine=llamacpp drafts greedily; use drafter.draft_sampling=greedy acceptance.method=one_hot"
+
+
 def settings(run: Run, notes: list[str]) -> dict[str, Any]:
     """Return the n-gram length, which is one in llama.cpp, and the type of weights and caches."""
     drafter: Any = run.drafter

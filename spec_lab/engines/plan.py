@@ -69,6 +69,10 @@ class EngineFile(Protocol):
 
     KNOBS: Knobs
 
+    def refusals(self, run: Run) -> Iterator[str]:
+        """Yield what the table does not say of why the engine cannot do the run."""
+        ...
+
     def settings(self, run: Run, notes: list[str]) -> dict[str, Any]:
         """Return what the worker is told beside the common settings."""
         ...
@@ -85,7 +89,7 @@ class EngineFile(Protocol):
 def plan_of(run: Run, engine: EngineFile) -> Plan | Refusal:
     """Plan a run for an engine, from its row of the table and before anything loads."""
     knobs = engine.KNOBS
-    if reasons := tuple(_reasons(run, knobs)):
+    if reasons := (*_reasons(run, knobs), *engine.refusals(run)):
         return Refusal(reasons)
     config: Any = run.engine
     notes: list[str] = []
@@ -130,8 +134,8 @@ def _reasons(run: Run, knobs: Knobs) -> Iterator[str]:
         yield f"{name} has no rule like acceptance={rule.name} with {_method(rule)}; use acceptance=strict or engine=lab"
     if run.sizes is not None and run.tree.name not in knobs.trees:
         yield f"{name} has no tree={run.tree.name}; use tree=none, or engine=lab"
-    if run.batch_size > 1 and not knobs.batches and drafter.drafts:
-        yield f"{name} drafts for one request at a time, not batch_size={run.batch_size}; use batch_size=1"
+    if run.batch_size > 1 and not knobs.batches:
+        yield f"{name} decodes one request at a time, not batch_size={run.batch_size}; use batch_size=1"
     if run.workload.request_rate is not None and not knobs.arrivals:
         yield f"{name} is given all requests at once, so workload.request_rate has no effect; use null"
     if run.workload.ignore_eos and not knobs.ignores_eos:

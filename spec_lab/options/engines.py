@@ -42,3 +42,8 @@ def engine_file(name: str) -> EngineFile:
 @option("engine", "llamacpp")
 class LlamaCpp(OtherEngine):
     """llama.cpp, in the process of its Python package xllamacpp."""
+
+
+@option("engine", "transformers")
+class Transformers(OtherEngine):
+    """`generate` of transformers, with an assistant, prompt lookup or MTP."""
