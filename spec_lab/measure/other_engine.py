@@ -33,6 +33,7 @@ from spec_lab.record.models import Request as RequestRow
 from spec_lab.record.progress import Progress, announced
 from spec_lab.record.recorder import Recorder, begun
 from spec_lab.record.summary import finished_run
+from spec_lab.workloads.tokenizer import Tokenizer
 
 PLAIN = "plain"
 LOG_FILE = "engine.log"
@@ -119,7 +120,7 @@ def _measure(
         first = lab.requests[: max(config.warmup_requests, config.batch_size)] if config.warmup_requests else []
         short = [dataclasses.replace(r, max_new_tokens=min(WARMUP_TOKENS, r.max_new_tokens)) for r in first]
         for engine in engines.values() if short else ():
-            timed_pass(engine, short, plan.num_draft_tokens, lambda record: None)
+            timed_pass(engine, short, lab.tokenizer, plan.num_draft_tokens, lambda record: None)
         for repeat in range(config.repeats):
             for name in order_of_turn(list(engines), repeat):
                 progress.stage(f"{name}, repeat {repeat + 1} of {config.repeats}")
@@ -130,7 +131,7 @@ def _measure(
                     progress.advance()
 
                 k = plan.num_draft_tokens if name == MAIN else 0
-                passes[name].append(timed_pass(engines[name], offered, k, end))
+                passes[name].append(timed_pass(engines[name], offered, lab.tokenizer, k, end))
         from_plain, from_lab = _compared(config, lab, passes, progress)
     rows = {
         name: _rows(lab, done[0], *((from_plain, from_lab) if name == MAIN else (None, None)))
@@ -150,15 +151,23 @@ def _measure(
         is_compared=from_plain is not None,
         beside_lab=from_lab is not None,
     )
+    notes = list(info.notes)
+    if not all(answer["tells_ids"] for answer in passes[MAIN][0].answers.values()):
+        notes.append("the engine tells no token ids, so those of the record are its texts', encoded again")
     lossless = config.acceptance.keeps_greedy_text or config.acceptance.keeps_the_law
-    found = {"acceptance_lossless": lossless, "seconds": recorder.seconds}
+    found = {"acceptance_lossless": lossless, "seconds": recorder.seconds, "notes": notes}
     return finished_run(info, main, list(EXTENSION_METRICS.values()), **found)
 
 
 def timed_pass(
-    engine: EngineProcess, requests: Sequence[Request], num_draft_tokens: int, end: Callable[[RequestRecord], None]
+    engine: EngineProcess,
+    requests: Sequence[Request],
+    tokenizer: Tokenizer,
+    num_draft_tokens: int,
+    end: Callable[[RequestRecord], None],
 ) -> EnginePass:
-    """Have an engine decode the requests, and call `end` with each when it is complete.
+    """Have an engine decode the requests, and call `end` with each when it is complete. If it tells no token ids, they
+    are those of the text, which may be others.
 
     Raises:
         Breakdown: the engine failed, or did not answer all of them.
@@ -167,6 +176,9 @@ def timed_pass(
     records: dict[str, RequestRecord] = {}
 
     def say(answer: dict[str, Any]) -> None:
+        answer["tells_ids"] = answer["output_ids"] is not None
+        if not answer["tells_ids"]:
+            answer["output_ids"] = tokenizer.encode(answer["text"])
         answers[answer["id"]] = answer
         records[answer["id"]] = record_of(by_id[answer["id"]], answer)
         end(records[answer["id"]])
@@ -192,6 +204,9 @@ def timed_pass(
         num_draft_tokens=num_draft_tokens,
         seconds=done["seconds"],
     )
+    counts = done.get("totals")
+    if counts is not None and counts.get("by_position") is not None:
+        counts["by_position"] = tuple(counts["by_position"])
     totals = None if done.get("totals") is None else RoundTotals(**done["totals"])
     return EnginePass(result, answers, totals, done.get("told") or {})
 
@@ -244,7 +259,8 @@ def _compared(
 ) -> tuple[dict[str, Divergence] | None, dict[str, Divergence] | None]:
     """Compare the outputs with the same engine's plain decoding and with the lab's; None where that is not asked for,
     and with sampling, where they need not be equal."""
-    if config.sampling.temperature > 0 or not config.record.audit:
+    told = all(answer["tells_ids"] for done in passes.values() for answer in done[0].answers.values())
+    if config.sampling.temperature > 0 or not config.record.audit or not told:
         return None, None
     records, dtype = passes[MAIN][0].result.requests, lab.models.dtype
     from_plain = None

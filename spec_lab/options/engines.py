@@ -47,3 +47,15 @@ class LlamaCpp(OtherEngine):
 @option("engine", "transformers")
 class Transformers(OtherEngine):
     """`generate` of transformers, with an assistant, prompt lookup or MTP."""
+
+
+@option("engine", "server")
+class Server(OtherEngine):
+    """A server that already runs. `drafter` and its K are what it was started with."""
+
+    url: str | None = knob(None, "the server's address, such as http://127.0.0.1:8000")
+    plain_url: str | None = knob(
+        None, "the same of a server without a drafter, for references=[plain]; null has no such reference"
+    )
+    model: str | None = knob(None, "the model's name there; null is the first that it serves")
+    counters: bool = knob(True, "count drafts by its page /metrics; false leaves acceptance unknown")

@@ -12,9 +12,9 @@ from spec_lab.record.draft_counts import round_totals
 from spec_lab.record.reading import Found
 from spec_lab.record.statistics import Interval, bootstrapped
 from spec_lab.study.frame import frame, own, varied
+from spec_lab.study.run_table import LAB
 from spec_lab.study.tables import Table, table_of
 
-LAB = "lab"
 SAME = ("target", "drafter", "acceptance", "sampling", "tree", "workload")
 """Groups in which a run is the lab's twin."""
 NOTE = (
