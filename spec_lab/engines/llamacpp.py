@@ -142,9 +142,15 @@ class Engine:
         body = {
             "prompt": request["prompt_ids"],
             "n_predict": limit + told["num_draft_tokens"],
-            **{"temperature": told["temperature"], "top_k": told["top_k"] or 0, "top_p": told["top_p"] or 1.0},
-            **{"min_p": 0.0, "seed": told["seed"], "cache_prompt": False},
-            **{"stream": True, "return_tokens": True, "timings_per_token": True},
+            "temperature": told["temperature"],
+            "top_k": told["top_k"] or 0,
+            "top_p": told["top_p"] or 1.0,
+            "min_p": 0.0,
+            "seed": told["seed"],
+            "cache_prompt": False,
+            "stream": True,
+            "return_tokens": True,
+            "timings_per_token": True,
         }
         stream = events(self._url, "/completion", body, told["timeout"], {})
         return read_stream(stream, limit, now)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from spec_lab.config.run import Run
 
+
 @dataclass(frozen=True, slots=True)
 class Knobs:
     """A row of the table of knobs: what an engine has of the lab's options.
@@ -131,7 +132,7 @@ def _reasons(run: Run, knobs: Knobs) -> Iterator[str]:
     if drafter.drafts and drafter.name not in knobs.drafters:
         yield f"{name} has no drafter={drafter.name}; use one of {', '.join(knobs.drafters)}, or engine=lab"
     if drafter.drafts and (rule_of(run) not in knobs.rules or getattr(rule, "allow_lossy", False)):
-        yield f"{name} has no rule like acceptance={rule.name} with {_method(rule)}; use acceptance=strict or engine=lab"
+        yield f"{name} has no rule like acceptance={rule.name}{_method(rule)}; use acceptance=strict or engine=lab"
     if run.sizes is not None and run.tree.name not in knobs.trees:
         yield f"{name} has no tree={run.tree.name}; use tree=none, or engine=lab"
     if run.batch_size > 1 and not knobs.batches:
@@ -161,4 +162,4 @@ def _reasons(run: Run, knobs: Knobs) -> Iterator[str]:
 
 
 def _method(rule: Any) -> str:
-    return f"acceptance.method={rule.method}" if rule.name == "rejection" else "any method"
+    return f" acceptance.method={rule.method}" if rule.name == "rejection" else ""

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -61,19 +62,13 @@ class EngineProcess:
 
     def close(self) -> None:
         """End the process and those that it started."""
-        if self._process.stdin is not None and not self._process.stdin.closed:
-            try:
-                self._process.stdin.close()  # at the end of its input it leaves
-            except BrokenPipeError:
-                pass
-        try:
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()  # at the end of its input it leaves
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(PATIENCE)
-        except subprocess.TimeoutExpired:
-            pass
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self._process.wait()
 
     def _ask(

@@ -1,4 +1,4 @@
-"""engine=server: any OpenAI-compatible server that already runs: vLLM, SGLang, TensorRT-LLM, llama-server, or nodes behind it.
+"""engine=server: any OpenAI-compatible server that already runs: vLLM, SGLang, TensorRT-LLM, llama-server.
 
 Prompts go to `/v1/completions` as token ids, `batch_size` at a time. Drafts are counted for a whole pass, as the
 differences of the counters of `/metrics`, so nothing else may use the server meanwhile. The server drafts as it was
@@ -62,7 +62,9 @@ class Engine:
         try:
             served_models = json.loads(self._get("/v1/models"))["data"]
         except OSError as error:
-            raise RuntimeError(f"no server answers at {self._url} ({error}); start it, or correct engine.url") from error
+            raise RuntimeError(
+                f"no server answers at {self._url} ({error}); start it, or correct engine.url"
+            ) from error
         self._model = told["model"] or served_models[0]["id"]
         page = self._metrics()
         self._kind = next((kind for kind in KNOWN if any(name.startswith(f"{kind}:") for name, _ in page)), None)
@@ -85,8 +87,12 @@ class Engine:
     def _answer(self, request: Asked, now: Callable[[], float]) -> Answer:
         told = self._told
         body = {
-            **{"model": self._model, "prompt": request["prompt_ids"], "max_tokens": request["max_new_tokens"]},
-            **{"temperature": told["temperature"], "seed": told["seed"], "stream": True},
+            "model": self._model,
+            "prompt": request["prompt_ids"],
+            "max_tokens": request["max_new_tokens"],
+            "temperature": told["temperature"],
+            "seed": told["seed"],
+            "stream": True,
             **{name: told[name] for name in ("top_k", "top_p") if told[name] is not None},
             **({"ignore_eos": True} if request["ignore_eos"] else {}),
             **KNOWN.get(self._kind or "", {}),
@@ -154,7 +160,7 @@ def counted(
         return {"totals": None, "told": {} if own is None else {"spec_accept_length": own}}
 
     def grown(name: str, place: str = "") -> int:
-        found = [key for key in ((f"{kind}:spec_decode_{name}_total", place), (f"{kind}:spec_decode_{name}", place))]
+        found = [(f"{kind}:spec_decode_{name}{end}", place) for end in ("_total", "")]
         key = next((key for key in found if key in after), None)
         if key is None:
             raise RuntimeError(f"the server's version has no counter {found[0][0]}; use engine.counters=false")

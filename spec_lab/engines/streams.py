@@ -18,7 +18,10 @@ COUNTER = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{([^}]*)\})?\s+(\S+)")
 
 
 def served(
-    requests: Sequence[Asked], most: int, answer: Callable[[Asked, Callable[[], float]], Answer], say: Callable[[Answer], None]
+    requests: Sequence[Asked],
+    most: int,
+    answer: Callable[[Asked, Callable[[], float]], Answer],
+    say: Callable[[Answer], None],
 ) -> float:
     """Answer requests on up to `most` threads, say each answer when it is complete, and return the seconds.
 

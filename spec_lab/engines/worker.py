@@ -1,6 +1,6 @@
 """The process of an engine: `PYTHON worker.py NAME`, which imports that engine and talks JSON lines over its pipes.
 
-It is told `{"load": SETTINGS}`, then `{"generate": PASS}` any number of times. It answers `{"ready": {"version": ...}}`,
+It is told `{"load": SETTINGS}`, then `{"generate": PASS}` any number of times. It says `{"ready": {"version": ...}}`,
 an `{"answer": ...}` for each request when it ends, and `{"done": {"seconds": ...}}`; or `{"failed": {...}}`. What the
 engine prints goes to stderr.
 

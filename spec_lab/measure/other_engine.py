@@ -93,6 +93,7 @@ def _started(config: Run, plan: Plan, lab: LoadedRun, folder: Path, open_: ExitS
         **file.files(typed, scratch),
         "device": str(lab.models.device),
         "dtype": str(typed.dtype),
+        "eos_ids": sorted(lab.models.target.eos_token_ids),
         "num_threads": torch.get_num_threads(),
         "max_seq_len": longest + plan.num_draft_tokens,
         "timeout": engine.timeout,
@@ -155,8 +156,14 @@ def _measure(
     if not all(answer["tells_ids"] for answer in passes[MAIN][0].answers.values()):
         notes.append("the engine tells no token ids, so those of the record are its texts', encoded again")
     lossless = config.acceptance.keeps_greedy_text or config.acceptance.keeps_the_law
-    found = {"acceptance_lossless": lossless, "seconds": recorder.seconds, "notes": notes}
-    return finished_run(info, main, list(EXTENSION_METRICS.values()), **found)
+    return finished_run(
+        info,
+        main,
+        list(EXTENSION_METRICS.values()),
+        acceptance_lossless=lossless,
+        seconds=recorder.seconds,
+        notes=notes,
+    )
 
 
 def timed_pass(

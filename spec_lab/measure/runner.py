@@ -271,7 +271,7 @@ def _kept_if_interrupted(lab: LoadedRun, recorder: Recorder) -> Iterator[list[Re
     except KeyboardInterrupt as error:
         if finished:
             error.add_note(f"{len(finished)} requests were decoded and are kept; their outputs were not checked")
-            recorder.requests(_rows(lab, MAIN, finished, {}))
+            recorder.requests(request_rows(lab, MAIN, finished, {}))
         raise
 
 

@@ -59,3 +59,13 @@ class Server(OtherEngine):
     )
     model: str | None = knob(None, "the model's name there; null is the first that it serves")
     counters: bool = knob(True, "count drafts by its page /metrics; false leaves acceptance unknown")
+
+
+@option("engine", "vllm")
+class Vllm(OtherEngine):
+    """vLLM's offline `LLM`."""
+
+
+@option("engine", "sglang")
+class Sglang(OtherEngine):
+    """SGLang's offline `Engine`."""

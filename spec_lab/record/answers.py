@@ -89,8 +89,8 @@ def divergence(measured: Measured) -> dict[str, Any] | None:
 
 @metric("lab_divergence")
 def lab_divergence(measured: Measured) -> dict[str, Any] | None:
-    """What `divergence` counts, of another engine's outputs beside the lab's plain decoding; null for the lab's own, and
-    where they were not compared. Margins are of the lab's logits."""
+    """What `divergence` counts, of another engine's outputs beside the lab's plain decoding; margins are of the lab's
+    logits. Null for the lab's own outputs, and where they were not compared."""
     return _divergences([r.lab_divergence for r in measured.requests]) if measured.beside_lab else None
 
 

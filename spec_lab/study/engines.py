@@ -20,8 +20,8 @@ SAME = ("target", "drafter", "acceptance", "sampling", "tree", "workload")
 NOTE = (
     "common length: 1 + accepted drafts / rounds that offered one, as judged, pooled; 95 % bootstrap over prompts. "
     "to the lab's: less that of the lab's run of the same options, resampled together. lab's length: by the lab's own "
-    "definition. = own plain, = lab's plain: share of outputs with the tokens of plain decoding by the same engine, and by "
-    "the lab; margin: median distance of the lab's two best logits where they part from the lab's."
+    "definition. = own plain, = lab's plain: share of outputs with the tokens of plain decoding by the same engine, "
+    "and by the lab. margin: median distance of the lab's two best logits where they part from the lab's."
 )
 
 
@@ -43,6 +43,8 @@ def engines_table(runs: Sequence[Found]) -> Table:
         if found.run.engine != LAB and (twin := _twin(found, finished)) is not None:
             line |= _ends("to_lab", common_difference(found, twin))
         own_numbers = (f"{name.removeprefix('told.')} {row[name]:.3f}" for name in told if pd.notna(row[name]))
+        margin = found.run["lab_divergence.median_margin"]
+        line["margin"] = None if margin is None else f"{margin:.1e}"
         lines.append(line | {"its_own": ", ".join(own_numbers) or None})
     shown = ("engine", "drafter", "drafter.num_draft_tokens")
     knobs = {name: name for name in varied(frames) if name not in shown and not name.startswith("engine.")}
@@ -64,7 +66,7 @@ def engines_table(runs: Sequence[Found]) -> Table:
         "TPOT, ms": "latency_ms.tpot.p50",
         "= own plain": "equal_to_plain",
         "= lab's plain": "equal_to_lab",
-        "margin": "lab_divergence.median_margin",
+        "margin": "margin",
     }
     return table_of(pd.DataFrame(lines), columns, "Engines", NOTE)
 
