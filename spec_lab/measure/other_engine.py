@@ -16,7 +16,7 @@ import torch
 
 from spec_lab.build.models import LastModels
 from spec_lab.build.references import plain_config
-from spec_lab.config.run import Run
+from spec_lab.config.run import EngineConfig, Run
 from spec_lab.core.errors import Breakdown, UserError
 from spec_lab.core.results import GenerationResult, GraphCounts, RequestRecord
 from spec_lab.core.types import FinishReason, Request
@@ -60,7 +60,7 @@ def record_engine_run(config: Run, choices: dict[str, str], folder: Path, last: 
     plan = config.engine.plan(config)
     assert isinstance(plan, Plan), "refused before"
     with announced("loading prompts and weights"):
-        lab = load_lab(dataclasses.replace(plain_config(config), references=[]), last=last)
+        lab = load_lab(plain_config(config).with_parts(engine=EngineConfig(), references=[]), last=last)
     if foreign := [request.request_id for request in lab.requests if request.has_stops]:
         raise UserError(f"engine={config.engine.name} is not told of the stops of prompt {foreign[0]}; leave them out")
     with ExitStack() as open_:
@@ -254,7 +254,8 @@ def _rows(
         answer = done.answers[row.id]
         told = {f"{name}_per_round": answer.get(name) for name in ("offered", "accepted", "judged", "emitted")}
         told |= {name: answer.get(name) for name in ("arrived_at", "admitted_at", "emitted_at")}
-        told |= {"rounds_histogram": answer.get("histogram"), "token_origins": None}
+        histogram = answer.get("histogram")
+        told |= {"rounds_histogram": None if histogram is None else list(map(tuple, histogram)), "token_origins": None}
         if told["emitted_per_round"] is None:
             told["truncated"] = None
         rows.append(row.model_copy(update={**told, "lab_divergence": (from_lab or {}).get(row.id)}))

@@ -72,17 +72,21 @@ def engines_table(runs: Sequence[Found]) -> Table:
 
 
 def common_difference(mine: Found, base: Found) -> Interval | None:
-    """Return a run's common length less that of a base run, over prompts that both have; None if one of them tells
-    totals alone, or their prompts differ."""
+    """Return a run's common length less that of a base run; without an interval if their prompts differ, or if an engine
+    tells totals alone."""
+    lengths = mine.run["common_length"], base.run["common_length"]
+    if None in lengths:
+        return None
+    alone = Interval(lengths[0] - lengths[1], None, None)
     theirs = {request.id: request for request in base.requests()}
     pairs = [(request, theirs[request.id]) for request in mine.requests() if request.id in theirs]
-    if not pairs or any(a.prompt_ids != b.prompt_ids for a, b in pairs):
-        return None
+    if len(pairs) != base.run["num_requests"] or any(a.prompt_ids != b.prompt_ids for a, b in pairs):
+        return alone
     sides = [
         common_lengths([round_totals([pair[side]], found.run.num_draft_tokens or 0) for pair in pairs])
         for side, found in enumerate((mine, base))
     ]
-    return bootstrapped(lambda picks: sides[0](picks) - sides[1](picks), len(pairs))
+    return bootstrapped(lambda picks: sides[0](picks) - sides[1](picks), len(pairs)) or alone
 
 
 def _twin(mine: Found, runs: Sequence[Found]) -> Found | None:
