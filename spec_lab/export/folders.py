@@ -1,4 +1,4 @@
-"""A trained drafter on disk, as engines load it: `config.json`, and `model.safetensors` or an index of several."""
+"""A folder as engines load it: `config.json`, and `model.safetensors` or an index of several files."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from spec_lab.checkpoints.checkpoint_files import INDEX_FILE
-from spec_lab.checkpoints.plan import RopeConfig
 
 MOST_FILE_BYTES = 15 * 10**6
-"""The most bytes of tensors in a file, so that it can go into a repository. A larger tensor gets a file of its own."""
+"""The most bytes of a head's tensors in a file, so that it can go into a repository. A larger tensor gets a file of its
+own."""
 
 
 def in_bfloat16(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -27,17 +27,34 @@ def in_bfloat16(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def save_drafter(tensors: Mapping[str, Tensor], config: dict[str, Any], folder: Path) -> None:
-    """Save tensors `in_bfloat16` in as many files as they need, and config.json."""
+def as_narrow_as_it_is(tensor: Tensor) -> Tensor:
+    """Return a floating-point tensor in 16 bits if that is exact; any other tensor is unchanged."""
+    narrow = (tensor.to(dtype) for dtype in (torch.bfloat16, torch.float16))
+    is_floating = tensor.is_floating_point()
+    return next((it for it in narrow if is_floating and torch.equal(it.to(tensor.dtype), tensor)), tensor)
+
+
+def save_folder(
+    tensors: Mapping[str, Tensor], config: dict[str, Any], folder: Path, most_bytes: int | None = None
+) -> None:
+    """Save tensors in files of at most `most_bytes`, `MOST_FILE_BYTES` by default, and config.json.
+
+    A tensor is read when its file is written, if `tensors` is lazy.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    saved = in_bfloat16(tensors)
-    split = split_torch_state_dict_into_shards(saved, max_shard_size=MOST_FILE_BYTES)
+    shapes = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()}
+    split = split_torch_state_dict_into_shards(shapes, max_shard_size=most_bytes or MOST_FILE_BYTES)
     for file, names in split.filename_to_tensors.items():
-        save_file({name: saved[name] for name in names}, folder / file, metadata={"format": "pt"})
+        save_file({name: tensors[name] for name in names}, folder / file, metadata={"format": "pt"})
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def save_drafter(tensors: Mapping[str, Tensor], config: dict[str, Any], folder: Path) -> None:
+    """Save a trained drafter `in_bfloat16`."""
+    save_folder(in_bfloat16(tensors), config, folder)
 
 
 def load_drafter(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -45,17 +62,3 @@ def load_drafter(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     files = sorted(folder.glob("model*.safetensors"))
     return {name: tensor for file in files for name, tensor in load_file(file).items()}, config
-
-
-def rope_keys(rope: RopeConfig) -> dict[str, object]:
-    """Return the keys of config.json for the RoPE of a head's layer."""
-    if rope.scaling == "none":
-        return {"rope_theta": rope.theta}
-    scaling: dict[str, object] = {"rope_type": rope.scaling, "factor": rope.factor}
-    if rope.scaling == "llama3":
-        scaling |= {
-            "low_freq_factor": rope.low_freq_factor,
-            "high_freq_factor": rope.high_freq_factor,
-            "original_max_position_embeddings": rope.original_max_position_embeddings,
-        }
-    return {"rope_theta": rope.theta, "rope_scaling": scaling}
