@@ -61,9 +61,9 @@ def files(run: Run, scratch: Path) -> dict[str, Any]:
     Raises:
         UserError: there is no GGUF file.
     """
-    from spec_lab.checkpoints.gguf_file import is_gguf
+    from spec_lab.checkpoints.gguf_file import is_gguf, read_head
     from spec_lab.core.errors import UserError
-    from spec_lab.engines.gguf_files import architecture, write_head, write_target
+    from spec_lab.export.gguf_files import write_eagle3, write_target
 
     config: Any = run.engine
     drafter: Any = run.drafter
@@ -80,10 +80,11 @@ def files(run: Run, scratch: Path) -> dict[str, Any]:
     head = None if config.head is None else Path(config.head)
     if drafter.name == "eagle3" and head is None:
         head = scratch / "head.gguf"
-        write_head(head, drafter.folder(run), source)
-    if drafter.name == "mtp_eagle" and not architecture(target).startswith(DRAFTS_MTP):
+        write_eagle3(head, drafter.folder(run), source)
+    family = read_head(target).text("general.architecture")
+    if drafter.name == "mtp_eagle" and not family.startswith(DRAFTS_MTP):
         raise UserError(
-            f"engine=llamacpp drafts with the MTP module inside a file of {DRAFTS_MTP}, not of {architecture(target)}; "
+            f"engine=llamacpp drafts with the MTP module inside a file of {DRAFTS_MTP}, not of {family}; "
             "use drafter=eagle3, or engine=lab"
         )
     if drafter.name in ("draft_model", "dflash", "dspark") and head is None:

@@ -72,7 +72,7 @@ def engines_table(runs: Sequence[Found]) -> Table:
 
 
 def common_difference(mine: Found, base: Found) -> Interval | None:
-    """Return a run's common length less that of a base run; without an interval if their prompts differ, or if an engine
+    """Return a run's common length less that of a base run; without an interval if their prompts differ, or if one
     tells totals alone."""
     lengths = mine.run["common_length"], base.run["common_length"]
     if None in lengths:
