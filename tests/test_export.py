@@ -1,4 +1,4 @@
-"""`python -m spec_lab.export`: folders that transformers loads, and heads that come back from other layouts the same."""
+"""`python -m spec_lab.export`: folders that transformers loads, and heads that come back from other layouts."""
 
 from __future__ import annotations
 
