@@ -290,13 +290,13 @@ def test_a_composed_run_may_be_changed_and_several_are_none(empty_folder: Path, 
 
 def test_arguments_for_hydra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The conf/ of an extension is searched beside typed folders, and flags stay before the overrides."""
-    (tmp_path / "my_lab" / "conf").mkdir(parents=True)
-    (tmp_path / "my_lab" / "__init__.py").write_text("")
+    (tmp_path / "empty_lab" / "conf").mkdir(parents=True)
+    (tmp_path / "empty_lab" / "__init__.py").write_text("")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert extensions_in(["seed=1", "extensions=[a,b]"]) == ("a", "b")
-    words = prepared(["-m", "seed=1,2", "hydra.searchpath=[file:///x]", "extensions=[my_lab]"])
-    searched = f"hydra.searchpath=['file:///x','{(tmp_path / 'my_lab' / 'conf').as_uri()}']"
-    assert words == ["-m", "seed=1,2", "extensions=[my_lab]", searched]
+    words = prepared(["-m", "seed=1,2", "hydra.searchpath=[file:///x]", "extensions=[empty_lab]"])
+    searched = f"hydra.searchpath=['file:///x','{(tmp_path / 'empty_lab' / 'conf').as_uri()}']"
+    assert words == ["-m", "seed=1,2", "extensions=[empty_lab]", searched]
 
 
 @pytest.mark.parametrize("path", ["a b", "it's", "x=1,2", "${a}", "[b]"])

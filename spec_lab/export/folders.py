@@ -35,15 +35,21 @@ def as_narrow_as_it_is(tensor: Tensor) -> Tensor:
 
 
 def save_folder(
-    tensors: Mapping[str, Tensor], config: dict[str, Any], folder: Path, most_bytes: int | None = None
+    tensors: Mapping[str, Tensor],
+    config: dict[str, Any],
+    folder: Path,
+    like: Mapping[str, Tensor] | None = None,
+    most_bytes: int | None = None,
 ) -> None:
-    """Save tensors in files of at most `most_bytes`, `MOST_FILE_BYTES` by default, and config.json.
+    """Save tensors in as many files as they need, and config.json.
 
-    A tensor is read when its file is written, if `tensors` is lazy.
+    Args:
+        like: tensors without data of the same shapes and types, if `tensors` are read on access.
+        most_bytes: in a file; `MOST_FILE_BYTES` by default.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    shapes = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()}
-    split = split_torch_state_dict_into_shards(shapes, max_shard_size=most_bytes or MOST_FILE_BYTES)
+    sizes: dict[str, Tensor] = dict(tensors if like is None else like)
+    split = split_torch_state_dict_into_shards(sizes, max_shard_size=most_bytes or MOST_FILE_BYTES)
     for file, names in split.filename_to_tensors.items():
         save_file({name: tensors[name] for name in names}, folder / file, metadata={"format": "pt"})
     if split.is_sharded:

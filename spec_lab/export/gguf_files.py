@@ -7,6 +7,7 @@ interleaved. The file of a head also has the target's vocabulary. Names and keys
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def write_eagle3(path: Path, folder: Path, target: Path) -> None:
     if layer.rope.scaling == "llama3":
         tensors[ROPE_FACTORS] = _divisors(layer.rope, layer.head_dim)
     vocabulary = {key: value for key, value in _gguf(target).metadata.items() if key.startswith("tokenizer.")}
-    made: Tensors = {name: (tuple(value.shape), lambda value=value: value) for name, value in tensors.items()}
+    made: Tensors = {name: (tuple(value.shape), partial(tensors.__getitem__, name)) for name, value in tensors.items()}
     _write(path, "eagle3", _eagle3_keys(head, model.num_layers) | vocabulary, made)
 
 
@@ -162,8 +163,12 @@ def _write(path: Path, architecture: str, keys: Mapping[str, Any], tensors: Tens
 
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     """Add a value with the type that converters give it."""
-    kinds = {bool: writer.add_bool, str: writer.add_string, float: writer.add_float32, int: writer.add_uint32}
-    if not isinstance(value, list):
-        kinds[type(value)](key, value)
-    elif value:  # llama.cpp takes a list that is missing for an empty one
-        writer.add_array(key, value)
+    adds: dict[type, Callable[[str, Any], None]] = {
+        bool: writer.add_bool,
+        str: writer.add_string,
+        float: writer.add_float32,
+        int: writer.add_uint32,
+        list: writer.add_array,
+    }
+    if value != []:  # the writer knows no type for it, and llama.cpp takes a missing list for it
+        adds[type(value)](key, value)

@@ -5,6 +5,7 @@ An EAGLE-3 head's own layout is that of SpecForge, SGLang and vLLM (`hf`), and a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -44,7 +45,7 @@ class Kind(StrEnum):
     assistant = "assistant"
 
 
-LAYOUTS = {
+LAYOUTS: Mapping[Kind, Mapping[str, Any]] = {
     Kind.eagle3: {name: name for name in EAGLE3_LAYOUTS},
     Kind.p_eagle: {"speculators": "speculators"},
     Kind.block: {"hf": ZLAB, "speculators": SPECULATORS, "deepspec": DEEPSPEC},
@@ -85,7 +86,7 @@ def write_layout(layout: str, folder: Path, output: Path, target: Path, num_draf
         UserError: a layout that is not known for the head, or that cannot hold it.
     """
     kind, model = kind_of(folder), read_model_config(target)
-    known = LAYOUTS.get(kind, {})
+    known: Mapping[str, Any] = LAYOUTS.get(kind, {})
     if layout not in known:
         others = f"it has {' and '.join(known)}" if known else "its folder is as others read it"
         raise UserError(f"{folder}: the layout {layout} is not known for a head of kind {kind}; {others}")
