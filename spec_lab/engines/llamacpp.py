@@ -70,8 +70,8 @@ def files(run: Run, scratch: Path) -> dict[str, Any]:
     source = run.target.folder if config.target is None else Path(config.target)
     if not is_gguf(source):
         raise UserError(
-            f"engine=llamacpp reads GGUF, and {source.name} is none; python -m spec_lab.export writes one for "
-            "engine.target=FILE.gguf"
+            f"engine=llamacpp reads GGUF, and {source.name} is none; convert it with llama.cpp's own converter, and "
+            "add engine.target=FILE.gguf"
         )
     target = source
     if config.target is None and run.dtype == "float32":

@@ -59,7 +59,7 @@ def files(run: Run, scratch: Path) -> dict[str, Any]:
     """Return the Hugging Face folders of target and drafter; UserError for sampling with a reduced vocabulary."""
     from spec_lab.core.errors import UserError
 
-    found = folders(run, "sglang", has_head=run.drafter.drafts and run.drafter.name not in ("ngram", "mtp_eagle"))
+    found = folders(run, scratch, has_head=run.drafter.drafts and run.drafter.name not in ("ngram", "mtp_eagle"))
     if run.drafter.name == "eagle3" and run.sampling.temperature > 0:
         config = json.loads((Path(found["head"]) / "config.json").read_text())
         if config.get("draft_vocab_size", config.get("vocab_size")) != config.get("vocab_size"):

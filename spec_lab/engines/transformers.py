@@ -54,23 +54,22 @@ def settings(run: Run, notes: list[str]) -> dict[str, Any]:
 
 
 def files(run: Run, scratch: Path) -> dict[str, Any]:
-    """Return the folders of the target and of a draft model; UserError for a GGUF file, which would be slow to read."""
-    return folders(run, "transformers", has_head=run.drafter.name == "draft_model")
+    """Return the folders of the target and of a draft model."""
+    return folders(run, scratch, has_head=run.drafter.name == "draft_model")
 
 
-def folders(run: Run, engine: str, has_head: bool) -> dict[str, Any]:
-    """Return the Hugging Face folders of a run's target and, if `has_head`, of its drafter."""
+def folders(run: Run, scratch: Path, has_head: bool) -> dict[str, Any]:
+    """Return the Hugging Face folders of a run's target and, if `has_head`, of its drafter. A GGUF target is written as
+    safetensors."""
     from spec_lab.checkpoints.gguf_file import is_gguf
-    from spec_lab.core.errors import UserError
+    from spec_lab.export.hf import write_hf
 
     config: Any = run.engine
     drafter: Any = run.drafter
     target = run.target.folder if config.target is None else Path(config.target)
     if is_gguf(target):
-        raise UserError(
-            f"engine={engine} reads safetensors, and {target.name} is GGUF; python -m spec_lab.export writes a folder "
-            "for engine.target=FOLDER"
-        )
+        write_hf(target, scratch / "target")
+        target = scratch / "target"
     head = config.head or (str(drafter.folder(run)) if has_head else None)
     return {"target": str(target), "head": head}
 

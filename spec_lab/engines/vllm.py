@@ -53,7 +53,7 @@ def settings(run: Run, notes: list[str]) -> dict[str, Any]:
 
 def files(run: Run, scratch: Path) -> dict[str, Any]:
     """Return the Hugging Face folders of target and drafter."""
-    return folders(run, "vllm", has_head=run.drafter.drafts and run.drafter.name not in ("ngram", "mtp_eagle"))
+    return folders(run, scratch, has_head=run.drafter.drafts and run.drafter.name not in ("ngram", "mtp_eagle"))
 
 
 class Engine:
