@@ -92,7 +92,7 @@ def files(run: Run, scratch: Path) -> dict[str, Any]:
     return {"target": str(target), "head": None if head is None else str(head)}
 
 
-class Engine:
+class LlamaCppEngine:
     """llama.cpp with one target and one drafter."""
 
     def __init__(self, told: dict[str, Any]) -> None:
@@ -204,3 +204,7 @@ def read_stream(stream: Iterator[Any], limit: int, now: Callable[[], float]) -> 
         "emitted": [emitted for _, _, emitted in kept],
         "emitted_at": times[: 1 + len(kept)],
     }
+
+
+ENGINE = LlamaCppEngine
+"""What the worker makes."""

@@ -52,7 +52,7 @@ def files(run: Run, scratch: Path) -> dict[str, Any]:
     return {"target": None, "head": None}
 
 
-class Engine:
+class ServerEngine:
     """A server at an address."""
 
     def __init__(self, told: dict[str, Any]) -> None:
@@ -180,3 +180,7 @@ def counted(
 
 def _ours(page: Mapping[tuple[str, str], float]) -> list[tuple[str, str]]:
     return [key for key in page if "spec_decode_num" in key[0]]
+
+
+ENGINE = ServerEngine
+"""What the worker makes."""

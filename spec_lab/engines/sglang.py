@@ -69,7 +69,7 @@ def files(run: Run, scratch: Path) -> dict[str, Any]:
     return found
 
 
-class Engine:
+class SglangEngine:
     """An `Engine` with one target and one drafter."""
 
     def __init__(self, told: dict[str, Any]) -> None:
@@ -154,3 +154,7 @@ def totals_of(infos: list[Mapping[str, Any]]) -> dict[str, Any]:
 def first_of(info: Mapping[str, Any], names: tuple[str, ...]) -> Any:
     """Return the value of the first name that is there; None without one."""
     return next((info[name] for name in names if name in info), None)
+
+
+ENGINE = SglangEngine
+"""What the worker makes."""

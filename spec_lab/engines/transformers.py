@@ -74,7 +74,7 @@ def folders(run: Run, scratch: Path, has_head: bool) -> dict[str, Any]:
     return {"target": str(target), "head": head}
 
 
-class Engine:
+class TransformersEngine:
     """A model of transformers, and its assistant."""
 
     def __init__(self, told: dict[str, Any]) -> None:
@@ -113,7 +113,7 @@ class Engine:
         told, limit = self._told, request["max_new_tokens"]
         prompt = torch.tensor([request["prompt_ids"]], device=told["device"])
         judged: list[tuple[int, int]] = []
-        streamer = _Times(now)
+        streamer = TokenTimes(now)
         is_sampled = told["temperature"] > 0
         torch.manual_seed(told["seed"])
         with _noted(self._model, judged):
@@ -133,7 +133,7 @@ class Engine:
         return answer_of(ids, judged, streamer, limit, ends=_ends(self._config.eos_token_id, request))
 
 
-class _Times:
+class TokenTimes:
     """A streamer that keeps how many tokens came when; the prompt comes first."""
 
     def __init__(self, now: Callable[[], float]) -> None:
@@ -174,7 +174,7 @@ class _noted:
 
 
 def answer_of(
-    ids: list[int], judged: list[tuple[int, int]], streamer: _Times, limit: int, ends: frozenset[int]
+    ids: list[int], judged: list[tuple[int, int]], streamer: TokenTimes, limit: int, ends: frozenset[int]
 ) -> Answer:
     """Make an answer from a request's tokens, what its rounds offered and accepted, and when tokens came.
 
@@ -211,3 +211,7 @@ def _ends(eos: int | list[int] | None, request: Asked) -> frozenset[int]:
     if request["ignore_eos"] or eos is None:
         return frozenset()
     return frozenset([eos] if isinstance(eos, int) else eos)
+
+
+ENGINE = TransformersEngine
+"""What the worker makes."""

@@ -56,7 +56,7 @@ def files(run: Run, scratch: Path) -> dict[str, Any]:
     return folders(run, scratch, has_head=run.drafter.drafts and run.drafter.name not in ("ngram", "mtp_eagle"))
 
 
-class Engine:
+class VllmEngine:
     """An `LLM` with one target and one drafter."""
 
     def __init__(self, told: dict[str, Any]) -> None:
@@ -173,3 +173,7 @@ def counted(before: dict[str, Any], after: dict[str, Any], most: int) -> dict[st
         by_position = [round(new - old) for new, old in zip(newest[:most], oldest, strict=False)]
     totals = {"rounds": rounds, "offered": offered, "accepted": accepted, "by_position": by_position}
     return {"totals": totals, "told": {"mean_acceptance_length": 1 + accepted / rounds} if rounds else {}}
+
+
+ENGINE = VllmEngine
+"""What the worker makes."""

@@ -51,7 +51,7 @@ def main() -> None:
         ((word, value),) = json.loads(line).items()
         try:
             if word == "load":
-                engine = file.Engine(value)
+                engine = file.ENGINE(value)
                 channel.say("ready", {"version": engine.version})
             else:
                 channel.say("done", engine.generate(value, lambda answer: channel.say("answer", answer)))
