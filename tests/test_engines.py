@@ -274,6 +274,7 @@ def test_a_version_whose_counters_are_unknown_fails_and_keeps_what_it_decoded(
         ("/bin/false", "ended with code 1 while loading"),
         (sys.executable, "has no sglang; pip install sglang"),
     ],
+    ids=["no such file", "no python", "no engine"],
 )
 def test_a_wrong_python_and_a_missing_engine_are_refused(python: str, words: str, config: Run, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=words):
