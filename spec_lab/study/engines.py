@@ -47,7 +47,8 @@ def engines_table(runs: Sequence[Found]) -> Table:
         line["margin"] = None if margin is None else f"{margin:.1e}"
         lines.append(line | {"its_own": ", ".join(own_numbers) or None})
     shown = ("engine", "drafter", "drafter.num_draft_tokens")
-    knobs = {name: name for name in varied(frames) if name not in shown and not name.startswith("engine.")}
+    differing = (varied(part) for _, part in frames.groupby("engine"))  # what auto became differs between engines
+    knobs = {name: name for names in differing for name in names if name not in shown}
     most = int(max((found.run.num_draft_tokens or 0) for found in finished))
     columns = {
         "engine": "engine",
