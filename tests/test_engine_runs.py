@@ -66,7 +66,9 @@ def test_transformers_drafts_as_it_counts_and_gives_the_labs_tokens(drafter: str
     assert_rounds_add_up(requests)
     ours = runs["lab"].requests()
     assert [request.output_ids for request in requests] == [request.output_ids for request in ours]
-    if drafter == "draft_model":
+    if drafter == "ngram":
+        assert runs["lab"].run["common_length"] is None and run["common_length"] > run["acceptance_length"]
+    else:
         assert run["common_length"] == pytest.approx(runs["lab"].run["common_length"], rel=0.15)
 
 

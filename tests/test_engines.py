@@ -334,6 +334,20 @@ def test_a_server_tells_totals(config: Run, tmp_path: Path) -> None:
     assert run["equal_to_plain"] is None and run["equal_to_lab"] == 0.0
 
 
+def test_a_target_that_the_lab_cannot_hold_is_measured_without_it(config: Run, tmp_path: Path) -> None:
+    folder = Path(config.target.path or "")
+    light = tmp_path / "light"
+    light.mkdir()
+    for file in folder.iterdir():
+        if file.suffix == ".json":
+            (light / file.name).write_bytes(file.read_bytes())
+    asked = replace(config, target=replace(config.target, path=str(light)), record=replace(config.record, audit=False))
+    with small_server(9, [PAGE]) as url:
+        run = run_in(on(asked, "server", url=url, counters=False), tmp_path / "run")
+    assert run.status == "finished" and run["equal_to_lab"] is None and run["common_length"] is None
+    assert "does not tell how many drafts" in run.verdict and run.target.digest is None
+
+
 def test_a_server_that_does_not_answer_is_refused(config: Run, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no server answers at http://127.0.0.1:9"):
         run_in(on(config, "server", url="http://127.0.0.1:9"), tmp_path / "run")

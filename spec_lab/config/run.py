@@ -84,6 +84,7 @@ class DrafterConfig(Part):
         hands_hidden_on: whether a draft step reads `state.hidden`, and replaces only this and `state.tokens`.
         ingests_in_graphs: whether `ingest` may be captured for a prompt that comes alone, since it reads no spans.
         one_pass: whether one pass makes all drafts, so that there is no draft step to replay.
+        tells_offers: whether a round is known to have offered no draft, where none was found.
         follows_greedy_text: why its drafts fit only plain greedy decoding's output; None if they fit any.
     """
 
@@ -94,6 +95,7 @@ class DrafterConfig(Part):
     hands_hidden_on: ClassVar[bool] = False
     ingests_in_graphs: ClassVar[bool] = False
     one_pass: ClassVar[bool] = False
+    tells_offers: ClassVar[bool] = True
     follows_greedy_text: ClassVar[str | None] = None
 
     name: str = MISSING
@@ -401,7 +403,15 @@ class LoggerConfig(Part):
 class EngineConfig(Part):
     """engine=lab: the lab itself decodes. Other engines do so in processes of their own (`spec_lab.engines`)."""
 
+    lasting: ClassVar[bool] = True
+    """Whether a finished job stands for another one of the same configuration and files."""
+
     name: str = "lab"
+
+    @property
+    def weights(self) -> list[Path]:
+        """The files that it reads in place of the target's and the drafter's."""
+        return []
 
     def plan(self, run: Run) -> Plan | Refusal | None:
         """Return what another engine is asked for, or why it cannot do the run; None if the lab itself decodes."""

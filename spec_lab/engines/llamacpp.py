@@ -1,8 +1,8 @@
 """engine=llamacpp: llama.cpp's own server, in the process of its package xllamacpp.
 
 Its stream has a line for each token, with the drafts that the request has offered and accepted so far
-(`timings_per_token`). So its rounds are known one by one. A round near the token limit drafts fewer tokens, and a
-round's drafts end at an end of sequence.
+(`timings_per_token`). So its rounds are known one by one. A round near the token limit drafts fewer tokens, so
+it is asked for K tokens more, which are cut: every round that counts offers what it would offer elsewhere.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ KNOBS = Knobs(
     rules={"strict": "", "one_hot": ""},
     arrivals=True,
     ignores_eos=False,  # it forbids the token
-    stops_early=True,
 )
 DRAFTS_MTP = "qwen35"
 """The beginning of the architectures whose MTP module llama.cpp drafts with."""

@@ -26,8 +26,6 @@ class Knobs:
         batches: whether it decodes several requests together.
         arrivals: whether requests can arrive while it decodes.
         ignores_eos: whether it can go on after the end of sequence with the tokens of plain decoding.
-        stops_early: whether a round near the token limit drafts fewer tokens. It is then asked for K tokens more, which
-            are cut, so that every round that counts offers what it would offer elsewhere.
     """
 
     engine: str
@@ -39,7 +37,6 @@ class Knobs:
     batches: bool = True
     arrivals: bool = False
     ignores_eos: bool = True
-    stops_early: bool = False
 
 
 @dataclass(frozen=True, slots=True)

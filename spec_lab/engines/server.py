@@ -31,6 +31,8 @@ COUNTED = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
 BY_POSITION = "num_accepted_tokens_per_pos"
 KNOWN = {"vllm": {"return_token_ids": True}, "llamacpp": {"verbose": True, "cache_prompt": False}, "sglang": {}}
 """The servers whose counters are known, by their prefix, and what has each tell token ids."""
+STOPS_EARLY = "llamacpp"
+"""A server whose rounds draft fewer tokens near a token limit. It is asked for K tokens more, and left at the limit."""
 STARTED = ("process_start_time_seconds", "")
 
 
@@ -85,11 +87,12 @@ class ServerEngine:
         return done
 
     def _answer(self, request: Asked, now: Callable[[], float]) -> Answer:
-        told = self._told
+        told, limit = self._told, request["max_new_tokens"]
+        more = told["num_draft_tokens"] if self._kind == STOPS_EARLY else 0
         body = {
             "model": self._model,
             "prompt": request["prompt_ids"],
-            "max_tokens": request["max_new_tokens"],
+            "max_tokens": limit + more,
             "temperature": told["temperature"],
             "seed": told["seed"],
             "stream": True,
@@ -99,7 +102,7 @@ class ServerEngine:
             **told["options"].get("body", {}),
         }
         stream = events(self._url, "/v1/completions", body, told["timeout"], self._headers)
-        return read_stream(stream, now)
+        return read_stream(stream, limit, now)
 
     def _get(self, path: str) -> str:
         return got(self._url, path, self._told["timeout"], self._headers)
@@ -118,8 +121,9 @@ class ServerEngine:
         return f"{self._kind or 'server'} {version}"
 
 
-def read_stream(stream: Iterator[Any], now: Callable[[], float]) -> Answer:
-    """Read a request's stream: its text, its token ids if the server tells them, and when its first and last came."""
+def read_stream(stream: Iterator[Any], limit: int, now: Callable[[], float]) -> Answer:
+    """Read a request's stream to its end, or past its limit: its text, its token ids if the server tells them, and when
+    its first and last came."""
     ids: list[int] = []
     text: list[str] = []
     times: list[float] = []
@@ -135,10 +139,14 @@ def read_stream(stream: Iterator[Any], now: Callable[[], float]) -> Answer:
             if found or text[-1]:
                 times.append(now())
             reason = choice.get("finish_reason") or reason
+        if len(ids) > limit:
+            reason = "length"
+            break
+    stream.close()  # type: ignore[attr-defined]
     if reason is None:
         raise RuntimeError("the server ended a stream without a reason; it may have restarted")
     return {
-        "output_ids": ids if tells and ids else None,
+        "output_ids": ids[:limit] if tells and ids else None,
         "text": "".join(text),
         "finish_reason": "eos" if reason == "stop" else "length",
         "emitted_at": [times[0], times[-1]] if times else None,

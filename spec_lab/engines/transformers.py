@@ -2,7 +2,7 @@
 
 `generate` returns no counts. A hook around the candidate generator notes what each round offered and accepted, and a
 streamer notes when its tokens came. Its first round drafts before the first token, so it is in the prompt pass. A
-round near the token limit drafts fewer tokens.
+round near the token limit drafts fewer tokens, so K tokens more are asked for, and cut.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ KNOBS = Knobs(
     drafters={"draft_model": "assistant_model", "ngram": "prompt_lookup", "mtp_eagle": "use_mtp"},
     rules={"strict": "", "standard": "", "one_hot": ""},
     batches=False,
-    stops_early=True,
 )
 
 

@@ -7,47 +7,101 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from spec_lab.build.models import LastModels
+from spec_lab.build.models import LastModels, resolve_device, resolve_dtype
 from spec_lab.build.references import plain_config
+from spec_lab.build.workloads import open_workload
+from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.config.extensions import load_options
 from spec_lab.config.run import EngineConfig, Run
-from spec_lab.core.errors import Breakdown, UserError
-from spec_lab.core.results import GenerationResult, GraphCounts, RequestRecord
-from spec_lab.core.types import FinishReason, Request
-from spec_lab.engines.plan import EngineFile, Plan, plain_settings
+from spec_lab.core.errors import UserError
+from spec_lab.core.results import RequestRecord
+from spec_lab.core.types import Request
+from spec_lab.engines.plan import Plan, plain_settings
 from spec_lab.engines.process import EngineProcess
 from spec_lab.measure.audit import audit
-from spec_lab.measure.lab import MAIN, LoadedRun, load_lab
+from spec_lab.measure.engine_pass import EnginePass, timed_pass
+from spec_lab.measure.lab import MAIN, LoadedRun, default_num_threads, load_lab
 from spec_lab.measure.runner import WARMUP_TOKENS, identity, offered_requests, order_of_turn, request_rows
+from spec_lab.options.engines import engine_file
 from spec_lab.record import models
-from spec_lab.record.draft_counts import RoundTotals
 from spec_lab.record.metric import EXTENSION_METRICS, Measured
-from spec_lab.record.models import Divergence
+from spec_lab.record.models import Divergence, Target
 from spec_lab.record.models import Request as RequestRow
 from spec_lab.record.progress import Progress, announced
-from spec_lab.record.recorder import Recorder, begun
+from spec_lab.record.provenance import machine_of, origins
+from spec_lab.record.recorder import Recorder, begun, request_row
 from spec_lab.record.summary import finished_run
+from spec_lab.workloads.chat_template import template_digest
 from spec_lab.workloads.tokenizer import Tokenizer
 
 PLAIN = "plain"
 LOG_FILE = "engine.log"
-Answers = dict[str, dict[str, Any]]
 
 
-@dataclasses.dataclass(slots=True)
-class EnginePass:
-    """One timed pass of an engine: what it gave, the answers as it told them, and its counts of the whole pass."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Beside:
+    """What the lab holds beside an engine.
 
-    result: GenerationResult
-    answers: Answers
-    totals: RoundTotals | None
-    told: dict[str, float | None]
+    Attributes:
+        lab: the lab's plain decoding of the target; None with record.audit=false, where the lab reads only the
+            target's configuration and tokenizer, since it may not fit into this machine.
+    """
+
+    lab: LoadedRun | None
+    tokenizer: Tokenizer
+    requests: list[Request]
+    device: torch.device
+    dtype: torch.dtype
+    eos_ids: list[int]
+
+    @classmethod
+    def load(cls, config: Run, last: LastModels | None) -> Beside:
+        """Read the prompts, and load the target unless record.audit=false.
+
+        Raises:
+            UserError: a prompt has what engines are not told, or needs answers of the lab.
+        """
+        plain = plain_config(config).with_parts(engine=EngineConfig(), references=[])
+        if config.record.audit:
+            lab = load_lab(plain, last=last)
+            target = lab.models.target
+            ids = sorted(target.eos_token_ids)
+            found = cls(lab, lab.tokenizer, lab.requests, lab.models.device, lab.models.dtype, ids)
+        else:
+            tokenizer, requests = open_workload(plain)
+            if long := [request.request_id for request in requests if len(request.turns) > 1]:
+                raise UserError(f"record.audit=false: the lab answers the first turns of {long[0]}; use true")
+            device = resolve_device(config.device)
+            ends = sorted(read_model_config(config.target.folder).eos_token_ids)
+            found = cls(None, tokenizer, requests, device, resolve_dtype(config.dtype, device), ends)
+        if foreign := [request.request_id for request in found.requests if request.has_stops]:
+            raise UserError(f"engine={config.engine.name} is not told of the stops of {foreign[0]}; leave them out")
+        return found
+
+    def identity(self, config: Run) -> dict[str, object]:
+        """Return fields of the record: what decodes, on which machine."""
+        if self.lab is not None:
+            return identity(self.lab)
+        dtype, template = str(self.dtype).removeprefix("torch."), template_digest(config.target.folder)
+        return {
+            "target": Target(name=config.target.name, template=template, dtype=dtype),
+            "machine": machine_of(str(self.device), extensions=origins(load_options(config.extensions))),
+            "sampling": dataclasses.asdict(config.sampling),
+            "thinking": config.workload.thinking,
+        }
+
+    def rows(self, records: Sequence[RequestRecord], divergences: Mapping[str, Divergence]) -> list[RequestRow]:
+        """Make the records of requests; answers are checked where the lab's target is loaded."""
+        if self.lab is not None:
+            return request_rows(self.lab, MAIN, records, divergences)
+        return [request_row(record, text=self.tokenizer.decode(record.output_ids)) for record in records]
 
 
 def record_engine_run(config: Run, choices: dict[str, str], folder: Path, last: LastModels | None = None) -> models.Run:
@@ -60,41 +114,30 @@ def record_engine_run(config: Run, choices: dict[str, str], folder: Path, last: 
     plan = config.engine.plan(config)
     assert isinstance(plan, Plan), "refused before"
     with announced("loading prompts and weights"):
-        lab = load_lab(plain_config(config).with_parts(engine=EngineConfig(), references=[]), last=last)
-    if foreign := [request.request_id for request in lab.requests if request.has_stops]:
-        raise UserError(f"engine={config.engine.name} is not told of the stops of prompt {foreign[0]}; leave them out")
+        beside = Beside.load(config, last)
     with ExitStack() as open_:
-        engines = _started(config, plan, lab, folder, open_)
-        info = begun(dataclasses.asdict(config), choices).model_copy(
-            update={
-                **identity(lab),
-                "engine": config.engine.name,
-                "engine_version": engines[MAIN].version,
-                "notes": plan.notes,
-            }
-        )
+        engines = _started(config, plan, beside, folder, open_)
+        told = {"engine": config.engine.name, "engine_version": engines[MAIN].version, "notes": plan.notes}
+        info = begun(dataclasses.asdict(config), choices).model_copy(update={**beside.identity(config), **told})
         recorder = open_.enter_context(Recorder(folder, info, config.logger.sinks()))
-        recorded = _measure(config, plan, lab, engines, info, recorder)
+        recorded = _measure(config, plan, beside, engines, info, recorder)
         recorder.finish(recorded)
     return recorded
 
 
-def _started(config: Run, plan: Plan, lab: LoadedRun, folder: Path, open_: ExitStack) -> dict[str, EngineProcess]:
+def _started(config: Run, plan: Plan, beside: Beside, folder: Path, open_: ExitStack) -> dict[str, EngineProcess]:
     """Start the engine, and its plain decoding as a reference, and close both with `open_`."""
-    from spec_lab.options.engines import engine_file
-
     engine: Any = config.engine
-    file: EngineFile = engine_file(engine.name)
     scratch = Path(open_.enter_context(tempfile.TemporaryDirectory(prefix="spec_lab-")))
-    typed = dataclasses.replace(config, dtype=type(config.dtype)(str(lab.models.dtype).removeprefix("torch.")))
-    longest = max(len(request.prompt_ids) + request.max_new_tokens for request in lab.requests)
+    typed = dataclasses.replace(config, dtype=type(config.dtype)(str(beside.dtype).removeprefix("torch.")))
+    longest = max(len(request.prompt_ids) + request.max_new_tokens for request in beside.requests)
     settings = {
         **plan.settings,
-        **file.files(typed, scratch),
-        "device": str(lab.models.device),
+        **engine_file(engine.name).files(typed, scratch),
+        "device": str(beside.device),
         "dtype": str(typed.dtype),
-        "eos_ids": sorted(lab.models.target.eos_token_ids),
-        "num_threads": torch.get_num_threads(),
+        "eos_ids": beside.eos_ids,
+        "num_threads": torch.get_num_threads() if beside.lab else config.num_threads or default_num_threads(config),
         "max_seq_len": longest + plan.num_draft_tokens,
         "timeout": engine.timeout,
     }
@@ -111,17 +154,17 @@ def _started(config: Run, plan: Plan, lab: LoadedRun, folder: Path, open_: ExitS
 
 
 def _measure(
-    config: Run, plan: Plan, lab: LoadedRun, engines: Mapping[str, EngineProcess], info: models.Run, recorder: Recorder
+    config: Run, plan: Plan, beside: Beside, engines: Mapping[str, EngineProcess], info: models.Run, recorder: Recorder
 ) -> models.Run:
     """Warm up, time the repeats in turns, compare the outputs, and return the finished record."""
-    offered = offered_requests(dataclasses.replace(lab, config=config))
+    offered = offered_requests(config, beside.requests)
     passes: dict[str, list[EnginePass]] = {name: [] for name in engines}
     with Progress(config.repeats * len(engines) * len(offered), "request") as progress:
         progress.stage("warm-up")
-        first = lab.requests[: max(config.warmup_requests, config.batch_size)] if config.warmup_requests else []
+        first = beside.requests[: max(config.warmup_requests, config.batch_size)] if config.warmup_requests else []
         short = [dataclasses.replace(r, max_new_tokens=min(WARMUP_TOKENS, r.max_new_tokens)) for r in first]
         for engine in engines.values() if short else ():
-            timed_pass(engine, short, lab.tokenizer, plan.num_draft_tokens, lambda record: None)
+            timed_pass(engine, short, beside.tokenizer, plan.num_draft_tokens, lambda record: None)
         for repeat in range(config.repeats):
             for name in order_of_turn(list(engines), repeat):
                 progress.stage(f"{name}, repeat {repeat + 1} of {config.repeats}")
@@ -132,10 +175,10 @@ def _measure(
                     progress.advance()
 
                 k = plan.num_draft_tokens if name == MAIN else 0
-                passes[name].append(timed_pass(engines[name], offered, lab.tokenizer, k, end))
-        from_plain, from_lab = _compared(config, lab, passes, progress)
+                passes[name].append(timed_pass(engines[name], offered, beside.tokenizer, k, end))
+        from_plain, from_lab = _compared(config, beside.lab, passes, progress)
     rows = {
-        name: _rows(lab, done[0], *((from_plain, from_lab) if name == MAIN else (None, None)))
+        name: _rows(beside, done[0], *((from_plain, from_lab) if name == MAIN else (None, None)))
         for name, done in passes.items()
     }
     recorder.requests(rows[MAIN])
@@ -153,7 +196,7 @@ def _measure(
         beside_lab=from_lab is not None,
     )
     notes = list(info.notes)
-    if not all(answer["tells_ids"] for answer in passes[MAIN][0].answers.values()):
+    if not passes[MAIN][0].tells_ids:
         notes.append("the engine tells no token ids, so those of the record are its texts', encoded again")
     lossless = config.acceptance.keeps_greedy_text or config.acceptance.keeps_the_law
     return finished_run(
@@ -166,91 +209,15 @@ def _measure(
     )
 
 
-def timed_pass(
-    engine: EngineProcess,
-    requests: Sequence[Request],
-    tokenizer: Tokenizer,
-    num_draft_tokens: int,
-    end: Callable[[RequestRecord], None],
-) -> EnginePass:
-    """Have an engine decode the requests, and call `end` with each when it is complete. If it tells no token ids, they
-    are those of the text, which may be others.
-
-    Raises:
-        Breakdown: the engine failed, or did not answer all of them.
-    """
-    by_id, answers = {request.request_id: request for request in requests}, Answers()
-    records: dict[str, RequestRecord] = {}
-
-    def say(answer: dict[str, Any]) -> None:
-        answer["tells_ids"] = answer["output_ids"] is not None
-        if not answer["tells_ids"]:
-            answer["output_ids"] = tokenizer.encode(answer["text"])
-        answers[answer["id"]] = answer
-        records[answer["id"]] = record_of(by_id[answer["id"]], answer)
-        end(records[answer["id"]])
-
-    asked = [
-        {
-            "id": request.request_id,
-            "prompt_ids": list(request.prompt_ids),
-            "max_new_tokens": request.max_new_tokens,
-            "ignore_eos": request.ignore_eos,
-            "arrives_at": request.arrives_at,
-        }
-        for request in requests
-    ]
-    done = engine.generate(asked, say)
-    if silent := [name for name in by_id if name not in records]:
-        raise Breakdown(f"the engine did not answer {len(silent)} of {len(by_id)} requests, such as {silent[0]}")
-    result = GenerationResult(
-        requests=[records[name] for name in by_id],
-        rounds=[],
-        prefills=[],
-        graph=GraphCounts(),
-        num_draft_tokens=num_draft_tokens,
-        seconds=done["seconds"],
-    )
-    counts = done.get("totals")
-    if counts is not None and counts.get("by_position") is not None:
-        counts["by_position"] = tuple(counts["by_position"])
-    totals = None if done.get("totals") is None else RoundTotals(**done["totals"])
-    return EnginePass(result, answers, totals, done.get("told") or {})
-
-
-def record_of(request: Request, answer: Mapping[str, Any]) -> RequestRecord:
-    """Make the record of a request from an engine's answer. Lists that the engine does not tell are empty."""
-    emitted = answer.get("emitted") or []
-    return RequestRecord(
-        request_id=request.request_id,
-        category=request.category,
-        prompt_ids=list(request.prompt_ids),
-        output_ids=answer["output_ids"],
-        token_origins="",
-        answer=request.answer,
-        offered_per_round=answer.get("offered") or [],
-        accepted_per_round=answer.get("accepted") or [],
-        judged_per_round=answer.get("judged") or [],
-        emitted_per_round=emitted,
-        truncated=bool(emitted) and emitted[-1] < answer["accepted"][-1] + 1,
-        finish_reason=FinishReason(answer["finish_reason"]),
-        max_new_tokens=request.max_new_tokens,
-        admitted_at=answer.get("admitted_at") or 0.0,
-        emitted_at=answer.get("emitted_at") or [],
-        arrived_at=answer.get("arrived_at") or 0.0,
-        turn=request.turn,
-    )
-
-
 def _rows(
-    lab: LoadedRun,
+    beside: Beside,
     done: EnginePass,
     from_plain: Mapping[str, Divergence] | None,
     from_lab: Mapping[str, Divergence] | None,
 ) -> list[RequestRow]:
     """Make the records of the requests, with null for what the engine does not tell."""
     rows = []
-    for row in request_rows(lab, MAIN, done.result.requests, from_plain or {}):
+    for row in beside.rows(done.result.requests, from_plain or {}):
         answer = done.answers[row.id]
         told = {f"{name}_per_round": answer.get(name) for name in ("offered", "accepted", "judged", "emitted")}
         told |= {name: answer.get(name) for name in ("arrived_at", "admitted_at", "emitted_at")}
@@ -263,12 +230,11 @@ def _rows(
 
 
 def _compared(
-    config: Run, lab: LoadedRun, passes: Mapping[str, list[EnginePass]], progress: Progress
+    config: Run, lab: LoadedRun | None, passes: Mapping[str, list[EnginePass]], progress: Progress
 ) -> tuple[dict[str, Divergence] | None, dict[str, Divergence] | None]:
     """Compare the outputs with the same engine's plain decoding and with the lab's; None where that is not asked for,
     and with sampling, where they need not be equal."""
-    told = all(answer["tells_ids"] for done in passes.values() for answer in done[0].answers.values())
-    if config.sampling.temperature > 0 or not config.record.audit or not told:
+    if config.sampling.temperature > 0 or lab is None or not all(done[0].tells_ids for done in passes.values()):
         return None, None
     records, dtype = passes[MAIN][0].result.requests, lab.models.dtype
     from_plain = None

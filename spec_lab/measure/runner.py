@@ -85,7 +85,7 @@ def _measure(
     lab: LoadedRun, info: models.Run, recorder: Recorder, memory: MemoryWatch, metrics: list[Metric]
 ) -> models.Run:
     """Warm up, time the repeats, audit and profile, and return the finished record."""
-    config, offered = lab.config, offered_requests(lab)
+    config, offered = lab.config, offered_requests(lab.config, lab.requests, lab.world.size)
     passes: dict[str, list[GenerationResult]] = {name: [] for name in lab.engines}
     rows: dict[str, list[RequestRow]] = {}
 
@@ -122,7 +122,13 @@ def _measure(
     }
     work = {**profile.work, **memory.read(lab.models.device)}
     main = Measured(
-        rows[MAIN], passes[MAIN], lab.engines[MAIN].num_draft_tokens, references, divergences is not None, work
+        rows[MAIN],
+        passes[MAIN],
+        lab.engines[MAIN].num_draft_tokens,
+        references,
+        is_compared=divergences is not None,
+        work=work,
+        tells_offers=config.drafter.tells_offers,
     )
     traits = lab.engines[MAIN].parts.rule.traits
     return finished_run(
@@ -145,16 +151,16 @@ def order_of_turn(names: Sequence[str], turn: int) -> list[str]:
     return [*names[shift:], *names[:shift]]
 
 
-def offered_requests(lab: LoadedRun) -> list[Request]:
+def offered_requests(config: Run, requests: list[Request], num_processes: int = 1) -> list[Request]:
     """Return the requests of a timed pass, with their arrival times if there is a rate: the same in every pass."""
-    load = lab.config.workload
+    load = config.workload
     if load.request_rate is None:
         if load.duration is not None:
             raise UserError("workload.duration ends arrivals, so it needs workload.request_rate")
-        return lab.requests
-    if lab.world.size > 1:
+        return requests
+    if num_processes > 1:
         raise UserError("workload.request_rate needs one process, since arrivals differ between processes")
-    offered = arriving(lab.requests, load.request_rate, load.burstiness, load.duration, lab.config.seed)
+    offered = arriving(requests, load.request_rate, load.burstiness, load.duration, config.seed)
     if not offered:
         raise UserError(f"workload.duration={load.duration} ends before the first request arrives; raise it")
     return offered

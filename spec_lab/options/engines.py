@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from spec_lab.config.option import knob, option
@@ -23,6 +24,10 @@ class OtherEngine(EngineConfig):
     head: str | None = knob(None, "the drafter's weights likewise; null is the drafter's folder")
     timeout: float = knob(600.0, "seconds without a word from the engine, after which the run fails", above=0)
     options: dict[str, Any] = knob({}, "further arguments of the engine's own, by its names")
+
+    @property
+    def weights(self) -> list[Path]:
+        return [Path(file) for file in (self.target, self.head) if file is not None]
 
     def check(self, run: Run) -> Iterator[str]:
         planned = self.plan(run)
@@ -52,6 +57,8 @@ class Transformers(OtherEngine):
 @option("engine", "server")
 class Server(OtherEngine):
     """A server that already runs. `drafter` and its K are what it was started with."""
+
+    lasting = False  # it may have been started anew with another drafter
 
     url: str | None = knob(None, "the server's address, such as http://127.0.0.1:8000")
     plain_url: str | None = knob(

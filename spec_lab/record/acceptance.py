@@ -102,11 +102,12 @@ def counts_by_request(requests: Sequence[Request], num_draft_tokens: int) -> np.
 def common_length(measured: Measured) -> dict[str, float | None] | None:
     """Acceptance length as every engine can count it: 1 + accepted drafts / rounds, as judged, over the request rounds
     that offered a draft, pooled; low and high: 95 % bootstrap over prompts, null where an engine tells totals alone.
+    Null for the lab's drafter=ngram, of which nobody counts the rounds that found nothing.
 
     Drafts behind an end of sequence count, nearly all of them rejected. So it is a little lower than
     `acceptance_length`.
     """
-    if not measured.num_draft_tokens:
+    if not measured.num_draft_tokens or not measured.tells_offers:
         return None
     each = [round_totals([request], measured.num_draft_tokens) for request in measured.requests]
     if not any(totals.rounds for totals in each):
@@ -135,7 +136,7 @@ def common_lengths(each: Sequence[RoundTotals]) -> Callable[[Any], Any]:
 @metric("common_rate_by_position", "share", per="requests")
 def common_rate_by_position(measured: Measured) -> list[float | None] | None:
     """Share of the rounds of `common_length` that accepted the draft at each position, which add up to it less 1."""
-    if not measured.num_draft_tokens:
+    if not measured.num_draft_tokens or not measured.tells_offers:
         return None
     own = round_totals(measured.requests, measured.num_draft_tokens)
     totals = own if own.rounds else measured.totals

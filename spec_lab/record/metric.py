@@ -79,6 +79,7 @@ class Measured:
         is_compared: whether the outputs were compared with plain decoding's.
         work: counts of the profiled rounds, by the names of metrics.
         is_ours: whether the lab's own engine decoded.
+        tells_offers: whether it is known which rounds offered a draft.
         beside_lab: whether another engine's outputs were compared with the lab's plain decoding.
         totals: counts of the first turn, from an engine that does not tell them by request.
         told: what another engine tells of itself, by its own names.
@@ -91,6 +92,7 @@ class Measured:
     is_compared: bool = False
     work: Mapping[str, float | None] = field(default_factory=dict)
     is_ours: bool = True
+    tells_offers: bool = True
     beside_lab: bool = False
     totals: RoundTotals | None = None
     told: Mapping[str, float | None] = field(default_factory=dict)
