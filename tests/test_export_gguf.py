@@ -11,7 +11,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFReader
 
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.gguf import gguf_tensors
 from spec_lab.checkpoints.gguf_file import read_head
 from spec_lab.checkpoints.packaged import PACKAGED, ZOO

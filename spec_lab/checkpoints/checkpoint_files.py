@@ -30,6 +30,7 @@ class StoredTensor:
         stack: the tensors that it is made of, if the file has separate ones for each expert. An expert's tensors are
             concatenated by rows, and the experts are stacked.
         scales: the block scales of an fp8 matrix; None for a tensor without scales.
+        exponents: those of MXFP4 blocks (`gpt_oss_checkpoint`); None for other tensors. `shape` is that of the values.
         form: a function that is applied after reading; None if there is none.
         in_float32: whether the result is float32, whatever the run's dtype.
         as_stored: whether it keeps the file's dtype.
@@ -42,6 +43,7 @@ class StoredTensor:
     part: Part | None = None
     stack: tuple[tuple[StoredTensor, ...], ...] = ()
     scales: BlockScales | None = None
+    exponents: StoredTensor | None = None
     form: Callable[[torch.Tensor], torch.Tensor] | None = None
     in_float32: bool = False
     as_stored: bool = False

@@ -80,7 +80,7 @@ def files(run: Run, scratch: Path) -> dict[str, Any]:
     if drafter.name == "eagle3" and head is None:
         head = scratch / "head.gguf"
         write_eagle3(head, drafter.folder(run), source)
-    family = read_head(target).text("general.architecture")
+    family = read_head(target).architecture
     if drafter.name == "mtp_eagle" and not family.startswith(DRAFTS_MTP):
         raise UserError(
             f"engine=llamacpp drafts with the MTP module inside a file of {DRAFTS_MTP}, not of {family}; "

@@ -17,7 +17,7 @@ import torch
 
 from spec_lab.checkpoints.eagle3_checkpoint import load_eagle3
 from spec_lab.checkpoints.eagle3_config import Eagle3Config, default_tap_layer_inputs
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.gguf import GgufTensor
 from spec_lab.checkpoints.gguf_config import llama3_divisor
 from spec_lab.checkpoints.gguf_file import ROPE_FACTORS, GgufFile, is_gguf, read_head
@@ -53,7 +53,7 @@ def write_target(path: Path, source: Path) -> None:
     tensors: Tensors = {place.name: (place.shape, GgufTensor(file, place).read) for place in places}
     written_by_us = ("general.architecture", "general.file_type", "general.quantization_version", "general.alignment")
     keys = {key: value for key, value in file.metadata.items() if key not in written_by_us}
-    _write(path, file.text("general.architecture"), keys, tensors)
+    _write(path, file.architecture, keys, tensors)
 
 
 def write_eagle3(path: Path, folder: Path, target: Path) -> None:

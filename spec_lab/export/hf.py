@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from gguf import GGMLQuantizationType as Kind
 
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.gguf import GgufTensor, gguf_tensors
 from spec_lab.checkpoints.gguf_config import gguf_config
 from spec_lab.checkpoints.gguf_file import read_head
@@ -33,7 +33,7 @@ def write_hf(path: Path, folder: Path) -> None:
     tensors = gguf_tensors(path)
     dtype = _dtype(tensors)
     config = {key: value for key, value in gguf_config(path).items() if value is not None}
-    config |= {"model_type": read_head(path).text("general.architecture"), "torch_dtype": str(dtype).split(".")[-1]}
+    config |= {"model_type": read_head(path).architecture, "torch_dtype": str(dtype).split(".")[-1]}
 
     def read(name: str) -> torch.Tensor:
         value = tensors[name].read()

@@ -6,6 +6,7 @@ The lab loads its target too, to say where the tokens part from its own plain de
 from __future__ import annotations
 
 import dataclasses
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -17,7 +18,7 @@ import torch
 from spec_lab.build.models import LastModels, resolve_device, resolve_dtype
 from spec_lab.build.references import plain_config
 from spec_lab.build.workloads import open_workload
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.config.extensions import load_options
 from spec_lab.config.run import EngineConfig, Run
 from spec_lab.core.errors import UserError
@@ -34,7 +35,7 @@ from spec_lab.record import models
 from spec_lab.record.metric import EXTENSION_METRICS, Measured
 from spec_lab.record.models import Divergence, Target
 from spec_lab.record.models import Request as RequestRow
-from spec_lab.record.progress import Progress, announced
+from spec_lab.record.progress import Progress
 from spec_lab.record.provenance import machine_of, origins
 from spec_lab.record.recorder import Recorder, begun, request_row
 from spec_lab.record.summary import finished_run
@@ -113,8 +114,8 @@ def record_engine_run(config: Run, choices: dict[str, str], folder: Path, last: 
     """
     plan = config.engine.plan(config)
     assert isinstance(plan, Plan), "refused before"
-    with announced("loading prompts and weights"):
-        beside = Beside.load(config, last)
+    print("loading prompts and weights ...", file=sys.stderr, flush=True)
+    beside = Beside.load(config, last)
     with ExitStack() as open_:
         engines = _started(config, plan, beside, folder, open_)
         told = {"engine": config.engine.name, "engine_version": engines[MAIN].version, "notes": plan.notes}
@@ -147,9 +148,9 @@ def _started(config: Run, plan: Plan, beside: Beside, folder: Path, open_: ExitS
     folder.mkdir(parents=True, exist_ok=True)
     found = {}
     for name, told in parts.items():
-        with announced(f"starting {plan.knobs.engine}, {name}"):
-            process = EngineProcess(plan.knobs, engine.python, told, folder / LOG_FILE)
-            found[name] = open_.enter_context(closing(process))
+        print(f"starting {plan.knobs.engine}, {name} ...", file=sys.stderr, flush=True)
+        process = EngineProcess(plan.knobs, engine.python, told, folder / LOG_FILE)
+        found[name] = open_.enter_context(closing(process))
     return found
 
 
