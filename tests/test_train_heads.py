@@ -23,14 +23,13 @@ from spec_lab.checkpoints.checkpoint import stored_tensors
 from spec_lab.checkpoints.taps import Tap
 from spec_lab.collect import CollectConfig, collect
 from spec_lab.core.errors import UserError
+from spec_lab.export.folders import load_drafter, save_drafter
 from spec_lab.train import serving
-from spec_lab.train.checkpoint import load_drafter, save_drafter
 from spec_lab.train.config import Optimisation, TargetChoice
 from spec_lab.train.group import ALONE
 from spec_lab.train.heads import HEADS as KINDS
 from spec_lab.train.heads import Eagle3
 from spec_lab.train.job import train_head
-from spec_lab.train.layouts import write_layouts
 from spec_lab.train.loop import Watch
 from spec_lab.train.proof import NotServed, Proof, Prover
 from spec_lab.train.target import FrozenTarget
@@ -129,7 +128,7 @@ def test_a_head_that_reads_another_layer_than_it_is_served_is_not_trained(
 
 
 def test_a_large_drafter_lies_in_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spec_lab.train.checkpoint.MOST_FILE_BYTES", 200)
+    monkeypatch.setattr("spec_lab.export.folders.MOST_FILE_BYTES", 200)
     tensors = {f"weight_{index}": torch.full((8, 8), float(index)) for index in range(3)}
     save_drafter(tensors, {"hidden_size": 8}, tmp_path)
     assert len(list(tmp_path.glob("*.safetensors"))) == 3 and (tmp_path / "model.safetensors.index.json").exists()
@@ -168,7 +167,7 @@ def test_heads_for_tiny_targets_of_all_families_are_proved_before_and_behind_tra
     trained, _ = losses(head, target, texts, tmp_path / "no.pt", num_steps=2)
     head.save(trained, target, tmp_path / "after")
     after = prover.prove(tmp_path / "after")
-    write_layouts(LAYOUTS.get(drafter, []), tmp_path / "after", prover)
+    prover.write_layouts(LAYOUTS.get(drafter, []), tmp_path / "after")
     assert len(after.differences) == 4 and after.largest_logit != before.largest_logit > 0.1
 
 
@@ -283,7 +282,7 @@ def test_targets_whose_layers_are_not_packed_are_refused(tmp_path: Path) -> None
     ("changes", "reason"),
     [
         ({"dtype": "float16"}, "dtype=float16"),
-        ({"layouts": ["deepspec"]}, r"layouts=\[deepspec\] is not known for drafter=eagle3"),
+        ({"layouts": ["deepspec"]}, "the layout deepspec is not known"),
         ({"layouts": ["deepspec"], "drafter": HEADS["dflash2"]}, "deepspec cannot hold"),
         ({"data": "nowhere-*"}, "matches no folder"),
         ({"row_length": 5}, "room for prompts alone"),

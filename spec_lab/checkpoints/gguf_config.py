@@ -114,13 +114,13 @@ def _llama3_rope(file: GgufFile, factors: list[float]) -> dict[str, Any]:
     factor."""
     scaling = LLAMA3_ROPE | {"factor": round(max(factors), 4)}
     theta = file.sizes.get("rope.freq_base", 10000.0)
-    expected = [_llama3_divisor(theta ** (-pair / len(factors)), scaling) for pair in range(len(factors))]
+    expected = [llama3_divisor(theta ** (-pair / len(factors)), scaling) for pair in range(len(factors))]
     if not all(math.isclose(*both, rel_tol=1e-4) for both in zip(factors, expected, strict=True)):
         refuse_values(str(file.path), {ROPE_FACTORS: "other than Llama 3's"}, {ROPE_FACTORS: ()})
     return {"rope_type": "llama3", **scaling}
 
 
-def _llama3_divisor(frequency: float, scaling: Mapping[str, float]) -> float:
+def llama3_divisor(frequency: float, scaling: Mapping[str, float]) -> float:
     turns = scaling["original_max_position_embeddings"] * frequency / (2 * math.pi)
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     kept = min(1.0, max(0.0, (turns - low) / (high - low)))

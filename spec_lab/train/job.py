@@ -26,7 +26,6 @@ from spec_lab.train.config import TrainConfig
 from spec_lab.train.data import Recorded, Texts, learnt_and_held_out
 from spec_lab.train.group import Processes, joined
 from spec_lab.train.head import HeadRecipe
-from spec_lab.train.layouts import write_layouts
 from spec_lab.train.loop import Training, Watch
 from spec_lab.train.proof import Proof, Prover
 from spec_lab.train.serving import Serving, runs_of, target_path
@@ -120,7 +119,7 @@ class HeadJob:
         module = self.module()
         before = self.export(prover, module, work / "untrained")
         self.rounded(prover, work / "untrained")
-        write_layouts(config.layouts, work / "untrained", prover)
+        prover.write_layouts(config.layouts, work / "untrained")
         prover.require_oracle()
         log.info("proved: training and serving differ by %.2g in logits", max(before.differences))
         with tracked(config, self.folder) as record:
@@ -150,7 +149,7 @@ class HeadJob:
         }
         for file in truth.folder.iterdir():
             shutil.copy(file, self.folder / file.name)
-        write_layouts(config.layouts, self.folder, prover)
+        prover.write_layouts(config.layouts, self.folder)
         (self.folder / CARD).write_text(card(self.head, facts), encoding="utf-8")
         (self.folder / RECORD).write_text(json.dumps(facts, indent=1, default=str) + "\n", encoding="utf-8")
         shutil.rmtree(work)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.checkpoints.taps import Tap
 from spec_lab.core.errors import UserError
-from spec_lab.train.checkpoint import load_drafter, save_drafter
+from spec_lab.export.folders import load_drafter, save_drafter
 from spec_lab.train.data import Texts
 from spec_lab.train.layers import GatedGELU, Rotation, TrainableRMSNorm, leading_directions, split_heads
 from spec_lab.train.packed import visible_rows

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.checkpoints.taps import Tap
-from spec_lab.train.checkpoint import load_drafter, rope_keys, save_drafter
+from spec_lab.export.eagle3_json import rope_keys
+from spec_lab.export.folders import load_drafter, save_drafter
 from spec_lab.train.data import Texts
 from spec_lab.train.head import LayerSizes
 from spec_lab.train.layers import AttentionShape, RotaryFrequencies, SelfAttention, SwiGLU, TrainableRMSNorm
