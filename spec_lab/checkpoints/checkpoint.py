@@ -17,6 +17,7 @@ from spec_lab.checkpoints.gguf import gguf_tensors
 from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.checkpoints.lazy_tensors import LazyTensors
 from spec_lab.checkpoints.possible_values import refuse_impossible
+from spec_lab.checkpoints.quantised import with_quantised
 from spec_lab.checkpoints.slices import WHOLE_TENSORS, Slices, kept_part
 from spec_lab.core.errors import UserError
 
@@ -109,7 +110,8 @@ def _open_gguf(
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Return the tensors of a checkpoint folder, from the file headers.
 
-    The scales of an fp8 matrix are attached to it (`block_fp8`). A layer's experts are stacked, even if the file has
+    The scales of an fp8 matrix are attached to it (`block_fp8`), and other quantised matrices are single tensors
+    (`quantised`). A layer's experts are stacked, even if the file has
     tensors for each (`expert_checkpoint`). Rotary buffers of old exports are left out. So are the indexers of
     DeepSeek-V3.2's sparse attention: sequences here are limited to lengths at which an indexer chooses every key
     (`ModelConfig.max_dense_positions`).
@@ -122,7 +124,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
         for name, tensor in stored.items()
         if not name.endswith("rotary_emb.inv_freq") and ".self_attn.indexer." not in name
     }
-    return with_stacked_experts(with_scales(needed, folder))
+    return with_stacked_experts(with_scales(with_quantised(needed, folder), folder))
 
 
 class Shaped(Protocol):
@@ -171,7 +173,7 @@ def check_floating(stored: Mapping[str, StoredTensor], source: str) -> None:
     ]
     if packed:
         raise UserError(
-            f"{source}: quantized weights other than fp8 with block scales are not supported ({few(packed)}); "
+            f"{source}: quantized weights without a quantization_config are not supported ({few(packed)}); "
             "use the float16, bfloat16 or float32 checkpoint"
         )
 
@@ -231,6 +233,9 @@ def run_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
 def _read(handle: safe_open, tensor: StoredTensor) -> torch.Tensor:
     file: Any = handle  # safetensors has no annotations
     value: torch.Tensor
+    if tensor.packed is not None:
+        value = tensor.packed.read()
+        return value if tensor.part is None else value[tensor.part]
     if tensor.scales is not None:
         value = dequantised(file.get_tensor(tensor.name), _scales(handle, tensor), tensor.scales.block)
         return value if tensor.part is None else value[tensor.part]
