@@ -12,10 +12,11 @@ from safetensors.torch import load_file, save_file
 
 from tests.tiny_checkpoints import rewrite_config
 
+Parts = Callable[[str, torch.Tensor], dict[str, torch.Tensor]]
+"""From the name of a module and its matrix to the parts that a file has instead."""
 
-def quantise(
-    folder: Path, options: Mapping[str, Any], parts_of: Callable[[str, torch.Tensor], Mapping[str, torch.Tensor]]
-) -> None:
+
+def quantise(folder: Path, options: Mapping[str, Any], parts_of: Parts) -> None:
     """Replace each matrix of the layers by the parts that `parts_of` makes of it, and say how in config.json."""
     tensors: dict[str, torch.Tensor] = {}
     for name, tensor in load_file(folder / "model.safetensors").items():
@@ -28,7 +29,7 @@ def quantise(
     rewrite_config(folder, quantization_config=dict(options))
 
 
-def compressed(scheme: Any, form: str, dtype: torch.dtype) -> Callable[[str, torch.Tensor], dict[str, torch.Tensor]]:
+def compressed(scheme: Any, form: str, dtype: torch.dtype) -> Parts:
     """Return what quantises a matrix by the library's own functions, with scales in `dtype`.
 
     Args:
@@ -82,3 +83,14 @@ def config_of(scheme: Any, form: str, **more: Any) -> dict[str, Any]:
         "quantization_status": "compressed",
         **more,
     }
+
+
+def split(folder: Path) -> None:
+    """Write every second tensor of a folder into another file."""
+    tensors = load_file(folder / "model.safetensors")
+    files = {name: f"model-0000{1 + index % 2}-of-00002.safetensors" for index, name in enumerate(sorted(tensors))}
+    for file in set(files.values()):
+        kept = {name: tensor for name, tensor in tensors.items() if files[name] == file}
+        save_file(kept, folder / file, metadata={"format": "pt"})
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))

@@ -173,7 +173,7 @@ def check_floating(stored: Mapping[str, StoredTensor], source: str) -> None:
     ]
     if packed:
         raise UserError(
-            f"{source}: quantized weights without a quantization_config are not supported ({few(packed)}); "
+            f"{source}: weights of fewer than 16 bits are read with their scales alone ({few(packed)}); "
             "use the float16, bfloat16 or float32 checkpoint"
         )
 

@@ -59,7 +59,7 @@ def scaled_blocks(parts: Mapping[str, Tensor], block: tuple[int, int]) -> Tensor
 
 
 def nvfp4(parts: Mapping[str, Tensor]) -> Tensor:
-    """4-bit floats, two in a byte, the lower bits first; by 16 inputs a scale in e4m3, and one divisor of all scales."""
+    """4-bit floats, two in a byte, the lower first; a scale in e4m3 for each 16 inputs, and one divisor of scales."""
     packed, tables = parts["weight_packed"], torch.tensor((*E2M1, *(-value for value in E2M1)))
     values = tables[torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(1).long()]
     scales = parts["weight_scale"].to(torch.bfloat16) / parts["weight_global_scale"]
@@ -70,24 +70,24 @@ def awq(parts: Mapping[str, Tensor]) -> Tensor:
     """AWQ's `gemm`: [inputs, rows], eight rows in a word in the order 0 2 4 6 1 3 5 7, by group zero points and scales:
     (q - z) * s."""
     scales = parts["scales"]
-    ordered = [
-        unpacked(parts[name], 4).unflatten(1, (-1, 8))[..., list(AWQ_COLUMNS)].flatten(1)
-        for name in ("qweight", "qzeros")
-    ]
-    values, zeros = ordered
-    size = len(values) // len(scales)
-    centred = values - zeros.repeat_interleave(size, dim=0)
-    return (centred.to(scales.dtype) * scales.repeat_interleave(size, dim=0)).T.contiguous()
+    values, zeros = (_in_order(unpacked(parts[name], 4)) for name in ("qweight", "qzeros"))
+    groups = torch.arange(len(values)) // (len(values) // len(scales))
+    return ((values - zeros[groups]).to(scales.dtype) * scales[groups]).T.contiguous()
+
+
+def _in_order(numbers: Tensor) -> Tensor:
+    return numbers.unflatten(1, (-1, 8))[..., list(AWQ_COLUMNS)].flatten(1)
 
 
 def gptq(parts: Mapping[str, Tensor], bits: int, group_size: int, zeros_off_by_one: bool) -> Tensor:
     """GPTQ: [inputs, rows], packed along the inputs, whose groups `g_idx` may name: (q - z) * s.
 
-    In the first format of its files a zero point is stored less 1, modulo 2^bits.
+    In the first format of its files a zero point is stored less 1, modulo 2^bits. `group_size` -1 is all inputs.
     """
     scales = parts["scales"]
     values, zeros = unpacked(parts["qweight"].T, bits).T, unpacked(parts["qzeros"], bits)
     if zeros_off_by_one:
         zeros = (zeros + 1) & (2**bits - 1)
-    groups = parts["g_idx"].long() if "g_idx" in parts else torch.arange(len(values)) // group_size
+    size = group_size if group_size > 0 else len(values)
+    groups = parts["g_idx"].long() if "g_idx" in parts else torch.arange(len(values)) // size
     return ((values - zeros[groups]).to(scales.dtype) * scales[groups]).T.contiguous()
