@@ -224,6 +224,24 @@ def test_each_group_of_a_mixed_file_has_its_own_form(tmp_path: Path) -> None:
     assert stored_types(tmp_path) == ["float-quantized float8 by channel", "pack-quantized int4 in groups of 32"]
 
 
+@pytest.mark.parametrize(("shape", "options"), [((), {}), ((1,), {"activation_scheme": "static"})])
+def test_fp8_with_one_scale_for_a_matrix(shape: tuple[int, ...], options: dict[str, Any], tmp_path: Path) -> None:
+    """As AutoFP8 and vLLM's llm-compressor of old wrote it; the scale of activations is not read."""
+    make_tiny_target(tmp_path, "llama", **SIZES)
+    expected = {}
+
+    def parts_of(module: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        scale = (weight.abs().max() / 448).reshape(shape)
+        narrow = (weight / scale).to(E4M3)
+        expected[module] = narrow.float() * scale
+        return {"weight": narrow, "weight_scale": scale, "input_scale": torch.ones(shape)}
+
+    quantise(tmp_path, {"quant_method": "fp8", **options}, parts_of)
+    ours = read(tmp_path)
+    assert len(expected) == 14 and all(torch.equal(ours[f"{name}.weight"], value) for name, value in expected.items())
+    assert stored_types(tmp_path) == ["fp8 by tensor"]
+
+
 def test_a_run_of_a_quantised_target_says_from_what(tmp_path: Path) -> None:
     make_tiny_target(tmp_path / "target", "llama", **SIZES)
     rewrite_config(tmp_path / "target", quantization_config={"quant_method": "modelopt"})  # that of its source

@@ -7,7 +7,7 @@ their target, which for to=gguf is a GGUF file.
   GGUF target      a folder of safetensors  the file in float32          -
   EAGLE-3 head     LlamaForCausalLMEagle3   a head for llama.cpp         speculators
   block drafter    z-lab's layout           -                            both
-  MTP module       -                        a qwen35 target's file with it  -
+  MTP module       -                        the qwen35 target with it    -
 
   python -m spec_lab.export smollm2_135m to=hf smollm2
   python -m spec_lab.export outputs/train/hf-eagle3 to=gguf head target=FILE.gguf
