@@ -42,7 +42,7 @@ from spec_kernels.native.compiled import has_tiles, use_threads
 from spec_kernels.native.part_operators import multiply
 from spec_kernels.native.parts import NativeProduct
 from spec_lab.checkpoints.checkpoint import open_tensors
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine

@@ -14,7 +14,7 @@ from spec_kernels.native.packing import LANES
 from spec_lab.app.compose import compose
 from spec_lab.build.auto import slower_in_c, why_not_native, with_auto_chosen
 from spec_lab.build.models import resolve_device
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.packaged import ZOO
 from spec_lab.config import devices
 from spec_lab.config.checks import problems

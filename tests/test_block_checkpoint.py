@@ -16,7 +16,7 @@ from spec_lab.checkpoints.block_layouts import DEEPSPEC, SPECULATORS, ZLAB, read
 from spec_lab.checkpoints.block_writing import TABLES
 from spec_lab.checkpoints.block_writing import write_block as write_ours
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.random_blocks import BlockParts, random_block
 from spec_lab.checkpoints.taps import Tap
 from spec_lab.core.errors import UserError

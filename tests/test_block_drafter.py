@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from spec_lab.checkpoints.block_checkpoint import load_block
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.config.choices import DraftSampling, DraftStop, KernelsChoice
 from spec_lab.config.run import GraphConfig, SamplingConfig
 from spec_lab.core.errors import UserError

@@ -14,7 +14,7 @@ from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.build.caches import cache_row
 from spec_lab.checkpoints.checkpoint import open_tensors
 from spec_lab.checkpoints.eagle3_checkpoint import load_eagle3
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.core.kv_cache import NULL_PAGE, LayerCache, PagedKVCache
 from spec_lab.core.layer_protocols import AttentionBackend

@@ -11,12 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from spec_lab.checkpoints.checkpoint import open_tensors
-from spec_lab.checkpoints.families.plain import Family
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.possible_values import is_finite, refuse_impossible
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.workloads.tokenizer import TargetTokenizer
-from tests.tiny_checkpoints import make_tiny_target, refused, rewrite_config, rewrite_tensors
+from tests.tiny_checkpoints import Family, make_tiny_target, refused, rewrite_config, rewrite_tensors
 
 KINDS: dict[str, tuple[Family, dict[str, Any]]] = {
     "llama": ("llama", {}),

@@ -16,8 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.build.caches import cache_row
 from spec_lab.checkpoints.checkpoint import open_tensors
-from spec_lab.checkpoints.families.plain import Family
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.core.kv_cache import NULL_PAGE, PagedKVCache
 from spec_lab.core.layer_protocols import RowSelection
@@ -27,7 +26,7 @@ from spec_lab.engine.pages import PageTable
 from spec_lab.models.decoder import DecoderTarget
 from spec_lab.models.linear import DenseLinear, make_linear
 from tests.onednn import needs_rows_alike
-from tests.tiny_checkpoints import make_tiny_target, use_hub_spelling
+from tests.tiny_checkpoints import Family, make_tiny_target, use_hub_spelling
 
 LLAMA3 = {
     "rope_type": "llama3",

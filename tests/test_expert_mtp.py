@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from spec_lab.attention.torch_backend import TorchAttention
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.mtp_checkpoint import load_mtp
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.selection import AllRows

@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType, GGUFReader
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.gguf import gguf_tensors
 from spec_lab.checkpoints.gguf_file import read_head
 from spec_lab.checkpoints.packaged import PACKAGED, ZOO

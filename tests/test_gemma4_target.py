@@ -14,7 +14,7 @@ import torch
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.build.caches import cache_row
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.core.kv_cache import NULL_PAGE, PagedKVCache
 from spec_lab.core.selection import AllRows, BeforeAttention, NoRows
 from spec_lab.core.types import FeatureSpec, NormSide

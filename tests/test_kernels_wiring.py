@@ -22,8 +22,7 @@ from spec_lab.build.engine import build_engine
 from spec_lab.build.kernels import KERNELS, TORCH
 from spec_lab.build.limits import engine_limits
 from spec_lab.build.models import load_models
-from spec_lab.checkpoints.families.plain import Family
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.plan import RopeConfig
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.config.option import get
@@ -44,6 +43,7 @@ from tests.graph_lab import live_kv
 from tests.kernel_lab import DEVICE, assert_near, randn
 from tests.lab import make_config, make_pair, part, random_requests
 from tests.tiny_assistant import make_tiny_assistant
+from tests.tiny_checkpoints import Family
 from tests.tiny_mtp import make_tiny_mtp
 
 VOCAB_SIZE, PAGE_SIZE = 24, 4

@@ -15,7 +15,7 @@ from spec_kernels import early
 from spec_kernels.early import loads_ahead
 from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
 from spec_lab.checkpoints.expert_sizes import ExpertSizes, RouterScores
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.latent_sizes import LatentSizes
 from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
 from spec_lab.checkpoints.random_weights import random_mtp
@@ -90,7 +90,7 @@ class WatchedProducts(PlainProducts):
 
 @torch.inference_mode()
 def test_targets_and_their_modules_are_launched_so(tmp_path: Path) -> None:
-    sizes = SIZES | {"architectures": ["DeepseekV3ForCausalLM"], "num_hidden_layers": 2}
+    sizes = SIZES | {"model_type": "deepseek_v3", "num_hidden_layers": 2}
     (tmp_path / "config.json").write_text(json.dumps(sizes))
     config, products = read_model_config(tmp_path), WatchedProducts()
     lane = Lane.of(config.layers)

@@ -15,7 +15,7 @@ from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.build.caches import cache_row
 from spec_lab.checkpoints import mtp_layouts
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.families.table import read_decoder
+from spec_lab.checkpoints.families import read_decoder
 from spec_lab.checkpoints.mtp_checkpoint import load_mtp, num_mtp_modules
 from spec_lab.checkpoints.mtp_layouts import MtpLayout
 from spec_lab.core.kv_cache import NULL_PAGE, PagedKVCache
@@ -29,7 +29,7 @@ from spec_lab.models.rope import rotary_table
 from tests.tiny_checkpoints import TINY_SIZES, refused, rewrite_config, rewrite_tensors
 from tests.tiny_mtp import FAMILIES, TinyMtp, make_tiny_mtp
 
-TARGET = read_decoder(TINY_SIZES | {"architectures": ["Qwen3ForCausalLM"], "head_dim": 16}, "target")
+TARGET = read_decoder(TINY_SIZES | {"model_type": "qwen3", "head_dim": 16}, "target")
 NUM_ROWS, PAGE_SIZE = 4, 4
 STARTS, LIVE = [9, 2, 0], [0, 3, 2]
 EMBEDDING = torch.randn(160, 32, generator=torch.Generator().manual_seed(1))

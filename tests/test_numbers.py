@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from spec_lab.app.compose import Composed
 from spec_lab.app.run import run
 from spec_lab.checkpoints import possible_values
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.config.run import Run, SamplingConfig
 from spec_lab.core.errors import Breakdown, UserError
 from spec_lab.doctor.subject import load_subject

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from spec_lab.app.compose import compose, conf_folder
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.packaged import PACKAGED
 from spec_lab.config.checks import problems
 from spec_lab.config.option import options

@@ -10,7 +10,7 @@ import torch
 
 import spec_lab
 from spec_lab.checkpoints.checkpoint import open_tensors
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.quantised import stored_types
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from tests.tiny_checkpoints import make_tiny_target, refused, rewrite_config

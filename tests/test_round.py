@@ -14,7 +14,7 @@ import torch
 
 from spec_lab.acceptance.strict import StrictAcceptance
 from spec_lab.attention.torch_backend import TorchAttention
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.core.kv_cache import SCRATCH_PAGE
 from spec_lab.core.prompts import PromptEnds
 from spec_lab.core.protocols import Drafter

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from spec_lab.checkpoints.checkpoint import open_tensors
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.gguf_file import read_head
 from spec_lab.checkpoints.packaged import PACKAGED
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
@@ -87,7 +87,7 @@ def tokenizer(path: Path) -> TargetTokenizer:
 
 def test_ids_follow_from_the_files_own_merges(path: Path, tokenizer: TargetTokenizer) -> None:
     head = read_head(path)
-    rules = Rules(head.texts("tokenizer.ggml.tokens"), tuple(head.texts("tokenizer.ggml.merges")))
+    rules = Rules(head.metadata["tokenizer.ggml.tokens"], tuple(head.metadata["tokenizer.ggml.merges"]))
     texts = [prompt.text for prompt in shipped_prompts()[::48]]
     for text in [*texts, *(text.replace(" ", "  ") for text in texts), "  7 ½ 世界 e\u0301\n\n 1234"]:
         ids = tokenizer.encode(text)

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.export.eagle3_json import eagle3_json
 from spec_lab.export.folders import save_drafter
 from spec_lab.train.heads import Eagle3

@@ -35,6 +35,7 @@ from spec_lab.train.target import FrozenTarget
 from spec_lab.train.truth import Truth
 from tests.tiny_checkpoints import make_tiny_target
 from tests.tiny_gemma4 import make_tiny_gemma4
+from tests.tiny_gpt_oss import make_tiny_gpt_oss
 from tests.tiny_latent import make_latent_target
 from tests.train_lab import CPU, HEADS, losses, record_run, small, texts_of
 
@@ -50,6 +51,8 @@ LAYOUTS = {
 def make_target(folder: Path, family: str) -> None:
     if family == "gemma4":
         make_tiny_gemma4(folder, "e2b")
+    elif family == "gpt_oss":
+        make_tiny_gpt_oss(folder, num_hidden_layers=8, layer_types=["sliding_attention", "full_attention"] * 4)
     else:
         make_tiny_target(folder, family)  # type: ignore[arg-type]
 
@@ -147,6 +150,7 @@ def test_a_large_drafter_lies_in_several_files(tmp_path: Path, monkeypatch: pyte
         ("qwen3", "eagle3"),
         ("qwen3", "dflash2"),
         ("gemma4", "p_eagle"),
+        ("gpt_oss", "eagle3"),
     ],
 )
 def test_heads_for_tiny_targets_of_all_families_are_proved_before_and_behind_training(

@@ -10,7 +10,7 @@ import torch
 
 from spec_lab.attention.torch_tree import TorchTreeAttention
 from spec_lab.build.caches import cache_row
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, PagedKVCache
 from spec_lab.core.selection import AllRows
 from spec_lab.core.types import FeatureSpec

@@ -11,10 +11,10 @@ import torch
 
 from spec_kernels.rope_write import rope_write
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.gemma4_assistant_checkpoint import TOKEN_ORDERING, assistant_tensor_shapes
-from spec_lab.checkpoints.gemma4_assistant_config import AssistantTarget, read_assistant_config
-from spec_lab.checkpoints.gemma4_checkpoint import gemma4_tensor_shapes
+from spec_lab.checkpoints.gemma4_assistant_config import read_assistant_config
+from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.core.selection import AfterAttention, AllRows, NoRows
 from spec_lab.core.types import AttentionMetadata, FeatureSpec
 from spec_lab.models.gemma4 import Gemma4Target
@@ -54,13 +54,13 @@ def read_target(folder: Path, kind: str) -> ModelConfig:
     num_shared = 2 if KINDS[kind].get("num_kv_shared_layers") else 0
     layer_types = [SLIDING, FULL, *[SLIDING, FULL][:num_shared]]
     layers = {"num_hidden_layers": len(layer_types), "layer_types": layer_types, "num_kv_shared_layers": num_shared}
-    text = TEXT | KINDS[kind] | layers | {"architectures": ["Gemma4ForCausalLM"]}
+    text = TEXT | KINDS[kind] | layers | {"model_type": "gemma4_text"}
     (folder / "config.json").write_text(json.dumps(text))
     return read_model_config(folder)
 
 
 def make_target(config: ModelConfig, lane: Lane, products: Products) -> Gemma4Target:
-    tensors = weights(gemma4_tensor_shapes(config))
+    tensors = weights(decoder_tensor_shapes(config))
     return Gemma4Target(config, tensors, lane.backend, MAX_POSITIONS, products=products)
 
 
@@ -160,7 +160,7 @@ def make_assistant(
         {"use_ordered_embeddings": True, "num_centroids": 8, "centroid_intermediate_top_k": 2} if centroids else {}
     )
     (folder / "config.json").write_text(json.dumps(ASSISTANT | of_head))
-    assistant = read_assistant_config(folder, AssistantTarget.from_model_config(config))
+    assistant = read_assistant_config(folder, config)
     tensors = weights(assistant_tensor_shapes(assistant))
     if centroids:
         tensors[TOKEN_ORDERING] = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(1)).to(DEVICE)

@@ -18,7 +18,7 @@ from spec_lab.build.caches import cache_row
 from spec_lab.build.kernels import KERNELS
 from spec_lab.checkpoints.delta_net_checkpoint import delta_net_tensor_shapes
 from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.config.choices import Rollback
 from spec_lab.config.run import RecurrentConfig, Run
 from spec_lab.core.kv_cache import PagedKVCache

@@ -14,7 +14,7 @@ from spec_kernels.attention_tiles import choose_latent_split_keys, choose_latent
 from spec_kernels.latent_attention import latent_attention, latent_attention_reference
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.attention.triton_backend import TritonAttention
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.random_weights import random_eagle3, random_tensors
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.config.option import get
@@ -193,7 +193,7 @@ def test_a_target_of_16_bits_gives_what_it_gives_without_fused_products(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     """Prompt rows first, more than are few, then a round of two requests; a row of it is bit-equal alone."""
-    architecture = {"architectures": ["DeepseekV3ForCausalLM"], "num_hidden_layers": 2}
+    architecture = {"model_type": "deepseek_v3", "num_hidden_layers": 2}
     (tmp_path / "config.json").write_text(json.dumps(SIZES | architecture | changes))
     config = read_model_config(tmp_path)
     outputs, lanes, targets = [], [], []
@@ -231,7 +231,7 @@ def test_a_query_with_its_norm_inside_gives_what_it_gives_without() -> None:
 @pytest.mark.parametrize("selection", ["all", "before"])
 @torch.inference_mode()
 def test_an_eagle3_head_of_16_bits_gives_what_it_gives_without_fused_products(tmp_path: Path, selection: str) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(SIZES | {"architectures": ["DeepseekV3ForCausalLM"]}))
+    (tmp_path / "config.json").write_text(json.dumps(SIZES | {"model_type": "deepseek_v3"}))
     target = read_model_config(tmp_path)
     results = []
     for products in (PLAIN, TritonProducts()):

@@ -16,7 +16,7 @@ from spec_lab.attention.triton_backend import TritonAttention
 from spec_lab.build.caches import cache_row
 from spec_lab.build.kernels import KERNELS
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.keep_fp8 import with_narrow_products, with_wide_products
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.checkpoints.random_weights import random_eagle3, random_mtp, random_tensors

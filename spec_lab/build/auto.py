@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from spec_lab.build.models import resolve_device
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.config.checks import problems
 from spec_lab.config.choices import KernelsChoice, RelaxedPhase
 from spec_lab.config.option import get

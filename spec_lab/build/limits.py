@@ -7,7 +7,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.config.choices import Rollback
 from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
@@ -76,8 +76,8 @@ def _refuse_sparse_attention(target: ModelConfig, longest: Request, reach: int) 
     if limit is not None and needed > limit:
         raise UserError(
             f"request {longest.request_id}: prompt, output and drafts are {needed} tokens, and past {limit} "
-            "(index_topk) the target attends only to chosen keys, which is not supported; lower max_new_tokens or use "
-            "shorter prompts"
+            "positions the target's attention changes (index_topk, or queries scaled by position), which is not "
+            "supported; lower max_new_tokens or use shorter prompts"
         )
 
 

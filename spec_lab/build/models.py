@@ -14,7 +14,7 @@ from spec_lab.build.attention import BackendContext
 from spec_lab.build.kernels import KERNELS, Kernels
 from spec_lab.build.limits import rows_behind
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.quantization import problem_of_fp8
 from spec_lab.config.choices import WeightDtype, Weights
 from spec_lab.config.devices import has_cuda

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.checkpoints.gguf_tokenizer import has_tokenizer
 from spec_lab.config.choices import ByRequest, Unusable, Weights

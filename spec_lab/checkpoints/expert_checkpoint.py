@@ -14,8 +14,9 @@ from dataclasses import replace
 from spec_lab.checkpoints.checkpoint_files import StoredTensor
 
 _OF_ONE_EXPERT = re.compile(
-    r"(?P<layer>(?:.*\.)?experts\.)(?P<expert>\d+)\.(?P<part>gate_proj|up_proj|down_proj)\.weight"
+    r"(?P<layer>(?:.*\.)?experts\.)(?P<expert>\d+)\.(?P<part>gate_proj|up_proj|down_proj|w1|w2|w3)\.weight"
 )
+_USUAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}  # Mixtral, MiniMax-M2
 _STACKS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
@@ -29,7 +30,7 @@ def with_stacked_experts(stored: Mapping[str, StoredTensor]) -> dict[str, Stored
     for name, tensor in stored.items():
         if match := _OF_ONE_EXPERT.fullmatch(name):
             experts = layers.setdefault(match["layer"], {})
-            experts.setdefault(int(match["expert"]), {})[match["part"]] = tensor
+            experts.setdefault(int(match["expert"]), {})[_USUAL.get(match["part"], match["part"])] = tensor
     result = dict(stored)
     for layer, experts in layers.items():
         complete = _alike([experts[number] for number in sorted(experts)])

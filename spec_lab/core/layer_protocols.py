@@ -80,9 +80,11 @@ class AttentionBackend(MetadataMover, Protocol):
         metadata: AttentionMetadata,
         window: int | None,
         scale: float,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attend with queries [rows, num_heads, head_dim] over the keys up to `metadata.lens_in(window)`; return
-        [rows, num_heads * head_dim]."""
+        [rows, num_heads * head_dim]. `sinks` [num_heads], if given, is the score of one more key for each head, whose
+        value is zero."""
         ...
 
 

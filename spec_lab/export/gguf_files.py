@@ -17,7 +17,7 @@ import torch
 
 from spec_lab.checkpoints.eagle3_checkpoint import load_eagle3
 from spec_lab.checkpoints.eagle3_config import Eagle3Config, default_tap_layer_inputs
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.gguf import GgufTensor
 from spec_lab.checkpoints.gguf_config import llama3_divisor
 from spec_lab.checkpoints.gguf_file import ROPE_FACTORS, GgufFile, is_gguf, read_head
@@ -49,7 +49,7 @@ EAGLE3_NAMES = {
 def write_target(path: Path, source: Path) -> None:
     """Write the target of a GGUF file with its weights in float32: with others llama.cpp rounds activations too."""
     file = opened_gguf(source)
-    write_file(path, file.text("general.architecture"), *target_parts(file))
+    write_file(path, file.architecture, *target_parts(file))
 
 
 def target_parts(file: GgufFile) -> tuple[dict[str, Any], Tensors]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from spec_lab.checkpoints.checks import refuse_other_target
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.mtp_checkpoint import load_mtp
 from spec_lab.core.errors import UserError
 from spec_lab.export.gguf_files import Tensors, opened_gguf, target_parts, write_file
@@ -44,23 +44,23 @@ def write_mtp(path: Path, folder: Path, target: Path) -> None:
         UserError: llama.cpp does not draft so with the target, its file has a module, or the module is another's.
     """
     file = opened_gguf(target)
-    name = file.text("general.architecture")
+    name = file.architecture
     if name not in DRAFTED:
         raise UserError(
             f"{target}: llama.cpp drafts with an MTP module in a file of {', '.join(DRAFTED)}, not of {name}; "
             "use an EAGLE-3 head"
         )
-    if file.integer(f"{name}.nextn_predict_layers", 0):
+    if file.sizes.get("nextn_predict_layers"):
         raise UserError(f"{target}: has an MTP module; take the file without it")
     model = read_model_config(folder)
     sizes = {
-        "hidden_size": (model.hidden_size, file.integer(f"{name}.embedding_length")),
+        "hidden_size": (model.hidden_size, file.sizes["embedding_length"]),
         "vocab_size": (model.vocab_size, file.places["token_embd.weight"].shape[0]),
     }
     refuse_other_target(str(folder / "config.json"), "target", sizes)
     _, (module,) = load_mtp(folder, model, 1, torch.float32, "cpu")
     keys, tensors = target_parts(file)
-    layer = file.integer(f"{name}.block_count")
+    layer = file.sizes["block_count"]
     block: Tensors = {
         f"blk.{layer}.{NAMES[ours.removesuffix('.weight')]}.weight": (
             tuple(weight.shape),

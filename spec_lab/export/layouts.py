@@ -21,10 +21,10 @@ from spec_lab.checkpoints.checkpoint import read_tensors, stored_tensors
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.eagle3_checkpoint import load_eagle3
 from spec_lab.checkpoints.eagle3_config import Eagle3Config, default_tap_layer_inputs
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.gguf import gguf_tensors
 from spec_lab.checkpoints.gguf_file import is_gguf
-from spec_lab.checkpoints.json_input import ConfigFields, read_json
+from spec_lab.checkpoints.json_input import read_json
 from spec_lab.checkpoints.mtp_layouts import find_layout
 from spec_lab.core.errors import UserError
 from spec_lab.export.eagle3_json import EAGLE3_LAYOUTS, write_eagle3_folder
@@ -56,9 +56,8 @@ def kind_of(path: Path) -> Kind:
     """Return what a checkpoint holds, by its config.json and the names of its tensors."""
     if is_gguf(path):
         return Kind.target
-    config, source = read_json(path / "config.json"), str(path / "config.json")
-    fields = ConfigFields(config, source)
-    names, of_speculators = fields.texts("architectures"), fields.text("speculators_model_type", "")
+    config = read_json(path / "config.json")
+    names, of_speculators = config.get("architectures") or [], config.get("speculators_model_type")
     if of_speculators == "peagle":
         return Kind.p_eagle
     if of_speculators == "eagle3" or any("eagle3" in name.lower() for name in names):
@@ -69,7 +68,7 @@ def kind_of(path: Path) -> Kind:
         return Kind.assistant
     stored = stored_tensors(path)
     is_module = not any(name in stored for name in EMBEDDINGS)
-    if is_module and find_layout(stored, fields.integer("num_hidden_layers", 0)) is not None:
+    if is_module and find_layout(stored, (config.get("num_hidden_layers") or 0)) is not None:
         return Kind.mtp
     return Kind.target
 

@@ -93,7 +93,7 @@ class Attention:
     `num_heads` more heads at the end of the `qkv` product.
     """
 
-    __slots__ = ("backend", "gated", "head_dim", "num_heads", "o", "qkv", "rope_and_write", "scale", "window")
+    __slots__ = ("backend", "gated", "head_dim", "num_heads", "o", "qkv", "rope_and_write", "scale", "sinks", "window")
 
     def __init__(
         self,
@@ -106,8 +106,14 @@ class Attention:
         window: int | None = None,
         gated: bool = False,
         scale: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> None:
-        """`scale`: of attention scores; None for 1 / sqrt(head_dim)."""
+        """Set the parts.
+
+        Args:
+            scale: of attention scores; None for 1 / sqrt(head_dim).
+            sinks: [num_heads] float32, the learned score of a key without a value (gpt-oss); None without one.
+        """
         self.qkv = qkv
         self.o = o
         self.num_heads = num_heads
@@ -117,6 +123,7 @@ class Attention:
         self.backend = backend
         self.window = window
         self.gated = gated
+        self.sinks = sinks
 
     def __call__(
         self,
@@ -150,7 +157,7 @@ class Attention:
     ) -> torch.Tensor:
         """Attend with rotated queries [rows, num_heads, head_dim] over the cache, and return [kept rows, width]."""
         queries, metadata = selection.queries(queries, metadata)
-        return selection.attended(attend(self.backend, queries, cache, metadata, self.window, self.scale))
+        return selection.attended(attend(self.backend, queries, cache, metadata, self.window, self.scale, self.sinks))
 
     def write(self, rows: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata) -> None:
         """Only write the KV of all rows, for a layer whose output is not read."""
@@ -192,6 +199,8 @@ class LayerParts:
     Attributes:
         o: the product after the mixer.
         norm: the norm before `mixer`; None if its input is already normed.
+        mlp_norm: the norm before `mlp`; with an `output_norm` that of the output of `o`.
+        output_norm: the norm of the output of `mlp`, in a layer that norms outputs rather than inputs (OLMo 3).
         attention: `mixer` if it is attention over keys and values, else None; `latent` and `delta_net` likewise.
         dense: `mlp` if it is a dense MLP, else None; `experts` likewise.
     """
@@ -201,6 +210,7 @@ class LayerParts:
     mlp: RowsPart
     norm: WeightedNorm | None
     mlp_norm: WeightedNorm
+    output_norm: WeightedNorm | None = None
     attention: Attention | None = None
     latent: LatentAttention | None = None
     delta_net: GatedDeltaNet | None = None
@@ -233,6 +243,22 @@ class AddPart:
 
 
 @dataclass(slots=True)
+class AddNormedPart:
+    """Adds the normed output of a part to the residual stream, in a layer that norms outputs rather than inputs."""
+
+    part: RowsPart
+    norm: RowsPart
+
+    def __call__(self, stream: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return stream + self.norm(self.part(rows))
+
+    def close(self, mixed: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """End the first half of the layer: the second half reads the stream as it is."""
+        stream = self(residual, mixed)
+        return stream, stream
+
+
+@dataclass(slots=True)
 class DecoderLayer:
     """A pre-norm residual block. All rows update the cache, and only the selected rows go on.
 
@@ -252,6 +278,9 @@ class DecoderLayer:
     @classmethod
     def of(cls, parts: LayerParts) -> DecoderLayer:
         """Make the layer of the parts without any kernels."""
+        if parts.output_norm is not None:
+            halves = AddNormedPart(parts.o, parts.mlp_norm), AddNormedPart(parts.mlp, parts.output_norm)
+            return cls(None, parts.mixer, halves[0].close, halves[1], parts.experts)
         close, finish = AddThenNorm(parts.o, parts.mlp_norm), AddPart(parts.mlp)
         return cls(parts.norm, parts.mixer, close, finish, parts.experts)
 

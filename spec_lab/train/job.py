@@ -19,7 +19,7 @@ from typing import Any
 import jinja2
 import torch
 
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.core.errors import UserError
 from spec_lab.core.types import Request
 from spec_lab.train.config import TrainConfig

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
 from spec_lab.checkpoints.taps import Tap
 from spec_lab.core.errors import UserError

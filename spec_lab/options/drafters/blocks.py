@@ -102,7 +102,7 @@ class Dflash(WeightsConfig):
         if self.weights != Weights.random:
             from spec_lab.checkpoints.block_layouts import read_block_file
 
-            size = read_block_file(self.folder(run)).fields.integer("block_size")
+            size = read_block_file(self.folder(run)).keys["block_size"]
         return max(2 * self.num_draft_tokens, self.num_draft_tokens + 1 + size)
 
     def build(self, lab: Lab) -> Drafter[Any]:

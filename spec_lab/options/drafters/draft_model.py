@@ -66,7 +66,7 @@ class DraftModel(WeightsConfig):
             UserError: its layers keep states, or both its vocabulary's size and its tokenizer are others than the
                 target's.
         """
-        from spec_lab.checkpoints.families.table import read_model_config
+        from spec_lab.checkpoints.families import read_model_config
         from spec_lab.models.target_loader import WeightSource, load_target
         from spec_lab.workloads.tokenizer import num_other_tokens
 

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.eagle3_config import Eagle3Config, default_tap_layer_inputs
-from spec_lab.checkpoints.families.rope import read_rope
-from spec_lab.checkpoints.json_input import ConfigFields
+from spec_lab.checkpoints.families import read_decoder
 from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
 from spec_lab.checkpoints.taps import Tap, taps_of_inputs
 from spec_lab.export.eagle3_json import write_eagle3_folder
@@ -196,7 +195,7 @@ class Eagle3(LayerSizes, Unrolled):
         same = ("hidden_size", "intermediate_size", "head_dim", "vocab_size", "draft_vocab_size", "rms_norm_eps")
         shape = Eagle3Shape(
             **{name: config[names.get(name, name)] for name in (*same, *names)},
-            rope=read_rope(ConfigFields(config, str(folder / "config.json")), config["max_position_embeddings"]),
+            rope=read_decoder(config, str(folder / "config.json")).only_layer.rope,
             norms_taps=config.get("fc_norm", False),
             norms_output=config.get("norm_output", False),
         )
