@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -14,21 +12,15 @@ import torch
 from spec_lab.acceptance import rejection, relaxed, strict
 from spec_lab.config.run import VerifyConfig
 from spec_lab.core.results import GenerationResult
-from spec_lab.core.trees import copy_tensors
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.graphs.captured import CapturedMode
-from spec_lab.engine.if_nodes import has_if_nodes
 from spec_lab.engine.k_schedule import KSchedule, problem_of
 from spec_lab.engine.offers import AllOffered, Counted
-from spec_lab.engine.tape import Tape, TapeRecorder
 from spec_lab.measure.launch_counts import CountedRounds
 from spec_lab.measure.watched_rounds import watch_rounds
-from spec_lab.options.graphs import RoundGraph
 from tests.covering import each_value
 from tests.graph_lab import DRAFTERS, MODES, RULES, Lab, generate_watched, lab, mixed_requests
-from tests.lab import make_config, make_engine, random_requests
-from tests.tiny_experts import make_tiny_nextn
 
 __all__ = ["lab"]
 
@@ -156,112 +148,11 @@ def test_eager_rounds_leave_out_rows_and_draft_steps_that_nobody_needs(lab: Lab)
     for record in eager.rounds:
         assert record.rows.verified == record.rows.offered + 1
     assert {record.rows.verified for record in captured.rounds} == {4}
-    skips = lab.device == "cuda" and has_if_nodes()
-    assert {record.rows.drafted for record in captured.rounds} == ({2, 3} if skips else {3})
+    assert {record.rows.drafted for record in captured.rounds} == {3}
     assert {record.rows.drafted for record in eager.rounds} == {2, 3}
     for record in eager.requests:
         mine = [r.rows for r in eager.rounds if record.request_id in r.request_ids]
         assert [rows.drafted for rows in mine[:-1]] == [rows.offered for rows in mine[1:]]
-
-
-class SkippingRecorder(TapeRecorder):
-    """Captures nothing and replays by running anew; does with a stretch that nobody needs what an IF node does.
-
-    Python cannot leave out the body of a `with`: it runs, what it wrote is undone, and what it made is poisoned.
-    """
-
-    skips = True
-    num_skipped = 0
-    is_replaying = is_skipping = False
-
-    @contextmanager
-    def when_any(self, values: torch.Tensor, idle: int) -> Iterator[None]:
-        if not self.is_replaying or self.is_skipping or bool((values != idle).any()):
-            yield
-            return
-        tape = Tape()
-        self.is_skipping = True
-        with tape:
-            yield
-        self.is_skipping = False
-        tape.restore_inputs()
-        tape.poison_results()
-        self.num_skipped += 1
-
-    def capture(self, function: Callable[[], Any]) -> Any:
-        return Rerun(self, function, function())
-
-
-@dataclass
-class Rerun:
-    """What `SkippingRecorder` captured: it replays by running anew."""
-
-    recorder: SkippingRecorder
-    function: Callable[[], Any]
-    outputs: Any
-    num_nodes: int | None = None
-
-    def replay(self) -> None:
-        self.recorder.is_replaying = True
-        with torch.inference_mode():
-            copy_tensors(self.outputs, self.function())
-        self.recorder.is_replaying = False
-
-
-@pytest.mark.parametrize(
-    ("mode", "drafter", "batch_size", "schedule"),
-    [
-        ("round", "eagle3", 1, None),
-        ("split_seed", "mtp_eagle", 3, None),
-        ("round", "mtp_vanilla", 2, None),
-        ("round", "eagle3", 3, SCHEDULE),
-        ("several", "eagle3", 2, None),
-    ],
-)
-def test_a_replay_skips_the_steps_behind_the_stops_of_all_requests(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch, mode: str, drafter: str, batch_size: int, schedule: Any
-) -> None:
-    """Text, offers and what is counted as drafted are those of rounds whose host asks before each step."""
-    if lab.device != "cpu":
-        pytest.skip("a GPU has such nodes: its graphs are held against eager rounds by the first test here")
-    requests = mixed_requests(4, 12)
-    knobs = STOP | ({} if schedule is None else {"k_schedule": schedule})
-    options = with_threshold({"drafter": drafter, "batch_size": batch_size, "rule": RULES["strict"], "options": knobs})
-    eager = lab.engine(requests, None, **options).generate(requests)
-    recorder = SkippingRecorder()
-    monkeypatch.setattr("spec_lab.build.lab.graph_recorder", lambda device: recorder)
-    several = RoundGraph(rounds_per_replay=3)
-    engine = lab.engine(requests, several if mode == "several" else MODES[mode], **options)
-    engine.graph.recorder = recorder  # type: ignore[misc]
-    skipped = engine.generate(requests)
-    assert text_and_offers(skipped) == text_and_offers(eager)
-    if drafter == "mtp_vanilla":  # whose modules all catch up
-        assert recorder.num_skipped == 0
-        return
-    drafted = [record.rows.drafted for record in skipped.rounds]
-    assert recorder.num_skipped > 0 and len(set(drafted)) > 1
-    if schedule is None and mode != "several":  # each padded row counts as its round does
-        assert [
-            n // engine.graph.padded_size(len(r.request_ids)) for n, r in zip(drafted, skipped.rounds, strict=True)
-        ] == [record.rows.drafted // len(record.request_ids) for record in eager.rounds]
-
-
-def test_experts_of_skipped_steps_are_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The draft steps' counts are those of rounds whose host leaves off; only verify's rows are more, as ever."""
-    make_tiny_nextn(tmp_path)
-    requests = random_requests(4, max_new_tokens=8)
-    stop = {"stop": "confidence", "stop_threshold": 0.07}
-    places = {"device": "cpu", "batch_size": 3}
-    config = make_config((tmp_path, tmp_path), "mtp_eagle", prune="catchup", options=stop, **places)
-    eager = make_engine(config, requests).generate(requests)
-    recorder = SkippingRecorder()
-    monkeypatch.setattr("spec_lab.build.lab.graph_recorder", lambda device: recorder)
-    skipped = make_engine(replace(config, graph=MODES["round"]), requests).generate(requests)
-    assert text_and_offers(skipped) == text_and_offers(eager)
-    expected, counts = eager.experts_read, skipped.experts_read
-    assert expected is not None and counts is not None
-    assert recorder.num_skipped > 0 and counts.recur == expected.recur > 0
-    assert counts.catchup == expected.catchup
 
 
 def test_a_budget_is_kept_to(lab: Lab) -> None:

@@ -122,13 +122,13 @@ def make_lane(
         slots = table.pages[slot].repeat_interleave(PAGE_SIZE)[:length] * PAGE_SIZE + offsets(length)
         cache.kv[slots] = torch.randn(length, *row.shape, generator=generator)
     drafter = RecurrentDrafter(
-        num_draft_tokens,
-        head,
-        FeatureSpec((2, 4, 5)),
-        cache,
-        backend,
-        make_prune(catchup=catchup),
-        GreedyPicker(),
+        num_draft_tokens=num_draft_tokens,
+        head=head,
+        features=FeatureSpec((2, 4, 5)),
+        cache=cache,
+        backend=backend,
+        prune=make_prune(catchup=catchup),
+        picker=GreedyPicker(),
     )
     return Lane(drafter, cache, table, torch.tensor(kv_lens), num_padded)
 

@@ -4,6 +4,7 @@ without drafts."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from safetensors.torch import load_file, save_file
 
 from spec_lab.build.limits import engine_limits
 from spec_lab.checkpoints.families import read_model_config
-from tests.lab import Reference, generate, make_config, random_requests
+from spec_lab.options.trees import StaticTreeConfig
+from tests.kernel_lab import DEVICE
+from tests.lab import Reference, generate, make_config, random_requests, with_depth_as_k
 from tests.tiny_checkpoints import TINY_SIZES, make_tiny_eagle3, randomize, refused, rewrite_config
 from tests.tiny_experts import logits_in_parts
 from tests.tiny_latent import SIZES as LATENT
@@ -67,14 +70,14 @@ WRAPPED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def make_tiny(folder: Path, kind: str) -> Any:
+def make_tiny(folder: Path, kind: str, **changes: Any) -> Any:
     """Write a random float32 target, and return it as the transformers model."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     family, options = KINDS[kind]
     auto: Any = AutoModelForCausalLM
     torch.manual_seed(0)
-    model = auto.from_config(AutoConfig.for_model(family, **SIZES | options)).to(torch.float32).eval()
+    model = auto.from_config(AutoConfig.for_model(family, **SIZES | options | changes)).to(torch.float32).eval()
     randomize(model)
     model.save_pretrained(folder)
     return model
@@ -123,6 +126,21 @@ def test_greedy_text_is_transformers_whatever_is_drafted(tmp_path: Path, kind: s
     for drafter, path, prune in (("none", head, "none"), ("eagle3", head, "catchup"), ("draft_model", target, "none")):
         config = make_config((target, path), drafter, prune=prune, batch_size=2)
         reference.assert_lossless(requests, generate(config, requests), plain)
+
+
+@pytest.mark.parametrize("kernels", ["native", "triton"])
+@pytest.mark.parametrize("kind", ["granite", "minimax_m2", "olmo3", "smollm3"])
+def test_other_kernels_give_the_same_tokens(tmp_path: Path, kind: str, kernels: str) -> None:
+    """Of a chain, and of a tree; on a CPU in Triton's interpreter."""
+    make_tiny(tmp_path, kind, num_hidden_layers=4)
+    requests = random_requests(2, max_new_tokens=4, lengths=(2, 7))
+    changes: dict[str, Any] = {"batch_size": 2, "device": "cpu" if kernels == "native" else DEVICE.type}
+    expected = generate(make_config((tmp_path, tmp_path), "draft_model", **changes), requests)
+    config = make_config((tmp_path, tmp_path), "draft_model", kernels=kernels, **changes)
+    assert generate(config, requests) == expected
+    if kernels == "triton":  # C runs chains
+        with_tree = replace(config, tree=StaticTreeConfig(paths=[[1], [0], [0, 0]]))
+        assert generate(with_depth_as_k(with_tree), requests) == expected
 
 
 def test_ministral_is_refused_where_queries_begin_to_be_scaled(tmp_path: Path) -> None:

@@ -157,16 +157,16 @@ def test_slots_are_bounded_by_the_bytes_of_their_states(monkeypatch: pytest.Monk
     """As many slots as a cache of keys and values would have room for do not fit with a state for each verify row."""
     sizes = {"linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
     target: ModelConfig = read_decoder(FLAT | sizes, "config.json")
-    from spec_lab.build import memory
+    from spec_lab.build import caches
     from spec_lab.build.limits import Limits
 
     models: Any = type("M", (), {"dtype": torch.float32, "device": CPU, "kernels": TORCH})
     limits = Limits(64, 32, 8, 16, 200, 32, num_rows=4)
     state_bytes = 65 * 3 * 4 * 32 * 128 * 128 * 4
-    monkeypatch.setattr(memory, "memory_of", lambda device: state_bytes)
+    monkeypatch.setattr(caches, "memory_of", lambda device: state_bytes)
     with refused("64 slots with states (recurrent.rollback=checkpoints)", "lower batch_size"):
         build_cache(target.layers, limits, models)
-    monkeypatch.setattr(memory, "memory_of", lambda device: 10**12)
+    monkeypatch.setattr(caches, "memory_of", lambda device: 10**12)
     cache = build_cache(target.layers, replace(limits, num_slots=1), models)
     kept: tuple[Any, ...] = cache.recurrent
     assert [tuple(states.states.shape) for states in kept] == [(2, 4, 32, 128, 128)] * 3

@@ -54,15 +54,9 @@ def why_not_native(run: Run) -> str | None:
         return "not all of the target's layers are plain attention and MLPs of whole vectors"
     from spec_kernels.native import build
 
-    return build.problem() or slower_in_c(run)
-
-
-def slower_in_c(run: Run) -> str | None:
-    """Return why torch is faster than C, which can be compiled here, for the rounds of a run; None if C is faster."""
-    from spec_kernels.native import build
-
-    registers = build.register_file()
-    num_rows = run.batch_size * (run.drafter.num_draft_tokens + 1)
+    if (problem := build.problem()) is not None:
+        return problem
+    registers, num_rows = build.register_file(), run.batch_size * (run.drafter.num_draft_tokens + 1)
     if num_rows <= NATIVE_ROWS[registers]:
         return None
     return f"with this processor's registers ({registers}) torch is faster for {num_rows} rows a round"

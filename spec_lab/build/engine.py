@@ -20,10 +20,10 @@ from spec_lab.config.choices import ByRequest
 from spec_lab.config.option import get
 from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
+from spec_lab.core.kept import AllPromptRows, PrunePolicy
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.protocols import Drafter
-from spec_lab.core.pruning_protocols import PrunePolicy
-from spec_lab.core.selection import AllPromptRows
+from spec_lab.core.pruning import Drop
 from spec_lab.engine.capture import GraphRecorder
 from spec_lab.engine.drafts import Chain, Tree, TreeParts
 from spec_lab.engine.engine import Engine
@@ -44,27 +44,23 @@ from spec_lab.engine.timing import make_timer
 DrafterMaker = Callable[[Lab], Drafter[Any]]
 
 
-def build_prune_policy(run: Run) -> PrunePolicy:
-    """Make the pruning policy from `prune.prefill` and `prune.catchup`."""
-    catchup = get("prune.catchup", run.prune.catchup)
-    return PrunePolicy(get("prune.prefill", run.prune.prefill)().build(), catchup().build(), catchup.drop)
+def prune_policy(run: Run, backend: AttentionBackend) -> PrunePolicy:
+    """Make the pruning policy from `prune.prefill` and `prune.catchup`, as far as a backend can do it.
 
-
-def possible(prune: PrunePolicy, run: Run, backend: AttentionBackend) -> PrunePolicy:
-    """Return what a backend can do of `prune`. One that writes KV with attention prunes no prompts, but it may drop
-    rows of the catch-up step after attention.
+    One that writes KV with attention prunes no prompts, but it may drop rows of the catch-up step after attention.
 
     Raises:
         UserError: `prune.catchup` drops rows before attention.
     """
-    if backend.prewrite:
-        return prune
-    if prune.catchup.needs_prewrite:
+    prompt, catchup = get("prune.prefill", run.prune.prefill)().build(), get("prune.catchup", run.prune.catchup)().drop
+    drops = (catchup(size) for size in range(1, run.batch_size + 1))
+    if not backend.prewrite and any(drop is Drop.BEFORE_ATTENTION for drop in drops):
         raise UserError(
             f"attention={run.attention.name} cannot write KV before attention, which prune.catchup="
             f"{run.prune.catchup} needs; use prune=post_attention or attention=torch"
         )
-    return dataclasses.replace(prune, prompt=AllPromptRows()) if prune.prompt.needs_prewrite else prune
+    prunes_prompts = backend.prewrite or not prompt.needs_prewrite
+    return PrunePolicy(prompt if prunes_prompts else AllPromptRows(), catchup)
 
 
 def build_engine(run: Run, models: Models, limits: Limits, make_drafter: DrafterMaker | None = None) -> Engine:
@@ -72,14 +68,23 @@ def build_engine(run: Run, models: Models, limits: Limits, make_drafter: Drafter
 
     `make_drafter` makes another drafter than the run's, such as one that reads its checkpoint otherwise.
     """
-    sizes, kept = run.sizes, possible(build_prune_policy(run), run, models.backend)
+    sizes, offers, kept = run.sizes, run.offers, prune_policy(run, models.backend)
     seeds = SlotSeeds(limits.num_slots, run.seed, models.device)
-    num_verified = run.drafter.num_draft_tokens + 1
-    limits = dataclasses.replace(limits, num_rows=num_verified, rollback=run.recurrent.rollback)
+    limits = dataclasses.replace(limits, num_rows=run.drafter.num_draft_tokens + 1, rollback=run.recurrent.rollback)
     cache = build_cache(models.target.layer_plans, limits, models)
     timer = make_timer(models.device)
-    confidences = build_confidences(run, limits, models)
-    rows = build_row_confidences(run, limits, models)
+    confidences, rows = None, None
+    if offers.read_confidences and sizes is not None:
+        rows = RowConfidences(limits.num_slots, sizes.num_rows, models.device, offers.threshold)
+    elif offers.read_confidences:
+        confidences = DraftConfidences(
+            limits.num_slots,
+            run.drafter.num_draft_tokens,
+            models.device,
+            threshold=offers.threshold,
+            kernels=models.kernels,
+            temperatures=offers.temperatures,
+        )
     lab = Lab(
         run,
         models,
@@ -129,27 +134,6 @@ def build_engine(run: Run, models: Models, limits: Limits, make_drafter: Drafter
     )
 
 
-def build_confidences(run: Run, limits: Limits, models: Models) -> DraftConfidences | None:
-    """Make the buffers for the drafter's confidences in a chain; None for a tree, or if no option reads them."""
-    if not run.offers.read_confidences or run.sizes is not None:
-        return None
-    return DraftConfidences(
-        limits.num_slots,
-        run.drafter.num_draft_tokens,
-        models.device,
-        threshold=run.offers.threshold,
-        kernels=models.kernels,
-        temperatures=run.offers.temperatures,
-    )
-
-
-def build_row_confidences(run: Run, limits: Limits, models: Models) -> RowConfidences | None:
-    """Make the buffers for the drafter's confidences in a tree; None for a chain, or if no option reads them."""
-    if not run.offers.read_confidences or run.sizes is None:
-        return None
-    return RowConfidences(limits.num_slots, run.sizes.num_rows, models.device, run.offers.threshold)
-
-
 def build_rounds(lab: Lab, parts: Parts, recorder: GraphRecorder | None) -> Rounds:
     """Make the decode rounds of an engine: one, or one for each K that a batch can have.
 
@@ -186,20 +170,16 @@ def build_rounds(lab: Lab, parts: Parts, recorder: GraphRecorder | None) -> Roun
         choices = (*choices, finder.num_on_device)
     rounds = {k: DecodeRound(parts, chain, Counted(parts, offered, k, recorder)) for k in choices}
     host = None if finder is None else HostDrafts(finder, parts.slots, offered)
-    own = RequestLimits(_request_k(run, most), offered) if is_own else None
+    given, runs = GivenK(most), offers.by_request == ByRequest.acceptance
+    request_k: RequestK = RunningK(given, run.drafter.off_below) if runs else given
     return Rounds(
         rounds[most],
         offers.schedule,
         narrower=rounds,
         host=host,
-        limits=own,
+        limits=RequestLimits(request_k, offered) if is_own else None,
         plain=PlainRound(parts, chain) if is_own else None,
     )
-
-
-def _request_k(run: Run, most: int) -> RequestK:
-    given, drafter = GivenK(most), run.drafter
-    return given if drafter.by_request == ByRequest.given else RunningK(given, drafter.off_below)
 
 
 def build_teacher(run: Run, models: Models, limits: Limits) -> TeacherForcing:

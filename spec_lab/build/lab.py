@@ -23,9 +23,9 @@ from spec_lab.config.choices import DraftSampling
 from spec_lab.config.run import Run, TrainedDrafterConfig
 from spec_lab.core.draft_paths import DraftPaths
 from spec_lab.core.errors import UserError
+from spec_lab.core.kept import PrunePolicy
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.layer_protocols import AttentionBackend
-from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.core.tree_protocols import TreeAttentionBackend
 from spec_lab.drafters.confidence import ConfidentGreedyPicker, ConfidentPicker
 from spec_lab.drafters.growth import TreeShape

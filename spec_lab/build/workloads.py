@@ -31,12 +31,6 @@ def open_workload(run: Run) -> tuple[Tokenizer, list[Request]]:
     folder = run.target.folder
     target = read_model_config(folder)
     tokenizer = _tokenizer(run, folder, target.vocab_size)
-    made, num_positions = getattr(run.workload, "prompt_tokens", 0), target.max_position_embeddings
-    if made and made + run.max_new_tokens > num_positions:  # making such prompts may take minutes and all memory
-        raise UserError(
-            f"workload.prompt_tokens={made} and max_new_tokens={run.max_new_tokens} are more than the "
-            f"target's {num_positions} positions; lower one of them"
-        )
     requests = load_requests(run, tokenizer)
     if run.workload.unusable == Unusable.skip:
         longest = longest_sequence(run)
@@ -90,11 +84,6 @@ def check_requests(run: Run, requests: Sequence[Request], target: ModelConfig) -
             raise UserError(
                 f"workload: token {max(request.prompt_ids)} of prompt {request.request_id} is outside the target's "
                 f"vocabulary of {target.vocab_size}; take tokenizer and weights from one checkpoint"
-            )
-        if foreign := [token_id for token_id in request.stop_token_ids if not 0 <= token_id < target.vocab_size]:
-            raise UserError(
-                f"workload: prompt {request.request_id} stops at the token {foreign[0]}, but the target's vocabulary "
-                f"has {target.vocab_size}; correct stop_token_ids"
             )
         k, most = request.num_draft_tokens, run.drafter.num_draft_tokens
         if k is not None and run.drafter.drafts and (k > most or run.drafter.by_request == ByRequest.same):

@@ -46,13 +46,6 @@ class RunOffers:
         return None if self.ranges is None else KSchedule.of(self.ranges)
 
     @property
-    def smallest_k(self) -> int:
-        """Return the smallest K of the schedule; K if there is no valid schedule."""
-        if self.ranges is None or problem_of(self.ranges, MAX_DRAFT_TOKENS) is not None:
-            return self.num_draft_tokens
-        return KSchedule.of(self.ranges).choices[-1]
-
-    @property
     def read_confidences(self) -> bool:
         """Return whether anything uses the drafter's confidence in its drafts."""
         return self.threshold is not None or self.budget is not None
@@ -60,21 +53,19 @@ class RunOffers:
     @property
     def may_be_fewer(self) -> bool:
         """Return whether a request may offer fewer than K drafts."""
-        is_own = self.by_request != ByRequest.same
-        return self.read_confidences or self.ranges is not None or self.finder is not None or is_own
+        return bool(self.named)
 
     @property
     def named(self) -> str:
-        """Return an override by which a request may offer fewer than K drafts."""
-        if self.ranges is not None:
-            ranges = ",".join(f"[{','.join(map(str, entry))}]" for entry in self.ranges)
-            return f"drafter.k_schedule=[{ranges}]"
-        if self.budget is not None:
-            return f"verify.budget={self.budget}"
-        if self.threshold is not None:
-            return "drafter.stop=confidence"
-        is_own = self.by_request != ByRequest.same
-        return f"drafter.by_request={self.by_request}" if is_own else f"drafter={self.finder}"
+        """Return the knobs by which a request may offer fewer than K drafts."""
+        knobs = {
+            "drafter.k_schedule": self.ranges is not None,
+            f"verify.budget={self.budget}": self.budget is not None,
+            "drafter.stop=confidence": self.threshold is not None,
+            f"drafter.by_request={self.by_request}": self.by_request != ByRequest.same,
+            f"drafter={self.finder}": self.finder is not None,
+        }
+        return " ".join(knob for knob, is_set in knobs.items() if is_set)
 
 
 def run_offers(run: Run) -> RunOffers:

@@ -7,7 +7,6 @@ know of an option without asking for its name.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -99,7 +98,7 @@ class DrafterConfig(Part):
     num_draft_tokens: int = knob(
         3,
         "draft tokens a round, K; a round of a chain verifies at most K + 1 rows a request",
-        least=0,
+        least=1,
         most=MAX_DRAFT_TOKENS,
     )
     k_schedule: list[list[int]] | None = knob(
@@ -237,19 +236,14 @@ class GraphConfig(Part):
     """The keys that every graph mode has.
 
     Class variables:
-        num_launched: number of draft steps in a round that run in Python, uncaptured; None if nothing is captured.
+        captures: whether anything is captured.
         runs_trees: whether draft steps may differ in their number of rows, as those of a tree do.
     """
 
-    num_launched: ClassVar[int | None] = 0
+    captures: ClassVar[bool] = True
     runs_trees: ClassVar[bool] = True
 
     name: str = MISSING
-
-    @property
-    def captures(self) -> bool:
-        """Whether anything is captured."""
-        return self.num_launched is not None
 
     def build(self, lab: Lab) -> GraphMode:
         """Make the mode of one engine."""
@@ -487,16 +481,8 @@ class Run:
         return dataclasses.replace(self, **parts)
 
 
-GROUPS: Mapping[str, type] = {
-    "target": TargetConfig,
-    "drafter": DrafterConfig,
-    "acceptance": AcceptanceConfig,
-    "prune": PruneConfig,
-    "graph": GraphConfig,
-    "attention": AttentionConfig,
-    "workload": WorkloadConfig,
-    "sampling": SamplingConfig,
-    "logger": LoggerConfig,
-    "tree": TreeConfig,
-}
-"""The base of every group that a run chooses an option of."""
+GROUPS = (
+    *("target", "drafter", "acceptance", "prune", "graph"),
+    *("attention", "workload", "sampling", "logger", "tree"),
+)
+"""The groups of which a run chooses an option."""

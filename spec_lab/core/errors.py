@@ -84,7 +84,10 @@ def visible(text: str, keep: str = "") -> str:
     """
     if text.isprintable():
         return text
-    return "".join(letter if letter.isprintable() or letter in keep else _escaped(letter) for letter in text)
+    return "".join(
+        letter if letter.isprintable() or letter in keep else letter.encode("unicode_escape").decode("ascii")
+        for letter in text
+    )
 
 
 def without_folders(text: str) -> str:
@@ -92,7 +95,3 @@ def without_folders(text: str) -> str:
     for pattern in (QUOTED_PATH, BARE_PATH):
         text = pattern.sub(r"\g<before>\g<name>", text)
     return text
-
-
-def _escaped(letter: str) -> str:
-    return letter.encode("unicode_escape").decode("ascii")

@@ -31,7 +31,6 @@ class ConfidentDynamicTree:
 
     def __init__(self, tree: DynamicTree, confidences: RowConfidences) -> None:
         self.depth, self.num_rows, self.topk = tree.depth, tree.num_rows, tree.topk
-        self.exact_branches = tree.exact_branches
         self._tree = tree
         self._confidences = confidences
 
@@ -93,8 +92,6 @@ class NotedLevels:
 
 class ConfidentStaticTree:
     """A tree with the same paths in every round, whose branches may stop early."""
-
-    exact_branches = True
 
     def __init__(self, tree: StaticTree, confidences: RowConfidences) -> None:
         self.depth, self.num_rows, self.topk = tree.depth, tree.num_rows, tree.topk

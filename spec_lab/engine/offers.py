@@ -90,7 +90,7 @@ class Counted:
         self.offered.expect(slot_ids, self.max_drafted)
 
     def made(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
-        return self.offered.num_drafted.index_select(0, slot_ids) if self.loop.decides_on_device else None
+        return None
 
 
 class CountedRows:

@@ -1,13 +1,13 @@
 """The draft loop of a round: all steps, or with `drafter.stop` only while any request of the batch goes on.
 
-In eager mode the host asks the device before each step. In a graph each step is in an IF node, nested in the node of
-the step before. Without IF nodes all steps run, and drafts after a stop are never offered.
+In eager mode the host asks the device before each step. In a graph all steps run, and drafts after a stop are never
+offered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
@@ -27,11 +27,9 @@ class DraftLoop(Protocol):
     """Decides which draft steps of a round run after its first one.
 
     Attributes:
-        decides_on_device: the host does not learn how many steps ran.
         looks_between: the steps run one by one, so that they cannot be one call of the drafter (`draft_rest`).
     """
 
-    decides_on_device: bool
     looks_between: bool
 
     def steps(self, timer: StageTimer, most: int, scope: StepScope) -> Iterator[int]:
@@ -74,8 +72,6 @@ def collect_drafts(
 class EveryStep:
     """All steps run."""
 
-    decides_on_device = False
-
     def __init__(self, looks_between: bool = False) -> None:
         self.looks_between = looks_between
 
@@ -87,7 +83,6 @@ class EveryStep:
 class StepsWhileAsked:
     """Before each step the host waits for the device to say whether any request wants another draft."""
 
-    decides_on_device = False
     looks_between = True
 
     def __init__(self, num_going_on: torch.Tensor) -> None:
@@ -102,31 +97,6 @@ class StepsWhileAsked:
                 yield index
 
 
-class StepsInIfNodes:
-    """A replay skips all remaining steps once every request has stopped.
-
-    The node of each step is nested in that of the step before. So a round evaluates at most one condition more than it
-    runs steps. Only the next step reads what a step returns, and a replay that skips a step skips the next one too.
-    Drafts go to tensors that exist before the loop. Each step has a scope of its own. The scope ends inside the node,
-    since tensors made there may not exist after it. Events cannot be recorded inside a node, so the steps are timed as
-    one span.
-    """
-
-    decides_on_device = True
-    looks_between = True
-
-    def __init__(self, num_going_on: torch.Tensor, recorder: GraphRecorder) -> None:
-        self._num_going_on = num_going_on
-        self._recorder = recorder
-
-    def steps(self, timer: StageTimer, most: int, scope: StepScope) -> Iterator[int]:
-        with ExitStack() as nodes:
-            for index in range(1, most):
-                nodes.enter_context(self._recorder.when_any(self._num_going_on, 0))
-                with timer.unmarked(), scope():
-                    yield index
-
-
 def make_draft_loop(parts: Parts, num_going_on: torch.Tensor | None, recorder: GraphRecorder | None) -> DraftLoop:
     """Choose the draft loop of a round. `recorder` captures the round; None if it is launched eagerly.
 
@@ -137,4 +107,4 @@ def make_draft_loop(parts: Parts, num_going_on: torch.Tensor | None, recorder: G
         return EveryStep(looks_between=True)
     if recorder is None:
         return StepsWhileAsked(num_going_on)
-    return StepsInIfNodes(num_going_on, recorder) if recorder.skips else EveryStep(looks_between=True)
+    return EveryStep(looks_between=True)

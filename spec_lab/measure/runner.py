@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
@@ -35,7 +36,7 @@ from spec_lab.record import models
 from spec_lab.record.metric import EXTENSION_METRICS, Measured, Metric
 from spec_lab.record.models import Divergence, Target
 from spec_lab.record.models import Request as RequestRow
-from spec_lab.record.progress import Progress, announced
+from spec_lab.record.progress import Progress
 from spec_lab.record.provenance import machine_of, origins
 from spec_lab.record.recorder import Recorder, begun, request_row
 from spec_lab.record.summary import finished_run
@@ -70,8 +71,8 @@ def _record_in(
     last: LastModels | None,
 ) -> models.Run:
     """Run and record. What is loaded here can be freed when this returns, before the process group is closed."""
-    with announced("loading prompts and weights"):
-        lab = load_lab(config, world, last)
+    print("loading prompts and weights ...", file=sys.stderr, flush=True)
+    lab = load_lab(config, world, last)
     metrics = list(EXTENSION_METRICS.values())
     info = begun(dataclasses.asdict(lab.config), choices).model_copy(update=_identity(lab))
     with Recorder(folder, info, config.logger.sinks()) as recorder:
@@ -230,8 +231,7 @@ def check_replayed(before: GraphCounts, result: GenerationResult, must_replay: b
 
     `before`: the counts at the start of the pass; they accumulate over passes.
 
-    `must_replay` is false for references: with graph.verify=false a reference may have nothing to capture. A run that
-    captures nothing is refused earlier.
+    `must_replay` is false for references: with graph.verify=false a reference may have nothing to capture.
     """
     graph = result.graph
     if graph.captures > before.captures:

@@ -12,8 +12,9 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
+from spec_lab.core.kept import Kept
 from spec_lab.core.kv_cache import LayerCache
-from spec_lab.core.layer_protocols import AttentionBackend, RopeWrite, RowSelection
+from spec_lab.core.layer_protocols import AttentionBackend, RopeWrite
 from spec_lab.core.ragged import attend
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.delta_net import GatedDeltaNet
@@ -131,11 +132,11 @@ class Attention:
         rotary: RotaryRows,
         cache: LayerCache,
         metadata: AttentionMetadata,
-        selection: RowSelection,
+        kept: Kept,
     ) -> torch.Tensor:
         """Write the KV of all rows, attend, and return the input of `o` for the kept rows; there must be at least
         one."""
-        return self.attended(self.qkv(rows), rotary, cache, metadata, selection)
+        return self.attended(self.qkv(rows), rotary, cache, metadata, kept)
 
     def attended(
         self,
@@ -143,21 +144,19 @@ class Attention:
         rotary: RotaryRows,
         cache: LayerCache,
         metadata: AttentionMetadata,
-        selection: RowSelection,
+        kept: Kept,
     ) -> torch.Tensor:
         """Compute everything between the products: from the output of `qkv` to the input of `o`."""
         heads = projected.unflatten(-1, (-1, self.head_dim))
-        out = self.mixed(self.rope_and_write(heads, rotary, cache, metadata), cache, metadata, selection)
+        out = self.mixed(self.rope_and_write(heads, rotary, cache, metadata), cache, metadata, kept)
         if self.gated:
-            out = out * torch.sigmoid(selection.residual(heads[:, -self.num_heads :].flatten(1)))
+            out = out * torch.sigmoid(kept.residual(heads[:, -self.num_heads :].flatten(1)))
         return out
 
-    def mixed(
-        self, queries: torch.Tensor, cache: LayerCache, metadata: AttentionMetadata, selection: RowSelection
-    ) -> torch.Tensor:
+    def mixed(self, queries: torch.Tensor, cache: LayerCache, metadata: AttentionMetadata, kept: Kept) -> torch.Tensor:
         """Attend with rotated queries [rows, num_heads, head_dim] over the cache, and return [kept rows, width]."""
-        queries, metadata = selection.queries(queries, metadata)
-        return selection.attended(attend(self.backend, queries, cache, metadata, self.window, self.scale, self.sinks))
+        queries, metadata = kept.queries(queries, metadata)
+        return kept.attended(attend(self.backend, queries, cache, metadata, self.window, self.scale, self.sinks))
 
     def write(self, rows: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata) -> None:
         """Only write the KV of all rows, for a layer whose output is not read."""
@@ -182,7 +181,7 @@ class Mixer(Protocol[Cache]):
         rotary: RotaryRows,
         cache: Cache,
         metadata: AttentionMetadata,
-        selection: RowSelection,
+        kept: Kept,
     ) -> torch.Tensor:
         """Update the cache with all rows, and return the kept rows [kept rows, width] before the output product."""
         ...
@@ -290,7 +289,7 @@ class DecoderLayer:
         rotary: RotaryRows,
         cache: Any,
         metadata: AttentionMetadata,
-        selection: RowSelection,
+        kept: Kept,
         rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Turn the residual stream [rows, hidden_size] into [kept rows, hidden_size], possibly no rows.
@@ -299,10 +298,10 @@ class DecoderLayer:
         """
         if rows is None:
             rows = stream if self.norm is None else self.norm(stream)
-        if selection.is_empty:
+        if kept.is_empty:
             self.mixer.write(rows, rotary, cache, metadata)
             return stream[:0]
-        residual = selection.residual(stream)
-        mixed = self.mixer(rows, rotary, cache, metadata, selection)
+        residual = kept.residual(stream)
+        mixed = self.mixer(rows, rotary, cache, metadata, kept)
         stream, rows = self.close(mixed, residual)
         return self.finish(stream, rows)

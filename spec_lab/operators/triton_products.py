@@ -19,7 +19,7 @@ import torch
 from spec_kernels.early import early_launches
 from spec_kernels.product_tiles import INVARIANT_ROWS, MAX_ROWS
 from spec_lab.checkpoints.plan import LayerPlan
-from spec_lab.core.layer_protocols import RowSelection
+from spec_lab.core.kept import Kept
 from spec_lab.core.prompts import NO_ROUNDING
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.clusters import TokenClusters
@@ -95,11 +95,11 @@ class TwoWays:
         rotary: RotaryRows,
         cache: Any,
         metadata: AttentionMetadata,
-        selection: RowSelection,
+        kept: Kept,
         rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         way = self.few if are_few(stream, self.max_rows) else self.many
-        return way(stream, rotary, cache, metadata, selection, rows)
+        return way(stream, rotary, cache, metadata, kept, rows)
 
 
 class TritonProducts:

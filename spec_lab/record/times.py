@@ -138,8 +138,7 @@ def verify_calls(measured: Measured) -> int | None:
 @metric("wasted_rounds")
 def wasted_rounds(measured: Measured) -> int | None:
     """Rounds that graph.rounds_per_replay had launched together with others, and that ran when all their requests had
-    ended. They have no line and no rows, and their time is in that of the others; those that graph.skip_ended kept from
-    running do not count. Of the first repeat."""
+    ended. They have no line and no rows, and their time is in that of the others. Of the first repeat."""
     return None if measured.first is None else measured.first.num_wasted_rounds
 
 

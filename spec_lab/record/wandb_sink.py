@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from spec_lab.core.errors import UserError, one_line, without_folders
 from spec_lab.record.names import CONFIG_FILE, REQUESTS_FILE, ROUNDS_FILE, SUMMARY_FILE
-from spec_lab.record.recorder import replace_text, write_json
 
 if TYPE_CHECKING:
     from spec_lab.record.models import Request, Round, Run
@@ -155,8 +154,8 @@ class WandbSink:
 
         copies = self._folder / "wandb" / "record"
         copies.mkdir(parents=True, exist_ok=True)
-        write_json(copies / SUMMARY_FILE, without_user_paths(json.loads(run.model_dump_json())))
-        replace_text(copies / CONFIG_FILE, OmegaConf.to_yaml(OmegaConf.create(without_user_paths(run.config))))
+        (copies / SUMMARY_FILE).write_text(json.dumps(without_user_paths(json.loads(run.model_dump_json())), indent=1))
+        (copies / CONFIG_FILE).write_text(OmegaConf.to_yaml(OmegaConf.create(without_user_paths(run.config))))
         for name in (REQUESTS_FILE, ROUNDS_FILE):
             shutil.copyfile(self._folder / name, copies / name)
         artifact = wandb.Artifact(f"run-{self._run.id}-record", type="record")

@@ -11,7 +11,7 @@ from spec_lab.record.models import Run
 from spec_lab.record.names import THIS_RUN
 from spec_lab.record.reading import Found
 from spec_lab.record.times import STAGES
-from spec_lab.study.frame import categories_frame, frame, own, varied
+from spec_lab.study.frame import EVERY_CATEGORY, categories_frame, frame, own, varied
 from spec_lab.study.tables import Table, joined, paragraph, table_of, written
 
 IMPOSED = "* the acceptance was imposed, not measured."
@@ -142,7 +142,7 @@ def categories_table(run: Run) -> Table:
     rows = categories_frame(run)
     if rows.empty:
         return table_of(rows, {})
-    rows = pd.concat([rows, pd.DataFrame([{"category": "all", **run.metrics}])], ignore_index=True)
+    rows = pd.concat([rows, pd.DataFrame([{"category": EVERY_CATEGORY, **run.metrics}])], ignore_index=True)
     rows["imposed"] = run.acceptance_imposed
     positions = {
         f"@{k}": f"acceptance_rate_by_position.unconditional.{k}" for k in range(1, (run.num_draft_tokens or 0) + 1)

@@ -26,10 +26,10 @@ from spec_lab.build.models import Models, load_models
 from spec_lab.checkpoints.digest import target_digest
 from spec_lab.config.checks import admit
 from spec_lab.config.run import Run
+from spec_lab.core.kept import Kept
 from spec_lab.core.prompts import PromptPack
 from spec_lab.core.ragged import whole_prompt
 from spec_lab.core.results import RequestRecord
-from spec_lab.core.selection import AllRows
 from spec_lab.core.types import DraftStep, Request
 from spec_lab.drafters.picking import DraftedRows, DraftHead, GivenDrafts
 from spec_lab.engine.engine import Engine
@@ -233,5 +233,5 @@ class Serving:
         table = torch.cat([pages, pages.new_ones(1)])[None]
         first = whole_prompt(parts.backend, table, chunk, None, self.num_draft_tokens)
         features = parts.drafter.requirements.features
-        output = parts.target.forward(chunk[:-1], parts.cache, first.attention, AllRows(), features)
+        output = parts.target.forward(chunk[:-1], parts.cache, first.attention, Kept(), features)
         return dataclasses.replace(first, features=output.features)
