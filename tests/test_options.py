@@ -194,8 +194,9 @@ def test_the_doctor_examines_every_option(
 
 
 def test_every_option_of_the_lab_is_walked() -> None:
-    """What is registered and what can be typed are the same. Checkers: tests/test_checker.py."""
-    for group in (*GROUPS, "prune.prefill", "prune.catchup"):
+    """What is registered and what can be typed are the same. Checkers: tests/test_checker.py; engines:
+    tests/test_engines.py."""
+    for group in (*(group for group in GROUPS if group != "engine"), "prune.prefill", "prune.catchup"):
         walked = {option for row in [*RUN_ROWS, *EXAMINED_ROWS] for named, option in row if named == group}
         elsewhere = {"auto"} if group != "target" else {"shipped", "packaged", "hf", "shape"}
         elsewhere |= set(ASKED_ELSEWHERE)

@@ -21,8 +21,8 @@ from spec_lab.app.labels import fit_for_a_file
 from spec_lab.config.extensions import load_options
 from spec_lab.core.errors import KERNELS
 
-NAMED_GROUPS = ("target", "drafter", "acceptance", "prune", "graph", "tree")
-NOT_NAMED = ("auto", "none")
+NAMED_GROUPS = ("engine", "target", "drafter", "acceptance", "prune", "graph", "tree")
+NOT_NAMED = ("auto", "none", "lab")
 """Options that a name does not need: what `auto` becomes is known later, and `tree=none` is usual."""
 MAX_LENGTH = 120
 NOT_READ = ("name", "output_dir", "fresh", "logger", "objective", "study", "size")

@@ -79,9 +79,11 @@ def run(composed: Composed, folder: Path, sweep: Path | None = None) -> Run:
     (folder / READ_FILE).write_text(read)
     try:
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # silences the profiler; torch reads it when it loads
-        from spec_lab.measure.runner import record_run
-
-        return record_run(composed.config, composed.choices, folder, last_models())
+        if composed.config.engine.name == "lab":
+            from spec_lab.measure.runner import record_run as record
+        else:
+            from spec_lab.measure.other_engine import record_engine_run as record
+        return record(composed.config, composed.choices, folder, last_models())
     except BaseException as error:
         if (so_far := read_run(folder)).reason in NOT_ENDED:
             write_run(folder, ended(so_far, *_ending(error)))

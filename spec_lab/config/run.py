@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from spec_lab.core.types import Request
     from spec_lab.drafters.growth import TreeShape
     from spec_lab.engine.graphs.mode import GraphMode
+    from spec_lab.engines.plan import Plan, Refusal
     from spec_lab.record.recorder import Sink
     from spec_lab.workloads.tokenizer import Tokenizer
 
@@ -82,6 +83,7 @@ class DrafterConfig(Part):
         hands_hidden_on: whether a draft step reads `state.hidden`, and replaces only this and `state.tokens`.
         ingests_in_graphs: whether `ingest` may be captured for a prompt that comes alone, since it reads no spans.
         one_pass: whether one pass makes all drafts, so that there is no draft step to replay.
+        tells_offers: whether a round is known to have offered no draft, where none was found.
         follows_greedy_text: why its drafts fit only plain greedy decoding's output; None if they fit any.
     """
 
@@ -92,6 +94,7 @@ class DrafterConfig(Part):
     hands_hidden_on: ClassVar[bool] = False
     ingests_in_graphs: ClassVar[bool] = False
     one_pass: ClassVar[bool] = False
+    tells_offers: ClassVar[bool] = True
     follows_greedy_text: ClassVar[str | None] = None
 
     name: str = MISSING
@@ -390,6 +393,25 @@ class LoggerConfig(Part):
         return []
 
 
+@option("engine", "lab")
+class EngineConfig(Part):
+    """engine=lab: the lab itself decodes. Other engines do so in processes of their own (`spec_lab.engines`)."""
+
+    lasting: ClassVar[bool] = True
+    """Whether a finished job stands for another one of the same configuration and files."""
+
+    name: str = "lab"
+
+    @property
+    def weights(self) -> list[Path]:
+        """The files that it reads in place of the target's and the drafter's."""
+        return []
+
+    def plan(self, run: Run) -> Plan | Refusal | None:
+        """Return what another engine is asked for, or why it cannot do the run; None if the lab itself decodes."""
+        return None
+
+
 @dataclass
 class StudyConfig:
     """What a study's runs show: `spec_lab.study.studies` explains the keys."""
@@ -420,6 +442,9 @@ class Run:
     logger: LoggerConfig = knob(MISSING, "where the records go")
     tree: TreeConfig = field(
         default_factory=TreeConfig, metadata={"help": "whether a round's drafts are a chain or a tree"}
+    )
+    engine: EngineConfig = field(
+        default_factory=EngineConfig, metadata={"help": "what decodes: the lab, or another engine beside it"}
     )
     verify: VerifyConfig = field(default_factory=VerifyConfig, metadata={"help": "which drafts are verified"})
     recurrent: RecurrentConfig = field(default_factory=RecurrentConfig, metadata={"help": "layers that keep a state"})
@@ -483,6 +508,6 @@ class Run:
 
 GROUPS = (
     *("target", "drafter", "acceptance", "prune", "graph"),
-    *("attention", "workload", "sampling", "logger", "tree"),
+    *("attention", "workload", "sampling", "logger", "tree", "engine"),
 )
 """The groups of which a run chooses an option."""

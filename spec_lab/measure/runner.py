@@ -74,7 +74,7 @@ def _record_in(
     print("loading prompts and weights ...", file=sys.stderr, flush=True)
     lab = load_lab(config, world, last)
     metrics = list(EXTENSION_METRICS.values())
-    info = begun(dataclasses.asdict(lab.config), choices).model_copy(update=_identity(lab))
+    info = begun(dataclasses.asdict(lab.config), choices).model_copy(update=identity(lab))
     with Recorder(folder, info, config.logger.sinks()) as recorder:
         recorded = _measure(lab, info, recorder, memory, metrics)
         recorder.finish(recorded)
@@ -85,7 +85,7 @@ def _measure(
     lab: LoadedRun, info: models.Run, recorder: Recorder, memory: MemoryWatch, metrics: list[Metric]
 ) -> models.Run:
     """Warm up, time the repeats, audit and profile, and return the finished record."""
-    config, offered = lab.config, _offered(lab)
+    config, offered = lab.config, offered_requests(lab.config, lab.requests, lab.world.size)
     passes: dict[str, list[GenerationResult]] = {name: [] for name in lab.engines}
     rows: dict[str, list[RequestRow]] = {}
 
@@ -108,8 +108,8 @@ def _measure(
                 for record in progress.counted("checking the outputs", records if config.record.audit else []):
                     lab.teacher.require_finite([*record.prompt_ids, *record.output_ids[:-1]])
                 divergences = _audit(lab, passes, progress)
-                rows = {name: _rows(lab, name, passes[name][0].requests, {}) for name in passes if name != MAIN}
-                rows[MAIN] = _rows(lab, MAIN, records, divergences or {}, note=True)
+                rows = {name: request_rows(lab, name, passes[name][0].requests, {}) for name in passes if name != MAIN}
+                rows[MAIN] = request_rows(lab, MAIN, records, divergences or {}, note=True)
                 finished.clear()
                 recorder.requests(rows[MAIN])
         gc.unfreeze()
@@ -122,7 +122,13 @@ def _measure(
     }
     work = {**profile.work, **memory.read(lab.models.device)}
     main = Measured(
-        rows[MAIN], passes[MAIN], lab.engines[MAIN].num_draft_tokens, references, divergences is not None, work
+        rows[MAIN],
+        passes[MAIN],
+        lab.engines[MAIN].num_draft_tokens,
+        references,
+        is_compared=divergences is not None,
+        work=work,
+        tells_offers=config.drafter.tells_offers,
     )
     traits = lab.engines[MAIN].parts.rule.traits
     return finished_run(
@@ -145,16 +151,16 @@ def order_of_turn(names: Sequence[str], turn: int) -> list[str]:
     return [*names[shift:], *names[:shift]]
 
 
-def _offered(lab: LoadedRun) -> list[Request]:
+def offered_requests(config: Run, requests: list[Request], num_processes: int = 1) -> list[Request]:
     """Return the requests of a timed pass, with their arrival times if there is a rate: the same in every pass."""
-    load = lab.config.workload
+    load = config.workload
     if load.request_rate is None:
         if load.duration is not None:
             raise UserError("workload.duration ends arrivals, so it needs workload.request_rate")
-        return lab.requests
-    if lab.world.size > 1:
+        return requests
+    if num_processes > 1:
         raise UserError("workload.request_rate needs one process, since arrivals differ between processes")
-    offered = arriving(lab.requests, load.request_rate, load.burstiness, load.duration, lab.config.seed)
+    offered = arriving(requests, load.request_rate, load.burstiness, load.duration, config.seed)
     if not offered:
         raise UserError(f"workload.duration={load.duration} ends before the first request arrives; raise it")
     return offered
@@ -270,11 +276,11 @@ def _kept_if_interrupted(lab: LoadedRun, recorder: Recorder) -> Iterator[list[Re
     except KeyboardInterrupt as error:
         if finished:
             error.add_note(f"{len(finished)} requests were decoded and are kept; their outputs were not checked")
-            recorder.requests(_rows(lab, MAIN, finished, {}))
+            recorder.requests(request_rows(lab, MAIN, finished, {}))
         raise
 
 
-def _rows(
+def request_rows(
     lab: LoadedRun,
     name: str,
     records: Sequence[RequestRecord],
@@ -331,7 +337,7 @@ def _keep_verify_rows(lab: LoadedRun, records: list[RequestRecord], folder: Path
     save_verify_rows(folder, rows)
 
 
-def _identity(lab: LoadedRun) -> dict[str, object]:
+def identity(lab: LoadedRun) -> dict[str, object]:
     """Return what decoded, on which machine: fields of the record."""
     config = lab.config
     dtype, narrow = str(lab.models.dtype).removeprefix("torch."), config.target.weight_dtype

@@ -11,7 +11,7 @@ from spec_lab.record.metric import Measured, metric, ratio
 from spec_lab.record.statistics import paired_difference_interval, wilson_interval
 
 if TYPE_CHECKING:
-    from spec_lab.record.models import Request
+    from spec_lab.record.models import Divergence, Request
 
 CUT_BY_LIMIT = "length"
 
@@ -84,12 +84,30 @@ def divergence(measured: Measured) -> dict[str, Any] | None:
     steps. bugs: first different where they are not, under a rule that must be lossless. lossy: under a rule that may.
     median_index: of the first token that differs; median_margin: of plain decoding's own top-2 logit difference there.
     """
-    if not measured.is_compared:
+    return _divergences([r.divergence for r in measured.requests]) if measured.is_compared else None
+
+
+@metric("lab_divergence")
+def lab_divergence(measured: Measured) -> dict[str, Any] | None:
+    """What `divergence` counts, of another engine's outputs beside the lab's plain decoding; margins are of the lab's
+    logits. Null for the lab's own outputs, and where they were not compared."""
+    return _divergences([r.lab_divergence for r in measured.requests]) if measured.beside_lab else None
+
+
+@metric("equal_to_lab", "share", per="requests")
+def equal_to_lab(measured: Measured) -> float | None:
+    """Share of another engine's outputs that are the lab's plain decoding, token by token; null for the lab's own, and
+    where they were not compared."""
+    if not measured.beside_lab:
         return None
-    found = [request.divergence for request in measured.requests if request.divergence is not None]
+    return ratio(sum(request.lab_divergence is None for request in measured.requests), len(measured.requests))
+
+
+def _divergences(of_requests: Sequence[Divergence | None]) -> dict[str, Any]:
+    found = [each for each in of_requests if each is not None]
     kinds = [each.kind for each in found]
     return {
-        "requests": len(measured.requests),
+        "requests": len(of_requests),
         "diverged": len(found),
         "near_ties": kinds.count("near_tie"),
         "bugs": kinds.count("bug"),

@@ -16,7 +16,36 @@ def verdict(run: Run) -> str:
     """Say of a finished run what is known of its speed, acceptance, tokens and pruning, and of another how it ended."""
     if run.status != "finished":
         return f"The run is {run.status}: {run.reason or 'no reason was recorded'}."
-    return "; ".join(part for part in (_speed(run), _tokens(run), _pruning(run), *run.notes) if part) + "."
+    found = (_speed(run), _tokens(run), _pruning(run)) if run.engine == "lab" else _of_other_engine(run)
+    return "; ".join(part for part in (*found, *run.notes) if part) + "."
+
+
+def _of_other_engine(run: Run) -> tuple[str, ...]:
+    """Say of another engine's run how fast it was, its common length, and whose tokens it gave."""
+    name = f"{run.engine} {run.engine_version or ''}".strip()
+    rate, length = run["decode_tokens_per_second"], run["common_length"]
+    text = f"{name} gave {number(rate, 1)} tokens/s" if rate is not None else f"{name} decoded"
+    if not run.num_draft_tokens:
+        return f"{text} and drafted nothing", _same(run, "lab_divergence", "the lab's plain decoding")
+    if (ratio := over_reference(run, "plain")) is not None:
+        text += f", {_times(ratio)} as fast as without drafts"
+    told = "does not tell how many drafts it accepted" if length is None else f"had a common length of {number(length)}"
+    return (
+        f"{text}; with {run.choices.get('drafter', 'the drafter')} it {told}",
+        _same(run, "divergence", "its own plain decoding"),
+        _same(run, "lab_divergence", "the lab's plain decoding"),
+    )
+
+
+def _same(run: Run, metric: str, other: str) -> str:
+    compared, parted = run[f"{metric}.requests"], run[f"{metric}.diverged"]
+    if compared is None:
+        return f"its tokens were not compared with {other}"
+    if not parted:
+        return f"the tokens of {other} in all {compared} requests"
+    ties = run[f"{metric}.near_ties"]
+    where = f"{ties} of the others part at near-ties of the lab's logits" if ties else "the others part at no near-tie"
+    return f"the tokens of {other} in {compared - parted} of {compared} requests, {where}"
 
 
 def _speed(run: Run) -> str:

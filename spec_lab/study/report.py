@@ -10,6 +10,7 @@ from spec_lab.record.reading import Found
 from spec_lab.record.summary import definitions
 from spec_lab.study import figures
 from spec_lab.study.compare import comparison_table, cost_table, drafting, rule_table
+from spec_lab.study.engines import engines_table, has_other_engines
 from spec_lab.study.figures import Draw, described
 from spec_lab.study.frame import frame
 from spec_lab.study.page import Section
@@ -52,7 +53,8 @@ def report_of(runs: Sequence[Found], base: int = 1) -> Report:
     """
     finished = [found for found in runs if found.run.status == "finished"]
     overview = runs_table(runs)
-    sections, studies = [Section("Runs", [overview])], studies_in(runs)
+    beside_lab = [engines_table(runs)] if has_other_engines(runs) else []
+    sections, studies = [Section("Runs", [overview, *_with_rows(beside_lab)])], studies_in(runs)
     study_parts = []
     for number, (spec, of_study) in enumerate(studies):
         tables = study_tables(spec, of_study)
@@ -80,7 +82,7 @@ def report_of(runs: Sequence[Found], base: int = 1) -> Report:
         )
     names = ", ".join(dict.fromkeys(found.run.name for found in runs))
     every = {**definitions(), **(finished[-1].run.definitions if finished else {})}
-    main = study_parts or [overview]
+    main = study_parts or _with_rows(beside_lab) or [overview]
     return Report(
         names,
         described(frame(finished)) if finished else "",
@@ -99,7 +101,8 @@ def sweep_text(runs: Sequence[Found]) -> str:
         tables = study_tables(spec, of_study)
         parts += ([] if tables[0].title == spec["question"] else [spec["question"]]) + [joined(tables)]
     unfinished = [f"{found.run.status}: {found.folder.name}: {found.run.reason}" for found in runs if found.run.reason]
-    return "\n\n".join([*(parts or [joined([runs_table(runs)])]), *unfinished])
+    overview = _with_rows([engines_table(runs)]) if has_other_engines(runs) else []
+    return "\n\n".join([*(parts or [joined(overview or [runs_table(runs)])]), *unfinished])
 
 
 def _of_run(found: Found) -> dict[str, Draw]:

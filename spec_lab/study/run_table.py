@@ -38,6 +38,8 @@ SPEED = {
     "peak memory": "memory.peak_rss_bytes",
     "on the GPU": "memory.peak_cuda_bytes",
 }
+LAB = "lab"
+SPEED_BESIDE = {"": "part", "common length": "common_length", **{k: v for k, v in SPEED.items() if k}}
 SHOWN_ANYWAY = ("drafter", "prune", "acceptance", "drafter.num_draft_tokens", "experiment", "size")
 EXPERTS = ("verify", "catchup", "recur")
 
@@ -54,7 +56,7 @@ def tables_of_run(run: Run) -> list[Table]:
     parts = frame([Found(Path(), run)])
     note = IMPOSED if run.acceptance_imposed else ""
     tables = [
-        table_of(parts, SPEED, "Speed", note),
+        table_of(parts, SPEED if run.engine == LAB else SPEED_BESIDE, "Speed", note),
         stages_table(parts),
         latency_table(run),
         experts_table(parts),
