@@ -110,10 +110,11 @@ def test_what_cannot_be_written_is_refused_by_its_name(
     head = str(tmp_path / "head")
     cases = {
         (str(llama), "to=hf"): "only a GGUF file",
+        (str(llama), "to=gguf"): "convert_hf_to_gguf.py",
         (head, "to=deepspec", f"target={llama}"): "the layout deepspec is not known",
         (head, "to=hf"): "add target=MODEL",
         (head, "to=gguf", f"target={llama}"): "no GGUF file",
-        ("pocket-mtp_eagle", "to=gguf"): "kind mtp",
+        ("pocket-frozen_kv", "to=gguf"): "kind assistant",
         ("nothing", "to=hf"): "no checkpoint",
     }
     for (model, *words), reason in cases.items():

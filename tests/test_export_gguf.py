@@ -10,14 +10,21 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFReader
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.gguf import gguf_tensors
 from spec_lab.checkpoints.gguf_file import read_head
 from spec_lab.checkpoints.packaged import PACKAGED, ZOO
+from spec_lab.export.__main__ import main
 from spec_lab.export.gguf_files import write_eagle3, write_target
-from tests.tiny_checkpoints import make_tiny_eagle3, make_tiny_target, refused
+from tests.lab import make_config, make_engine, random_requests
+from tests.tiny_checkpoints import make_tiny_eagle3, make_tiny_target, refused, rewrite_tensors
 from tests.tiny_gguf import WHOLE_BLOCKS, permuted, write_gguf
+from tests.tiny_hybrid import make_tiny_nextn
+from tests.tiny_qwen35_gguf import SIZES as SIZES_OF_QWEN35
+from tests.tiny_qwen35_gguf import write_qwen35
 
 SIZES = {"vocab_size": 300, **WHOLE_BLOCKS}
 INNER = {
@@ -109,14 +116,63 @@ def test_llama_cpp_drafts_with_the_shipped_head(tmp_path: Path) -> None:
         pytest.skip(PACKAGED["smollm2_135m"].command)
     write_target(tmp_path / "target.gguf", source)
     write_eagle3(tmp_path / "head.gguf", ZOO / "smollm2_135m-eagle3", source)
+    params = parameters(xllamacpp, tmp_path / "target.gguf", "DRAFT_EAGLE3")
+    params.speculative.draft.mparams.path = str(tmp_path / "head.gguf")
+    question = "<|im_start|>user\nName the planets of the solar system.<|im_end|>\n<|im_start|>assistant\n"
+    timings = answer(xllamacpp.Server(params), prompt=question, max_tokens=64)["timings"]
+    assert timings["draft_n_accepted"] > 0.3 * timings["draft_n"] > 0
+
+
+def with_few_tokens(folder: Path) -> None:
+    """Let a target write four tokens alone, so that a random module drafts some of them: of each of two rows and its
+    opposite one has a logit above the zeros of all others."""
+    head = load_file(folder / "model.safetensors")["lm_head.weight"]
+    few = torch.zeros_like(head)
+    few[40:44] = 4 * torch.stack((head[40], -head[40], head[42], -head[42]))
+    rewrite_tensors(folder, {"lm_head.weight": few})
+
+
+def test_an_mtp_module_drafts_within_its_targets_file_as_in_the_lab(tmp_path: Path) -> None:
+    """llama.cpp writes the lab's tokens, and accepts about as many of the module's drafts: it drafts fewer before the
+    limit, and its counts of single requests differ a little."""
+    xllamacpp = pytest.importorskip("xllamacpp")
+    make_tiny_nextn(tmp_path, "qwen3_5", seed=8, **SIZES_OF_QWEN35)
+    with_few_tokens(tmp_path)
+    there: Any = AutoModelForCausalLM
+    write_qwen35(tmp_path / "target.gguf", there.from_pretrained(tmp_path, dtype=torch.float32))
+    assert main([str(tmp_path), "to=gguf", str(tmp_path / "out"), f"target={tmp_path / 'target.gguf'}"]) == 0
+    requests = random_requests(12, 12, vocab_size=300, lengths=(4, 20))
+    records = make_engine(make_config((tmp_path, tmp_path), "mtp_eagle", 3), requests).generate(requests).requests
+    params = parameters(xllamacpp, tmp_path / "out" / "model.gguf", "DRAFT_MTP")
+    server, apart = xllamacpp.Server(params), 0
+    for record in records:
+        said = answer(server, prompt=list(record.prompt_ids), max_tokens=12, ignore_eos=True)
+        assert said["choices"][0]["text"] == "".join("FGHI"[token - 40] for token in record.output_ids)
+        apart += abs(said["timings"]["draft_n_accepted"] - sum(record.accepted_per_round))
+    assert sum(sum(record.accepted_per_round) for record in records) > 30 and apart <= 3
+
+
+def test_an_mtp_module_for_another_family_is_refused_by_its_name(
+    target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["pocket-mtp_eagle", "to=gguf", str(tmp_path), f"target={target}"]) == 2
+    assert "a file of qwen35, not of llama" in capsys.readouterr().err
+
+
+def parameters(xllamacpp: Any, model: Path, kind: str) -> Any:
+    """llama.cpp in float32 with chains of 3 drafts."""
     params = xllamacpp.CommonParams()
-    params.model.path, params.n_ctx, params.n_parallel, params.verbosity = str(tmp_path / "target.gguf"), 512, 1, 1
+    params.model.path, params.n_ctx, params.n_parallel, params.verbosity = str(model), 512, 1, 1
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
     params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
-    params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_EAGLE3]
-    params.speculative.draft.mparams.path, params.speculative.draft.n_max = str(tmp_path / "head.gguf"), 3
-    question = "<|im_start|>user\nName the planets of the solar system.<|im_end|>\n<|im_start|>assistant\n"
-    asked = {"prompt": question, "max_tokens": 64, "temperature": 0, "cache_prompt": False}
-    said = xllamacpp.Server(params).handle_completions(asked)
-    timings = (json.loads(said) if isinstance(said, str) else said)["timings"]
-    assert timings["draft_n_accepted"] > 0.3 * timings["draft_n"] > 0
+    params.speculative.types = [getattr(xllamacpp.common_speculative_type, f"COMMON_SPECULATIVE_TYPE_{kind}")]
+    draft = params.speculative.draft
+    draft.n_max, draft.n_min, draft.p_min = 3, 0, 0.0
+    for part in (params, draft):
+        part.cache_type_k = part.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+    return params
+
+
+def answer(server: Any, **asked: Any) -> Any:
+    said = server.handle_completions({"temperature": 0, "cache_prompt": False, **asked})
+    return json.loads(said) if isinstance(said, str) else said

@@ -16,9 +16,10 @@ from spec_lab.checkpoints.checkpoint_files import StoredTensor, checkpoint_files
 from spec_lab.checkpoints.expert_checkpoint import with_stacked_experts
 from spec_lab.checkpoints.gguf import gguf_tensors
 from spec_lab.checkpoints.gguf_file import is_gguf
-from spec_lab.checkpoints.gpt_oss_checkpoint import widened, with_experts_of_gpt_oss
+from spec_lab.checkpoints.gpt_oss_checkpoint import with_experts_of_gpt_oss
 from spec_lab.checkpoints.lazy_tensors import LazyTensors
 from spec_lab.checkpoints.possible_values import refuse_impossible
+from spec_lab.checkpoints.quantised import with_quantised
 from spec_lab.checkpoints.slices import WHOLE_TENSORS, Slices, kept_part
 from spec_lab.core.errors import UserError
 
@@ -101,7 +102,8 @@ def _open_gguf(
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Return the tensors of a checkpoint folder, from the file headers.
 
-    The scales of an fp8 matrix are attached to it (`block_fp8`). A layer's experts are stacked, even if the file has
+    The scales of an fp8 matrix are attached to it (`block_fp8`), and other quantised matrices are single tensors
+    (`quantised`). A layer's experts are stacked, even if the file has
     tensors for each (`expert_checkpoint`). Rotary buffers of old exports are left out. So are the indexers of
     DeepSeek-V3.2's sparse attention: sequences here are limited to lengths at which an indexer chooses every key
     (`ModelConfig.max_dense_positions`).
@@ -114,7 +116,8 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
         for name, tensor in stored.items()
         if not name.endswith("rotary_emb.inv_freq") and ".self_attn.indexer." not in name
     }
-    return with_experts_of_gpt_oss(with_stacked_experts(with_scales(needed, folder)))
+    wide = with_quantised(needed, folder)
+    return with_experts_of_gpt_oss(with_stacked_experts(with_scales(wide, folder)))
 
 
 def renamed(stored: Mapping[str, StoredTensor], patterns: Names) -> dict[str, StoredTensor]:
@@ -187,11 +190,11 @@ def check_floating(stored: Mapping[str, StoredTensor], source: str) -> None:
         f"{tensor.name} is {tensor.dtype}"
         for whole in stored.values()
         for tensor in (piece for expert in whole.stack or ((whole,),) for piece in expert)
-        if tensor.dtype not in FLOAT_DTYPES and tensor.scales is None and tensor.exponents is None
+        if tensor.dtype not in FLOAT_DTYPES and tensor.scales is None
     ]
     if packed:
         raise UserError(
-            f"{source}: quantized weights other than fp8 with block scales are not supported ({few(packed)}); "
+            f"{source}: weights of fewer than 16 bits are read with their scales alone ({few(packed)}); "
             "use the float16, bfloat16 or float32 checkpoint"
         )
 
@@ -241,15 +244,12 @@ def _read(handle: safe_open, tensor: StoredTensor) -> torch.Tensor:
     """Read a tensor in its form, and cut it to its part."""
     file: Any = handle  # safetensors has no annotations
     value: torch.Tensor
-    if tensor.scales is None and tensor.form is None and tensor.part is not None:
+    if tensor.scales is None and tensor.packed is None and tensor.form is None and tensor.part is not None:
         value = file.get_slice(tensor.name)[tensor.part]
         return value
-    value = file.get_tensor(tensor.name)
+    value = file.get_tensor(tensor.name) if tensor.packed is None else tensor.packed.read()
     if tensor.scales is not None:
         value = dequantised(value, _scales(handle, tensor), tensor.scales.block)
-    elif tensor.exponents is not None:
-        with opened(tensor.exponents.file) as other:
-            value = widened(value, _read(other, tensor.exponents))
     if tensor.form is not None:
         value = tensor.form(value)
     return value if tensor.part is None else value[tensor.part]

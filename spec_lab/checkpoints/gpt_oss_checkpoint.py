@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from spec_lab.checkpoints.checkpoint_files import StoredTensor
+from spec_lab.checkpoints.checkpoint_files import Packed, StoredTensor
 
 NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 EXPONENT_BIAS = 127
@@ -28,10 +28,10 @@ def with_experts_of_gpt_oss(stored: Mapping[str, StoredTensor]) -> dict[str, Sto
         own = name.replace(".mlp.router.", ".mlp.gate.").removesuffix("_blocks")
         if name.endswith("_blocks"):
             experts, rows, groups, in_group = tensor.shape
-            exponents = stored[f"{own}_scales"]
+            parts = {"blocks": tensor, "scales": stored[f"{own}_scales"]}
             form = gate_above_up if own.endswith("gate_up_proj") else None
             shape = experts, rows, groups * in_group * IN_A_BYTE
-            result[own] = replace(tensor, shape=shape, exponents=exponents, form=form)
+            result[own] = replace(tensor, shape=shape, dtype="BF16", packed=Packed(parts, widened), form=form)
         elif own.endswith(("experts.gate_up_proj", "experts.down_proj")):
             experts, columns, rows = tensor.shape
             turned = turned_gate_above_up if own.endswith("gate_up_proj") else turn
@@ -58,9 +58,10 @@ def turned_gate_above_up(stored: torch.Tensor) -> torch.Tensor:
     return gate_above_up(turn(stored))
 
 
-def widened(blocks: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
-    """Return the values [..., groups * 32] of MXFP4 `blocks` [..., groups, 16] with `exponents` [..., groups], both
-    uint8, in bfloat16."""
+def widened(parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return the values [..., groups * 32] of MXFP4 in bfloat16: `blocks` [..., groups, 16], and `scales` [..., groups]
+    with their exponents, both uint8."""
+    blocks, exponents = parts["blocks"], parts["scales"]
     numbers = torch.tensor((*NUMBERS, *(-number for number in NUMBERS)), dtype=torch.bfloat16)
     pairs = torch.stack((numbers[(blocks & 15).int()], numbers[(blocks >> 4).int()]), dim=-1).flatten(-2)
     return torch.ldexp(pairs, exponents.int().unsqueeze(-1) - EXPONENT_BIAS).flatten(-2)

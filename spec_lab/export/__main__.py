@@ -7,7 +7,7 @@ their target, which for to=gguf is a GGUF file.
   GGUF target      a folder of safetensors  the file in float32          -
   EAGLE-3 head     LlamaForCausalLMEagle3   a head for llama.cpp         speculators
   block drafter    z-lab's layout           -                            both
-  MTP module       -                        the target's file with it    -
+  MTP module       -                        the qwen35 target with it    -
 
   python -m spec_lab.export smollm2_135m to=hf smollm2
   python -m spec_lab.export outputs/train/hf-eagle3 to=gguf head target=FILE.gguf
@@ -71,15 +71,23 @@ def _written(options: argparse.Namespace) -> Path:
 
 
 def _gguf(source: Path, kind: str, file: Path, options: argparse.Namespace) -> Path:
+    from spec_lab.checkpoints.gguf_file import is_gguf
     from spec_lab.export.gguf_files import write_eagle3, write_target
+    from spec_lab.export.gguf_mtp import write_mtp
     from spec_lab.export.layouts import Kind
 
     if kind == Kind.eagle3:
         write_eagle3(file, source, _target(options))
-    elif kind == Kind.target:
+    elif is_gguf(source):
         write_target(file, source)
+    elif kind == Kind.mtp or (kind == Kind.target and options.target):  # which may have modules
+        write_mtp(file, source, _target(options))
+    elif kind == Kind.target:
+        raise UserError(f"{source} is a folder; llama.cpp's convert_hf_to_gguf.py makes a GGUF file of it")
     else:
-        raise UserError(f"{source} holds a drafter of kind {kind}; only EAGLE-3 heads are written for llama.cpp")
+        raise UserError(
+            f"{source} holds a drafter of kind {kind}, which is not written for llama.cpp; use an EAGLE-3 head"
+        )
     return file
 
 

@@ -48,12 +48,15 @@ EAGLE3_NAMES = {
 
 def write_target(path: Path, source: Path) -> None:
     """Write the target of a GGUF file with its weights in float32: with others llama.cpp rounds activations too."""
-    file = _gguf(source)
-    places = file.places.values()
-    tensors: Tensors = {place.name: (place.shape, GgufTensor(file, place).read) for place in places}
+    file = opened_gguf(source)
+    write_file(path, file.architecture, *target_parts(file))
+
+
+def target_parts(file: GgufFile) -> tuple[dict[str, Any], Tensors]:
+    """Return the keys of a file but for those that say how it is stored, and its tensors in float32."""
     written_by_us = ("general.architecture", "general.file_type", "general.quantization_version", "general.alignment")
     keys = {key: value for key, value in file.metadata.items() if key not in written_by_us}
-    _write(path, file.architecture, keys, tensors)
+    return keys, {place.name: (place.shape, GgufTensor(file, place).read) for place in file.places.values()}
 
 
 def write_eagle3(path: Path, folder: Path, target: Path) -> None:
@@ -62,7 +65,7 @@ def write_eagle3(path: Path, folder: Path, target: Path) -> None:
     Raises:
         UserError: the target is in no GGUF file, the head is another's, or it has a part that llama.cpp lacks.
     """
-    model = read_model_config(_gguf(target).path)
+    model = read_model_config(opened_gguf(target).path)
     head, weights = load_eagle3(folder, model, torch.float32, "cpu")
     _refuse_lacking(head, folder)
     layer = head.layer.only_layer
@@ -76,9 +79,9 @@ def write_eagle3(path: Path, folder: Path, target: Path) -> None:
         tensors["d2t"] = weights["d2t"] + torch.arange(head.draft_vocab_size)
     if layer.rope.scaling == "llama3":
         tensors[ROPE_FACTORS] = _divisors(layer.rope, layer.head_dim)
-    vocabulary = {key: value for key, value in _gguf(target).metadata.items() if key.startswith("tokenizer.")}
+    vocabulary = {key: value for key, value in opened_gguf(target).metadata.items() if key.startswith("tokenizer.")}
     made: Tensors = {name: (tuple(value.shape), partial(tensors.__getitem__, name)) for name, value in tensors.items()}
-    _write(path, "eagle3", _eagle3_keys(head, model.num_layers) | vocabulary, made)
+    write_file(path, "eagle3", _eagle3_keys(head, model.num_layers) | vocabulary, made)
 
 
 def interleaved(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
@@ -86,7 +89,8 @@ def interleaved(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
     return weight.unflatten(0, (num_heads, 2, -1)).transpose(1, 2).flatten(0, 2)
 
 
-def _gguf(path: Path) -> GgufFile:
+def opened_gguf(path: Path) -> GgufFile:
+    """Read the header of a target's file; UserError if it is none."""
     if not is_gguf(path):
         raise UserError(f"{path} is no GGUF file; llama.cpp's convert_hf_to_gguf.py makes one of a target's folder")
     return read_head(path)
@@ -143,7 +147,7 @@ def _divisors(rope: RopeConfig, head_dim: int) -> torch.Tensor:
     return torch.tensor([llama3_divisor(frequency, scaling) for frequency in frequencies], dtype=torch.float32)
 
 
-def _write(path: Path, architecture: str, keys: Mapping[str, Any], tensors: Tensors) -> None:
+def write_file(path: Path, architecture: str, keys: Mapping[str, Any], tensors: Tensors) -> None:
     """Write one file, a tensor in memory at a time. `d2t` is int64, all others are float32."""
     path.parent.mkdir(parents=True, exist_ok=True)
     writer = gguf.GGUFWriter(path, architecture)

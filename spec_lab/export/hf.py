@@ -12,11 +12,12 @@ from gguf import GGMLQuantizationType as Kind
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.gguf import GgufTensor, gguf_tensors
 from spec_lab.checkpoints.gguf_config import gguf_config
-from spec_lab.checkpoints.gguf_file import read_head
 from spec_lab.checkpoints.gguf_tokenizer import chat_template, gguf_tokenizer, has_tokenizer, special_tokens
 from spec_lab.checkpoints.lazy_tensors import LazyTensors
 from spec_lab.export.folders import save_folder
 
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+"""The classes of the families of GGUF files, by which vLLM and SGLang know them."""
 MOST_FILE_BYTES = 4 * 10**9
 """The most bytes of a target's tensors in a file."""
 
@@ -33,7 +34,7 @@ def write_hf(path: Path, folder: Path) -> None:
     tensors = gguf_tensors(path)
     dtype = _dtype(tensors)
     config = {key: value for key, value in gguf_config(path).items() if value is not None}
-    config |= {"model_type": read_head(path).architecture, "torch_dtype": str(dtype).split(".")[-1]}
+    config |= {"architectures": [ARCHITECTURES[config["model_type"]]], "torch_dtype": str(dtype).split(".")[-1]}
 
     def read(name: str) -> torch.Tensor:
         value = tensors[name].read()

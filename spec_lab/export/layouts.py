@@ -57,7 +57,7 @@ def kind_of(path: Path) -> Kind:
     if is_gguf(path):
         return Kind.target
     config = read_json(path / "config.json")
-    names, of_speculators = config.get("architectures") or [], config.get("speculators_model_type") or ""
+    names, of_speculators = config.get("architectures") or [], config.get("speculators_model_type")
     if of_speculators == "peagle":
         return Kind.p_eagle
     if of_speculators == "eagle3" or any("eagle3" in name.lower() for name in names):
@@ -68,7 +68,7 @@ def kind_of(path: Path) -> Kind:
         return Kind.assistant
     stored = stored_tensors(path)
     is_module = not any(name in stored for name in EMBEDDINGS)
-    if is_module and find_layout(stored, int(config.get("num_hidden_layers") or 0)) is not None:
+    if is_module and find_layout(stored, (config.get("num_hidden_layers") or 0)) is not None:
         return Kind.mtp
     return Kind.target
 

@@ -17,8 +17,7 @@ from spec_lab.acceptance.phase import thinking_mask
 from spec_lab.build.limits import engine_limits
 from spec_lab.build.models import LastModels
 from spec_lab.checkpoints.digest import target_digest
-from spec_lab.checkpoints.gguf import quantizations
-from spec_lab.checkpoints.gguf_file import is_gguf
+from spec_lab.checkpoints.quantised import stored_types
 from spec_lab.config.choices import KernelsChoice, WeightDtype, Weights
 from spec_lab.config.extensions import load_options
 from spec_lab.config.run import Run
@@ -352,7 +351,7 @@ def identity(lab: LoadedRun) -> dict[str, object]:
             thinking_markers=lab.models.markers is not None,
             dtype=dtype,
             weight_dtype=dtype if narrow == WeightDtype.auto else str(narrow),
-            stored_types=quantizations(path) if is_gguf(path) and not is_random else None,
+            stored_types=None if is_random else stored_types(path),
         ),
         "machine": machine_of(
             str(lab.models.device),

@@ -158,7 +158,8 @@ class Target(Model):
         template: twelve digits of the chat template that wrote the prompts; `none` if there is none.
         thinking_markers: whether the tokenizer has the tokens that thinking stands between.
         weight_dtype: what the weights of the products of its layers are kept in.
-        stored_types: types of a GGUF file's weights, the one with the most numbers first.
+        stored_types: types of a GGUF file's weights, the one with the most numbers first, or the forms of a quantised
+            folder's; None for a folder in floating point.
     """
 
     name: str | None = None

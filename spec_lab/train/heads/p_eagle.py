@@ -68,9 +68,15 @@ class TextsAndMasks(AnchoredAttention):
         )
 
     def attend(
-        self, queries: Tensor, cache: AnchoredKV, metadata: AttentionMetadata, window: int | None, scale: float
+        self,
+        queries: Tensor,
+        cache: AnchoredKV,
+        metadata: AttentionMetadata,
+        window: int | None,
+        scale: float,
+        sinks: Tensor | None = None,
     ) -> Tensor:
-        assert cache.context is not None
+        assert cache.context is not None and sinks is None
         texts = PackedAttention().attend(
             queries[: self._num_texts], PackedKV(*cache.context), self._of_texts, window, scale
         )
