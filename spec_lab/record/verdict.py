@@ -28,7 +28,7 @@ def _of_other_engine(run: Run) -> tuple[str, ...]:
     if not run.num_draft_tokens:
         return f"{text} and drafted nothing", _same(run, "lab_divergence", "the lab's plain decoding")
     if (ratio := over_reference(run, "plain")) is not None:
-        text += f", {_times(ratio)} as fast as without drafts"
+        text += f", {_times(ratio, 'without drafts')}"
     told = "does not tell how many drafts it accepted" if length is None else f"had a common length of {number(length)}"
     return (
         f"{text}; with {run.choices.get('drafter', 'the drafter')} it {told}",
