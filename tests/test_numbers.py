@@ -104,15 +104,6 @@ def test_a_head_that_is_no_number_is_refused(pair: tuple[Path, Path]) -> None:
         load_lab(run_of(pair, ["abc"]))
 
 
-@pytest.mark.parametrize("device", ["auto", "cpu"])
-def test_float16_on_a_cpu_is_refused_however_the_cpu_was_chosen(
-    pair: tuple[Path, Path], device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UserError, match=r"dtype=float16 is for a GPU.*use dtype=float32"):
-        load_lab(run_of(pair, ["abc"], device=device, dtype="float16"))
-
-
 @pytest.mark.parametrize("drafter", ["ngram", "random"])
 def test_imposed_acceptance_of_drafts_that_are_end_tokens_goes_on(pair: tuple[Path, Path], drafter: str) -> None:
     """Prompt lookup's filler, 0, is an end token of the target here, as it is of the shipped one; so are most ids."""

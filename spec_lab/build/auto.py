@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import os
 from importlib.util import find_spec
-from typing import Any
 
 from spec_lab.build.models import resolve_device
 from spec_lab.checkpoints.families import read_model_config
@@ -32,13 +31,15 @@ it."""
 def with_auto_chosen(run: Run) -> Run:
     """Return the run with an option in place of each auto, and a number in place of each null in `cache.prefill_*`."""
     on_cuda = resolve_device(run.device).type == "cuda"
-    asked = {knob: run for knob in ("attention", "kernels", "graph") if _is_auto(run, knob)}
+    typed = {"attention": run.attention.name, "kernels": run.kernels, "graph": run.graph.name}
+    asked = [knob for knob, value in typed.items() if value == "auto"]
     for knob in asked:
         run = _take(run, knob, {"attention": "torch", "kernels": "torch", "graph": "eager"}[knob])
     has_triton = find_spec("triton") is not None and not os.environ.get("TRITON_INTERPRET")
     for knob in asked:
         if on_cuda and (knob == "graph" or has_triton):
-            run = _if_it_works(run, _take(run, knob, "round" if knob == "graph" else "triton"))
+            faster = _take(run, knob, "round" if knob == "graph" else "triton")
+            run = faster if set(problems(faster)) <= set(problems(run)) else run
         elif knob == "kernels" and not on_cuda and why_not_native(run) is None:
             run = _take(run, knob, "native")
     return run.with_parts(cache=_with_prompt_sizes(run, on_cuda))
@@ -62,18 +63,8 @@ def why_not_native(run: Run) -> str | None:
     return f"with this processor's registers ({registers}) torch is faster for {num_rows} rows a round"
 
 
-def _is_auto(run: Run, knob: str) -> bool:
-    value: Any = getattr(run, knob)
-    return str(getattr(value, "name", value)) == "auto" if knob != "kernels" else value == KernelsChoice.auto
-
-
 def _take(run: Run, knob: str, name: str) -> Run:
     return run.with_parts(**{knob: KernelsChoice(name) if knob == "kernels" else get(knob, name)()})
-
-
-def _if_it_works(run: Run, faster: Run) -> Run:
-    """Return the faster run, unless something speaks against it that does not speak against the other."""
-    return faster if set(problems(faster)) <= set(problems(run)) else run
 
 
 def _with_prompt_sizes(run: Run, on_cuda: bool) -> CacheConfig:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -184,10 +184,6 @@ class Lab:
         return DrawnSiblings(
             paths, shape.topk, replacement=tree.replacement, temperature=temperature, seeds=self.seeds, kept=kept
         )
-
-    def without_confidences(self) -> Lab:
-        """Return the same parts for a drafter whose pickers store no confidences, since a head of its own does."""
-        return replace(self, confidences=None)
 
     def _logits(self, num_rows: int) -> DraftLogits:
         return DraftLogits(self.limits.num_slots, num_rows, self.target.vocab_size, self.device)

@@ -85,7 +85,11 @@ class TransformersEngine:
         self._told = told
         torch.set_num_threads(told["num_threads"])
         kind = {"dtype": getattr(torch, told["dtype"]), **told["options"]}
-        self._model = AutoModelForCausalLM.from_pretrained(told["target"], **kind).to(told["device"]).eval()
+        self._model = (
+            AutoModelForCausalLM.from_pretrained(told["target"], trust_remote_code=False, **kind)
+            .to(told["device"])
+            .eval()
+        )
         self._config = GenerationConfig(eos_token_id=self._model.generation_config.eos_token_id, pad_token_id=0)
         self._model.generation_config = GenerationConfig()  # whose penalties would be taken otherwise
         k, self._drafting = told["num_draft_tokens"], {}

@@ -18,7 +18,7 @@ import pandas as pd
 
 from spec_lab.record.models import Part, Run
 from spec_lab.record.names import THIS_RUN
-from spec_lab.record.reading import Found, find_runs, read_requests, read_rounds
+from spec_lab.record.reading import Found, find_runs, read_requests
 
 BESIDE_THE_RUN = (
     *("output_dir", "dry_run", "fresh", "leave_out", "shared_device", "auto", "extensions", "references"),
@@ -83,11 +83,6 @@ def requests_frame(found: Found) -> pd.DataFrame:
         emitted = rows["emitted_per_round"].map(sum)
         rows["acceptance_length_all"] = emitted / rows["rounds"].where(rows["rounds"] > 0)
     return rows
-
-
-def rounds_frame(found: Found) -> pd.DataFrame:
-    """Return a row for each round of a run."""
-    return pd.json_normalize([each.model_dump() for each in read_rounds(found.folder)])
 
 
 def categories_frame(run: Run) -> pd.DataFrame:

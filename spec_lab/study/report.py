@@ -70,7 +70,7 @@ def report_of(runs: Sequence[Found], base: int = 1) -> Report:
         beside: dict[str, Draw] = {"acceptance_lengths": lambda: figures.acceptance_lengths(rows)}
         if "break_even_acceptance_length" in rows:
             beside["cost_model"] = lambda: figures.cost_model(rows)
-        sections.append(Section("Beside one another", _with_rows(tables), beside))
+        sections.append(Section("Beside one another", [table for table in tables if table.shown.size], beside))
     if finished:
         newest = finished[-1]
         sections.append(
@@ -114,7 +114,3 @@ def _of_run(found: Found) -> dict[str, Draw]:
         drawings["run_positions"] = lambda: figures.acceptance_by_position(rows)
         drawings["run_by_context"] = lambda: figures.acceptance_by_context(rows)
     return drawings
-
-
-def _with_rows(tables: Sequence[Table]) -> list[Table]:
-    return [table for table in tables if len(table.shown) and table.shown.shape[1]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -65,7 +66,8 @@ def tables_of_run(run: Run) -> list[Table]:
         ),
         categories_table(run),
     ]
-    return [_unsigned(table) for table in tables if table.shown.shape[1] > 1 and len(table.shown)]
+    # Verdict and folder give the provenance of one run, so that no caption does.
+    return [replace(each, origin=pd.DataFrame()) for each in tables if each.shown.shape[1] > 1 and len(each.shown)]
 
 
 def stages_table(parts: pd.DataFrame) -> Table:
@@ -149,7 +151,7 @@ def categories_table(run: Run) -> Table:
     positions = {
         f"@{k}": f"acceptance_rate_by_position.unconditional.{k}" for k in range(1, (run.num_draft_tokens or 0) + 1)
     }
-    parts = {name: f"parts.{name}.{what}" for what in ("accepted",) for name in _parts_in(rows)}
+    parts = [name for name in rows if name.startswith("parts.") and name.endswith(".accepted")]
     lossy = {
         "thinking tokens": "thinking.mean_tokens",
         "TV a token": "distance.total_variation",
@@ -164,7 +166,7 @@ def categories_table(run: Run) -> Table:
         **positions,
         "accuracy": "accuracy",
         **(lossy if run.acceptance_lossless is False and not run.acceptance_imposed else {}),
-        **{f"from {name}": column for name, column in parts.items()},
+        **{f"from {name.split('.')[1]}": name for name in parts},
     }
     return table_of(rows, columns, "Categories; @k: share of rounds that accept draft k")
 
@@ -189,12 +191,3 @@ def runs_table(runs: Sequence[Found]) -> Table:
         f"#{number} {found.run.status}: {found.run.reason}." for number, found in enumerate(runs, 1) if found.run.reason
     ]
     return table_of(rows, columns, "Runs", " ".join(notes))
-
-
-def _parts_in(rows: pd.DataFrame) -> list[str]:
-    return [name.split(".")[1] for name in rows if name.startswith("parts.") and name.endswith(".accepted")]
-
-
-def _unsigned(table: Table) -> Table:
-    """Return the table of one run without provenance in its caption, which the verdict and the folder give."""
-    return Table(table.title, table.raw, table.shown, table.note)

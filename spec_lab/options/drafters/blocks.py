@@ -130,7 +130,7 @@ class Dflash(WeightsConfig):
             return BlockTreeDrafter(block_pass, shape, lab.siblings(shape), lab.span)
         if not self.confidence:
             return BlockDrafter(block_pass, lab.picker(self), lab.span)
-        picker = lab.without_confidences().picker(self)
+        picker = replace(lab, confidences=None).picker(self)  # a head of its own stores them
         return BlockDrafter(block_pass, picker, span=lab.span, confidence=model.confidence, confidences=lab.confidences)
 
     def _refuse_other_parts(self, config: BlockConfig, source: str) -> None:
