@@ -69,8 +69,9 @@ def test_the_command_of_the_readme_writes_the_text_of_transformers_with_weights_
     assert summary.target.stored_types == ["Q4_1", "Q8_0", "F32"] and summary.target.dtype == "float32"
     assert f"kernels={summary.config['kernels']}" in said
     memory = summary.under("memory")
-    # The cache of these two requests is less than the slack that imports on the way have here.
-    assert memory["peak_rss_bytes"] - memory["start_rss_bytes"] < 1.5 * KEPT_BYTES
+    # The cache of these two requests is less than the slack that imports on the way have here. Those of transformers'
+    # config classes take 155 MB (5.23).
+    assert memory["peak_rss_bytes"] - memory["start_rss_bytes"] < 1.75 * KEPT_BYTES
 
 
 def test_weights_are_those_of_transformers_reader(path: Path, reference: Any) -> None:
