@@ -94,7 +94,8 @@ class TransformersEngine:
         self._model.generation_config = GenerationConfig()  # whose penalties would be taken otherwise
         k, self._drafting = told["num_draft_tokens"], {}
         if told["method"] == "assistant_model":
-            assistant = AutoModelForCausalLM.from_pretrained(told["head"], **kind).to(told["device"]).eval()
+            assistant = AutoModelForCausalLM.from_pretrained(told["head"], trust_remote_code=False, **kind)
+            assistant = assistant.to(told["device"]).eval()
             assistant.generation_config = GenerationConfig(
                 num_assistant_tokens=k, num_assistant_tokens_schedule="constant", assistant_confidence_threshold=0.0
             )

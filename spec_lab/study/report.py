@@ -54,7 +54,7 @@ def report_of(runs: Sequence[Found], base: int = 1) -> Report:
     finished = [found for found in runs if found.run.status == "finished"]
     overview = runs_table(runs)
     beside_lab = [engines_table(runs)] if has_other_engines(runs) else []
-    sections, studies = [Section("Runs", [overview, *_with_rows(beside_lab)])], studies_in(runs)
+    sections, studies = [Section("Runs", [overview, *beside_lab])], studies_in(runs)
     study_parts = []
     for number, (spec, of_study) in enumerate(studies):
         tables = study_tables(spec, of_study)
@@ -83,7 +83,7 @@ def report_of(runs: Sequence[Found], base: int = 1) -> Report:
         )
     names = ", ".join(dict.fromkeys(found.run.name for found in runs))
     every = {**definitions(), **(finished[-1].run.definitions if finished else {})}
-    main = study_parts or _with_rows(beside_lab) or [overview]
+    main = study_parts or beside_lab or [overview]
     return Report(
         names,
         described(frame(finished)) if finished else "",
@@ -102,7 +102,7 @@ def sweep_text(runs: Sequence[Found]) -> str:
         tables = study_tables(spec, of_study)
         parts += ([] if tables[0].title == spec["question"] else [spec["question"]]) + [joined(tables)]
     unfinished = [f"{found.run.status}: {found.folder.name}: {found.run.reason}" for found in runs if found.run.reason]
-    overview = _with_rows([engines_table(runs)]) if has_other_engines(runs) else []
+    overview = [engines_table(runs)] if has_other_engines(runs) else []
     return "\n\n".join([*(parts or [joined(overview or [runs_table(runs)])]), *unfinished])
 
 
