@@ -64,7 +64,7 @@ drafter=frozen_kv graph=round prune=prefill
 drafter=eagle3 graph=eager prune=none acceptance=relaxed_thinking
 drafter=mtp_vanilla graph=full_loop prune=catchup
 drafter=eagle3 graph=eager prune=catchup tree=dynamic
-drafter=eagle3 graph=round prune=none tree=dynamic tree.branches=approximate tree.depth=4
+drafter=eagle3 graph=round prune=none tree=dynamic tree.depth=4
 drafter=eagle3 graph=full_loop prune=post_attention tree=static
 drafter=eagle3 graph=eager prune=catchup tree=static {DRAWN} acceptance.method=traversal
 drafter=mtp_eagle graph=round prune=catchup tree=dynamic acceptance=synthetic acceptance.mean_length=2
@@ -145,7 +145,7 @@ drafter=mtp_eagle graph=split_seed prune=catchup {FEW}
 drafter=mtp_vanilla graph=step_replay prune=catchup {FEW}
 drafter=frozen_kv graph=full_loop prune=prefill {FEW}
 drafter=draft_model graph=round prune=catchup {FEW}
-drafter=eagle3 graph=round prune=catchup {FEW} max_new_tokens=48 graph.rounds_per_replay=3 graph.skip_ended=true
+drafter=eagle3 graph=round prune=catchup {FEW} max_new_tokens=48 graph.rounds_per_replay=3
 drafter=eagle3 graph=round prune=catchup batch_size=1 workload.limit=2 graph.prompts=true
 drafter=eagle3 graph=round prune=catchup {FEW} {DRAWN}
 drafter=mtp_eagle graph=round prune=catchup {FEW} acceptance=relaxed_thinking

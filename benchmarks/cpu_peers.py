@@ -34,7 +34,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from llamacpp_files import write_head, write_target
 
 import spec_lab
 from spec_kernels.native.build import register_file
@@ -42,10 +41,11 @@ from spec_kernels.native.compiled import has_tiles, use_threads
 from spec_kernels.native.part_operators import multiply
 from spec_kernels.native.parts import NativeProduct
 from spec_lab.checkpoints.checkpoint import open_tensors
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
+from spec_lab.export.gguf_files import write_eagle3, write_target
 from spec_lab.measure.lab import MAIN, LoadedRun, load_lab
 from spec_lab.menu.chosen import choose
 from spec_lab.models.linear import PackedLinear
@@ -232,7 +232,7 @@ def load_llamacpp(num_threads: int, folder: Path) -> dict[str, Contestant]:
     source = model_file()
     wide, head = folder / "target.gguf", folder / "head.gguf"
     write_target(wide, source)
-    write_head(head, HEAD, source, read_model_config(source).num_layers)
+    write_eagle3(head, HEAD, source)
     runs: dict[str, Contestant] = {}
     for kind, file in (("llama.cpp", wide), ("llama.cpp in 4 bits", source)):
         for method in ("plain", "eagle3"):

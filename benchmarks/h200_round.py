@@ -26,7 +26,7 @@ from measured_rows import read_rows, run_missing
 
 import spec_lab
 from spec_lab.checkpoints.eagle3_checkpoint import eagle3_tensor_shapes
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.random_weights import random_eagle3_config
 from spec_lab.core.ending import ended
 from spec_lab.record.wording import format_table, number

@@ -18,11 +18,11 @@ from spec_lab.acceptance.tree import StrictTreeAcceptance
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.attention.torch_tree import TorchTreeAttention
 from spec_lab.config.option import get
+from spec_lab.core.kept import Kept, PrunePolicy
 from spec_lab.core.kv_cache import NULL_PAGE, NUM_RESERVED_PAGES, CacheRow, PagedKVCache
-from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
+from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.prompts import PromptPack
 from spec_lab.core.protocols import Drafter, DrafterRequirements
-from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.core.ragged import attend
 from spec_lab.core.types import (
     AttentionMetadata,
@@ -74,19 +74,19 @@ class FakeTarget:
         token_ids: torch.Tensor,
         cache: PagedKVCache,
         attention: AttentionMetadata,
-        selection: RowSelection,
+        kept: Kept,
         features: FeatureSpec,
     ) -> TargetOutput:
         values = values_of(token_ids, attention.positions)
         windowed = self._attend(values, cache, 0, attention)
         self.backend.write(cache.layers[1], attention, torch.ones_like(values), values)
-        if selection.is_empty:
+        if kept.is_empty:
             hidden = windowed.new_zeros((0, 2 * WIDTH))
         else:
             row_ids = torch.arange(len(token_ids)).view(-1, 1, 1).expand(-1, 1, WIDTH)
-            kept, kept_attention = selection.queries(row_ids, attention)
-            sums = self._sums(torch.zeros(kept.shape), cache, 1, kept_attention)
-            hidden = torch.cat((selection.residual(windowed), selection.attended(sums)), dim=1)
+            queries, kept_attention = kept.queries(row_ids, attention)
+            sums = self._sums(torch.zeros(queries.shape), cache, 1, kept_attention)
+            hidden = torch.cat((kept.residual(windowed), kept.attended(sums)), dim=1)
         self.forward_rows.append(len(token_ids))
         self.kept_rows.append(len(hidden))
         self.attention.append(attention)
@@ -244,8 +244,7 @@ class PaddedGraph(EagerGraph):
 
 
 def make_prune(prefill: str = "all_rows", catchup: str = "none") -> PrunePolicy:
-    option = get("prune.catchup", catchup)
-    return PrunePolicy(get("prune.prefill", prefill)().build(), option().build(), option.drop)
+    return PrunePolicy(get("prune.prefill", prefill)().build(), get("prune.catchup", catchup)().drop)
 
 
 def make_fake_engine(

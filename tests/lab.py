@@ -14,8 +14,7 @@ import spec_lab.options  # noqa: F401  registers the options
 from spec_lab.build.engine import build_engine
 from spec_lab.build.limits import engine_limits
 from spec_lab.build.models import load_models
-from spec_lab.checkpoints.families.plain import Family
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.config.choices import KernelsChoice
 from spec_lab.config.option import get
 from spec_lab.config.run import (
@@ -29,7 +28,7 @@ from spec_lab.core.kv_cache import SCRATCH_PAGE, LayerCache
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.options.graphs import EagerGraph
-from tests.tiny_checkpoints import make_tiny_eagle3, make_tiny_target
+from tests.tiny_checkpoints import Family, make_tiny_eagle3, make_tiny_target
 
 PRUNING = {
     "none": ("all_rows", "none"),

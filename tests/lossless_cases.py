@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from spec_lab.checkpoints.block_config import Slots
+from spec_lab.checkpoints.block_heads import HeadKind
 from spec_lab.config.run import TreeConfig
-from spec_lab.options.drafters.blocks import Head, RowReading
 from spec_lab.options.trees import DynamicTreeConfig, StaticTreeConfig
 from tests.covering import covering_array
 from tests.graph_lab import MODES
@@ -51,7 +52,7 @@ DRAFTERS: dict[str, tuple[int, ...]] = {
 """The numbers of drafts that each drafter is tested with."""
 
 KNOBS: dict[str, dict[str, Any]] = {
-    "dflash": {"head": Head.markov, "slots": RowReading.anchor_first, "confidence": True}
+    "dflash": {"head": HeadKind.markov, "slots": Slots.anchor_first, "confidence": True}
 }
 """Knobs by which a drafter reads the weights that it is taught."""
 

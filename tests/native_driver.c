@@ -177,7 +177,7 @@ static void check_attention(int64_t window) {
     int64_t positions[5], slots[5], length = 33;
     for (int64_t i = 0; i < 5; i++) positions[i] = 28 + i, slots[i] = slot_of(place.pages, PAGES, PAGE, 28 + i);
     place.positions = positions, place.slots = slots, place.lengths = &length;
-    native_layer(&plain.layer, &place, got, kv, rows + 28 * HIDDEN, rows + 28 * HIDDEN, NULL, 5, 5);
+    native_layer(&plain.layer, &place, got, kv, rows + 28 * HIDDEN, rows + 28 * HIDDEN, NULL, 5, 5, 1);
     compare(window ? "attention in a window" : "attention", got, expected + 28 * HIDDEN, 5 * HIDDEN);
 }
 

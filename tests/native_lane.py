@@ -12,9 +12,8 @@ from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
 from spec_lab.checkpoints.random_weights import random_tensors
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
+from spec_lab.core.kept import Kept
 from spec_lab.core.kv_cache import PagedKVCache
-from spec_lab.core.layer_protocols import RowSelection
-from spec_lab.core.selection import AllRows
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide, TargetOutput
 from spec_lab.engine.pages import PageTable
 from spec_lab.models.decoder import DecoderTarget
@@ -46,7 +45,7 @@ class Lane:
         for slot in range(2):
             self.table.assign(slot, list(range(2 + slot, NUM_PAGES, 2)))
         self.cache = PagedKVCache([cache_row(plan)] * 2, NUM_PAGES, PAGE_SIZE, torch.float32, cpu)
-        config = ModelConfig("llama", 70, HIDDEN_SIZE, 1e-5, MAX_POSITIONS, False, (plan, plan), (), None, "float32")
+        config = ModelConfig("llama", 70, HIDDEN_SIZE, 1e-5, MAX_POSITIONS, False, (plan, plan), (), None)
         tensors = random_tensors(decoder_tensor_shapes(config), torch.float32, cpu, 3)
         tensors = {name: 4 * t.to(dtype).float() for name, t in tensors.items()}
         self.target = DecoderTarget(config, tensors, self.backend, MAX_POSITIONS, products=products)
@@ -62,11 +61,11 @@ class Lane:
         positions = torch.arange(start, MAX_POSITIONS)
         return self.table.pages[slot][positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
 
-    def run(self, starts: list[int], tokens: torch.Tensor, selection: RowSelection | None = None) -> TargetOutput:
+    def run(self, starts: list[int], tokens: torch.Tensor, kept: Kept | None = None) -> TargetOutput:
         """Run [requests, rows] tokens behind `starts`."""
         metadata = self.metadata(starts, tokens.shape[1])
-        features = FEATURES if selection is None else FeatureSpec()
-        return self.target.forward(tokens.flatten(), self.cache, metadata, selection or AllRows(), features)
+        features = FEATURES if kept is None else FeatureSpec()
+        return self.target.forward(tokens.flatten(), self.cache, metadata, kept or Kept(), features)
 
 
 def tokens_of(num_requests: int, num_rows: int) -> torch.Tensor:

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from tests.tiny_assistant import make_tiny_assistant
 from tests.tiny_blocks import TinyBlock, make_tiny_p_eagle, write_block
 from tests.tiny_checkpoints import keep_first_layers, make_tiny_eagle3, rewrite_tensors

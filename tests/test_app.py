@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import resource
 import signal
@@ -22,7 +21,6 @@ from spec_lab.__main__ import main
 from spec_lab.app import finished, folder
 from spec_lab.app.compose import compose, extensions_in, prepared, quoted
 from spec_lab.app.labels import label
-from spec_lab.config import devices
 from spec_lab.config.run import PruneConfig
 from spec_lab.core.errors import UserError
 from spec_lab.measure.company import Company
@@ -290,13 +288,13 @@ def test_a_composed_run_may_be_changed_and_several_are_none(empty_folder: Path, 
 
 def test_arguments_for_hydra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The conf/ of an extension is searched beside typed folders, and flags stay before the overrides."""
-    (tmp_path / "my_lab" / "conf").mkdir(parents=True)
-    (tmp_path / "my_lab" / "__init__.py").write_text("")
+    (tmp_path / "empty_lab" / "conf").mkdir(parents=True)
+    (tmp_path / "empty_lab" / "__init__.py").write_text("")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert extensions_in(["seed=1", "extensions=[a,b]"]) == ("a", "b")
-    words = prepared(["-m", "seed=1,2", "hydra.searchpath=[file:///x]", "extensions=[my_lab]"])
-    searched = f"hydra.searchpath=['file:///x','{(tmp_path / 'my_lab' / 'conf').as_uri()}']"
-    assert words == ["-m", "seed=1,2", "extensions=[my_lab]", searched]
+    words = prepared(["-m", "seed=1,2", "hydra.searchpath=[file:///x]", "extensions=[empty_lab]"])
+    searched = f"hydra.searchpath=['file:///x','{(tmp_path / 'empty_lab' / 'conf').as_uri()}']"
+    assert words == ["-m", "seed=1,2", "extensions=[empty_lab]", searched]
 
 
 @pytest.mark.parametrize("path", ["a b", "it's", "x=1,2", "${a}", "[b]"])
@@ -305,24 +303,6 @@ def test_a_path_is_read_as_it_is(path: str) -> None:
 
     value = OverridesParser.create().parse_override(quoted("target.path", path)).value()
     assert str(value) == path or os.sep not in path
-
-
-def test_the_launchers_settings_give_each_job_a_device(
-    empty_folder: Path, runner: FakeRunner, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """As many jobs at once as there are GPUs, and a worker uses the one of its number."""
-    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
-    assert main(["-m", "hydra/launcher=gpus", "seed=1,2"]) == 0
-    assert len(runner.calls) == 2, "one at a time, so in this process"
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
-    capsys.readouterr()
-    assert main(["--cfg", "hydra", "-p", "hydra.launcher", "--resolve", "hydra/launcher=gpus"]) == 0
-    assert "n_jobs: 2" in capsys.readouterr().out
-    monkeypatch.setattr(multiprocessing.current_process(), "_identity", (2,))
-    devices.take_own_gpu()
-    assert devices.visible_gpus() == ["GPU-b"]
-    devices.take_own_gpu()
-    assert devices.visible_gpus() == ["GPU-b"]
 
 
 def test_a_run_that_shares_its_device_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -284,7 +284,7 @@ def test_the_live_row_of_a_catchup_moves_like_metadata_built_anew(
         max_kv_len=20,
     )
     verified = VerifiedRound(batch, Verification(batch.input_ids, torch.tensor(num_emitted)), None)
-    live = plan_catchup(verified, filled.backend, num_draft_tokens, first_position).live_attention
+    live = plan_catchup(verified, filled.backend, num_draft_tokens, first_position=first_position).live_attention
     queries = random_queries(6)
     for step in range(num_draft_tokens):
         if step:

@@ -11,16 +11,15 @@ import torch
 
 from spec_lab.checkpoints.block_checkpoint import load_block
 from spec_lab.checkpoints.block_config import Slots
-from spec_lab.checkpoints.block_heads import HeadKind
+from spec_lab.checkpoints.block_heads import HeadKind, MarkovForm
 from spec_lab.checkpoints.block_layouts import DEEPSPEC, SPECULATORS, ZLAB, read_block_config
 from spec_lab.checkpoints.block_writing import TABLES
 from spec_lab.checkpoints.block_writing import write_block as write_ours
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.random_blocks import BlockParts, random_block
 from spec_lab.checkpoints.taps import Tap
 from spec_lab.core.errors import UserError
-from spec_lab.options.drafters.blocks import Form, Head
 from tests.lab import make_config, make_engine, random_requests
 from tests.tiny_blocks import TinyBlock, write_block
 from tests.tiny_checkpoints import make_tiny_target, refused, rewrite_config, rewrite_tensors
@@ -162,18 +161,22 @@ def test_a_wrong_vocabulary_names_the_knob_of_its_folder(target: ModelConfig, tm
     ("changes", "asked", "named"),
     [
         ({"anchor_first": True}, {}, "use drafter.slots=anchor_first"),
-        ({"head": "gru"}, {"head": Head.markov}, "use drafter.head=gru"),
+        ({"head": "gru"}, {"head": HeadKind.markov}, "use drafter.head=gru"),
         ({"head": "gru", "anchor_first": True}, {}, "use drafter.slots=anchor_first"),
         (
             {"head": "gru", "anchor_first": True},
-            {"head": Head.markov},
+            {"head": HeadKind.markov},
             "use drafter.slots=anchor_first drafter.head=gru",
         ),
         ({"head": "markov", "confidence": True}, {"confidence": True}, "drafter.confidence=false"),
         ({"conv": True}, {}, "use drafter.conv=true"),
         ({"block_size": 3}, {}, "more than the 2 drafts of its block of 3 rows"),
         ({}, {"confidence": True}, "use drafter.confidence=false"),
-        ({"head": "markov"}, {"head": Head.markov, "markov_form": Form.rnn}, "use drafter.markov_form=vanilla"),
+        (
+            {"head": "markov"},
+            {"head": HeadKind.markov, "markov_form": MarkovForm.rnn},
+            "use drafter.markov_form=vanilla",
+        ),
     ],
 )
 def test_another_reading_than_the_files_is_refused(

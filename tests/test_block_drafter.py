@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from spec_lab.checkpoints.block_checkpoint import load_block
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.block_heads import HeadKind
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.config.choices import DraftSampling, KernelsChoice
 from spec_lab.config.run import GraphConfig, RecordConfig, SamplingConfig
 from spec_lab.core.errors import UserError
@@ -18,7 +19,6 @@ from spec_lab.core.types import AcceptanceInputs, Request, Sequence
 from spec_lab.drafters.picking import GreedyPicker
 from spec_lab.options.acceptance.rejection import Rejection
 from spec_lab.options.acceptance.synthetic import Synthetic
-from spec_lab.options.drafters.blocks import Head
 from spec_lab.options.graphs import EagerGraph, FullLoop, RoundGraph, SplitSeed
 from tests.engine_state import poison
 from tests.fake_target import PaddedGraph
@@ -275,11 +275,11 @@ def test_drafts_are_recorded_with_the_law_behind_the_head(
 @pytest.mark.parametrize(
     ("drafter", "words", "remedy"),
     [
-        ("dspark", {"head": Head.none}, "use drafter.confidence=false, or"),
-        ("dspark", {"head": Head.none, "confidence": False}, None),
-        ("domino", {"head": Head.none}, None),
-        ("domino", {"head": Head.none, "conv": True}, "use drafter.conv=false, or"),
-        ("domino", {"head": Head.markov}, "use drafter.head=gru, or"),
+        ("dspark", {"head": HeadKind.none}, "use drafter.confidence=false, or"),
+        ("dspark", {"head": HeadKind.none, "confidence": False}, None),
+        ("domino", {"head": HeadKind.none}, None),
+        ("domino", {"head": HeadKind.none, "conv": True}, "use drafter.conv=false, or"),
+        ("domino", {"head": HeadKind.markov}, "use drafter.head=gru, or"),
     ],
 )
 def test_a_remedy_keeps_a_head_that_is_left_out(

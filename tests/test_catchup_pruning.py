@@ -14,7 +14,7 @@ from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.build.caches import cache_row
 from spec_lab.checkpoints.checkpoint import open_tensors
 from spec_lab.checkpoints.eagle3_checkpoint import load_eagle3
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.core.kv_cache import NULL_PAGE, LayerCache, PagedKVCache
 from spec_lab.core.layer_protocols import AttentionBackend
@@ -122,13 +122,13 @@ def make_lane(
         slots = table.pages[slot].repeat_interleave(PAGE_SIZE)[:length] * PAGE_SIZE + offsets(length)
         cache.kv[slots] = torch.randn(length, *row.shape, generator=generator)
     drafter = RecurrentDrafter(
-        num_draft_tokens,
-        head,
-        FeatureSpec((2, 4, 5)),
-        cache,
-        backend,
-        make_prune(catchup=catchup),
-        GreedyPicker(),
+        num_draft_tokens=num_draft_tokens,
+        head=head,
+        features=FeatureSpec((2, 4, 5)),
+        cache=cache,
+        backend=backend,
+        prune=make_prune(catchup=catchup),
+        picker=GreedyPicker(),
     )
     return Lane(drafter, cache, table, torch.tensor(kv_lens), num_padded)
 

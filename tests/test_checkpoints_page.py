@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from spec_lab.__main__ import main as run
 from spec_lab.checkpoints.checkpoint import stored_tensors
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.doctor.__main__ import main as examine
 from spec_lab.record.reading import find_runs
 from tests.tiny_checkpoints import make_tiny_eagle3, make_tiny_target

@@ -59,6 +59,7 @@ def test_defaults_are_those_of_the_design() -> None:
         "sampling": "greedy",
         "logger": "jsonl",
         "tree": "none",
+        "engine": "lab",
     }
     assert composed.config.drafter.num_draft_tokens == 3
     assert composed.config.workload.limit == 9

@@ -16,18 +16,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.build.caches import cache_row
 from spec_lab.checkpoints.checkpoint import open_tensors
-from spec_lab.checkpoints.families.plain import Family
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
+from spec_lab.core.kept import Kept
 from spec_lab.core.kv_cache import NULL_PAGE, PagedKVCache
-from spec_lab.core.layer_protocols import RowSelection
-from spec_lab.core.selection import AllRows, BeforeAttention, NoRows
+from spec_lab.core.pruning import Drop
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide, TargetOutput
 from spec_lab.engine.pages import PageTable
 from spec_lab.models.decoder import DecoderTarget
 from spec_lab.models.linear import DenseLinear, make_linear
 from tests.onednn import needs_rows_alike
-from tests.tiny_checkpoints import make_tiny_target, use_hub_spelling
+from tests.tiny_checkpoints import Family, make_tiny_target, use_hub_spelling
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -77,12 +76,12 @@ class Lane:
         token_ids: torch.Tensor,
         starts: list[int],
         features: FeatureSpec,
-        selection: RowSelection | None = None,
+        kept: Kept | None = None,
         first_slot: int = 0,
     ) -> TargetOutput:
         """Run rows [batch, num_queries] at `starts`, of the slots from `first_slot` on."""
         attention = self.metadata(token_ids.shape[1], starts, first_slot)
-        return self.target.forward(token_ids.flatten(), self.cache, attention, selection or AllRows(), features)
+        return self.target.forward(token_ids.flatten(), self.cache, attention, kept or Kept(), features)
 
     def metadata(self, num_queries: int, starts: list[int], first_slot: int = 0) -> AttentionMetadata:
         first = torch.tensor(starts)
@@ -240,9 +239,9 @@ def test_the_last_layer_keeps_the_selected_rows_only(checkpoints: Any, kind: str
     token_ids, count = random_tokens(1, LENGTH), 13
     whole, last, none = (make_lane(folder) for _ in range(3))
     expected = whole.run(token_ids[:, :count], [0], TAPS)
-    live = BeforeAttention(torch.tensor([count - 1]), last.metadata(1, [count - 1]))
+    live = Kept(Drop.BEFORE_ATTENTION, torch.tensor([count - 1]), last.metadata(1, [count - 1]))
     kept = last.run(token_ids[:, :count], [0], TAPS, live)
-    empty = none.run(token_ids[:, :count], [0], TAPS, NoRows())
+    empty = none.run(token_ids[:, :count], [0], TAPS, Kept(Drop.EVERYTHING))
     assert [len(output.hidden) for output in (expected, kept, empty)] == [count, 1, 0]
     torch.testing.assert_close(kept.hidden[0], expected.hidden[-1], rtol=1e-5, atol=1e-5)
     for lane, output in ((last, kept), (none, empty)):
@@ -254,7 +253,7 @@ def test_the_last_layer_keeps_the_selected_rows_only(checkpoints: Any, kind: str
 @torch.inference_mode()
 def test_the_final_hidden_of_dropped_rows_cannot_be_had(checkpoints: Any) -> None:
     lane = make_lane(checkpoints("qwen3")[0])
-    live = BeforeAttention(torch.tensor([4]), lane.metadata(1, [4]))
+    live = Kept(Drop.BEFORE_ATTENTION, torch.tensor([4]), lane.metadata(1, [4]))
     with pytest.raises(AssertionError, match="every row"):
         lane.run(random_tokens(1, 5), [0], FeatureSpec(final_hidden=NormSide.POST_NORM), live)
 

@@ -10,7 +10,8 @@ import torch
 
 from spec_lab.checkpoints.delta_net_checkpoint import delta_net_tensor_shapes
 from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
-from spec_lab.core.selection import AfterAttention, AllRows
+from spec_lab.core.kept import Kept
+from spec_lab.core.pruning import Drop
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.engine.states import RecurrentStates
 from spec_lab.models.delta_net import GatedDeltaNet, build_delta_net
@@ -87,7 +88,7 @@ class Lane:
         positions, seq_lens = rows[:, 0], recurrent.slot_ids  # as many as there are rows, and requests
         metadata = AttentionMetadata(positions, nothing, seq_lens, nothing, num_queries, 0, recurrent=recurrent)
         turns = RotaryRows(nothing, nothing)
-        return self.layer.o(self.layer(rows, turns, self.cache, metadata, selection or AllRows()))
+        return self.layer.o(self.layer(rows, turns, self.cache, metadata, selection or Kept()))
 
     def accept(self, slots: list[int], num_emitted: list[int]) -> None:
         self.states.commit(torch.tensor(slots), torch.tensor(num_emitted) - 1)
@@ -210,7 +211,9 @@ def test_rows_that_are_dropped_still_reach_the_state() -> None:
     for lane in (whole, picked, written):
         lane.states.clear(0)
     expected = whole.prompt(0, rows)
-    found = picked.run(rows, 6, picked.states.of_prompts(torch.tensor([0])), AfterAttention(torch.tensor([5])))
+    found = picked.run(
+        rows, 6, picked.states.of_prompts(torch.tensor([0])), Kept(Drop.AFTER_ATTENTION, torch.tensor([5]))
+    )
     nothing, slots = torch.zeros(0, dtype=torch.int64), written.states.of_prompts(torch.tensor([0]))
     metadata = AttentionMetadata(rows[:, 0], nothing, slots.slot_ids, nothing, 6, 0, recurrent=slots)
     ours.write(rows, RotaryRows(nothing, nothing), written.cache, metadata)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from spec_lab.build.limits import engine_limits
 from spec_lab.build.models import load_models
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.config.run import Run
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import FinishReason

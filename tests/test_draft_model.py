@@ -16,8 +16,8 @@ import torch.nn.functional as F
 import spec_lab
 from spec_lab.config.choices import DraftSampling
 from spec_lab.config.run import SamplingConfig
+from spec_lab.core.kept import Kept
 from spec_lab.core.kv_cache import NULL_PAGE, SCRATCH_PAGE
-from spec_lab.core.selection import AllRows
 from spec_lab.core.types import Request, VerifiedRound
 from spec_lab.drafters.catchup import CaughtUp
 from spec_lab.drafters.draft_model import DraftModelDrafter, DraftModelState
@@ -155,7 +155,7 @@ class NewestTokenOnly(DraftModelDrafter):
             verified.batch.page_table,
             verified.batch.max_kv_len + 2 * self.num_draft_tokens + 1,
         )
-        hidden = self._forward(newest, attention, AllRows())
+        hidden = self._forward(newest, attention, Kept())
         return self._start(CaughtUp(hidden, attention, DraftedRows(verified.batch.slot_ids, positions)))
 
 

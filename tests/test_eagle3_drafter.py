@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.core.types import Request
 from spec_lab.drafters.recurrent import RecurrentDrafter
 from tests.covering import each_value

@@ -136,6 +136,12 @@ def test_optuna_searches_for_the_objective_and_goes_on_where_it_was(ran: list[An
     assert speedups[best["best_params"]["drafter.num_draft_tokens"]] == best["best_value"]
 
 
+def test_the_search_draws_values_that_its_knobs_take(ran: list[Any]) -> None:
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="needs the extra `optuna`")
+    assert main(["experiment=draft_stop", "hydra.sweeper.n_trials=3"]) == 0
+    assert {config.drafter.num_draft_tokens for config in ran} <= set(range(1, 8)) and len(ran) == 3
+
+
 def test_a_study_of_ones_own_needs_one_file(ran: list[Any], tmp_path: Path) -> None:
     folder = tmp_path / "own" / "experiment"
     folder.mkdir(parents=True)

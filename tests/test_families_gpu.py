@@ -14,8 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from spec_lab.checkpoints.families.table import read_model_config
-from spec_lab.checkpoints.gemma4_checkpoint import gemma4_tensor_shapes
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.config.choices import KernelsChoice, Rollback
 from spec_lab.config.run import RecurrentConfig, Run
@@ -26,11 +25,11 @@ from tests.tiny_checkpoints import random_weight
 
 TARGETS: dict[str, dict[str, Any]] = {
     **{
-        kind: tiny_gemma4.TEXT | options | {"architectures": ["Gemma4ForCausalLM"], "vocab_size": 64}
+        kind: tiny_gemma4.TEXT | options | {"model_type": "gemma4_text", "vocab_size": 64}
         for kind, options in tiny_gemma4.KINDS.items()
     },
-    "qwen3_5": tiny_hybrid.SIZES | {"architectures": ["Qwen3_5ForCausalLM"]},
-    "qwen3_5_moe": tiny_hybrid.SIZES | tiny_hybrid.EXPERTS | {"architectures": ["Qwen3_5MoeForCausalLM"]},
+    "qwen3_5": tiny_hybrid.SIZES | {"model_type": "qwen3_5_text"},
+    "qwen3_5_moe": tiny_hybrid.SIZES | tiny_hybrid.EXPERTS | {"model_type": "qwen3_5_moe_text"},
 }
 
 
@@ -39,7 +38,7 @@ def make_target(folder: Path, kind: str) -> None:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(TARGETS[kind] | {"vocab_size_per_layer_input": 64}))
     config = read_model_config(folder)
-    shapes = decoder_tensor_shapes(config) if config.gemma4 is None else gemma4_tensor_shapes(config)
+    shapes = decoder_tensor_shapes(config)
     generator = torch.Generator().manual_seed(0)
     save_file(
         {name: random_weight(name, shape, generator) for name, shape in shapes.items()},

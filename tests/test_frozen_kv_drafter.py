@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from spec_lab.checkpoints.families.plain import Family
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.core.kv_cache import NULL_PAGE, cache_slots
 from spec_lab.core.types import AttentionMetadata, Request, VerifiedRound
 from spec_lab.drafters.frozen_kv import FrozenKVDrafter, FrozenState
@@ -21,7 +20,7 @@ from tests.fake_target import PaddedGraph
 from tests.lab import PRUNING, Reference, make_config, make_engine, random_requests
 from tests.scripted_rule import ScriptedRule, install
 from tests.tiny_assistant import FULL, SLIDING, SlowAssistant, make_tiny_assistant
-from tests.tiny_checkpoints import make_tiny_target
+from tests.tiny_checkpoints import Family, make_tiny_target
 
 PAGE = 4
 TARGETS: dict[str, tuple[Family, dict[str, Any]]] = {

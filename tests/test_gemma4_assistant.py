@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.families import read_decoder
 from spec_lab.checkpoints.gemma4_assistant_checkpoint import load_assistant
-from spec_lab.checkpoints.gemma4_assistant_config import AssistantTarget, TargetLayerKV
-from spec_lab.checkpoints.gemma4_text import LayerRope
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, SCRATCH_PAGE, LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.ragged import whole_prompt
@@ -75,15 +75,15 @@ class Pair:
     target: Any
     assistant: Any
     folder: Path
-    described: AssistantTarget
+    described: ModelConfig
 
     def drafter(self, caches: list[LayerCache], backend: AttentionBackend, position: str) -> FrozenKVDrafter:
         config, tensors = load_assistant(self.folder, self.described, self.target.dtype, "cpu")
-        assert [layer.kv_source for layer in config.layers] == [LAST_OWNERS[name] for name in ASSISTANT_LAYERS]
+        assert list(config.kv_sources) == [LAST_OWNERS[name] for name in ASSISTANT_LAYERS]
         anchor = ANCHORS[position]
         embedding = self.target.model.embed_tokens.weight.detach()
         head = Gemma4Assistant(config, tensors, embedding, backend, POSITIONS, anchor.extra_window_keys)
-        read = [caches[layer.kv_source] for layer in config.layers]
+        read = [caches[source] for source in config.kv_sources]
         return FrozenKVDrafter(DRAFTS, head, read, backend, GreedyPicker(), anchor)
 
 
@@ -128,22 +128,7 @@ def make_pair(folder: Path, text: dict[str, Any] | None = None, **outer: Any) ->
     if outer.get("use_ordered_embeddings"):
         assistant.masked_embedding.token_ordering.copy_(torch.randperm(VOCAB, generator=generator))
     assistant.save_pretrained(folder)
-    return Pair(target, assistant, folder, describe(shared))
-
-
-def describe(shared: dict[str, Any]) -> AssistantTarget:
-    """The configuration that a loader of Gemma 4 targets would read of the tiny one."""
-    ropes = {
-        name: LayerRope(rope["rope_theta"], rope.get("partial_rotary_factor", 1.0))
-        for name, rope in shared["rope_parameters"].items()
-    }
-    layers = []
-    for index, name in enumerate(TARGET_LAYERS):
-        is_sliding = name == "sliding_attention"
-        head_dim = shared["head_dim"] if is_sliding else shared["global_head_dim"]
-        num_kv_heads = 2 if is_sliding else shared.get("num_global_key_value_heads", 2)
-        layers.append(TargetLayerKV(is_sliding, num_kv_heads, head_dim, ropes[name], owns_kv=index < 4))
-    return AssistantTarget(32, VOCAB, 32**0.5, tuple(layers))
+    return Pair(target, assistant, folder, read_decoder(target_text.to_dict(), "target"))
 
 
 @dataclass
@@ -172,8 +157,9 @@ class Prompt:
             shape = ((num_pages + NUM_RESERVED_PAGES) * PAGE, 2, layer.num_kv_heads, layer.head_dim)
             cache = LayerCache(torch.full(shape, float("nan"), dtype=pair.target.dtype))
             cache.kv[:PAGE] = 0.0
-            if index == LAST_OWNERS[layer.layer_type]:
-                keys_and_values = torch.stack(output.shared_kv_states[layer.layer_type])[:, 0]
+            kind = TARGET_LAYERS[index]
+            if index == LAST_OWNERS[kind]:
+                keys_and_values = torch.stack(output.shared_kv_states[kind])[:, 0]
                 cache.kv[slots] = keys_and_values.permute(2, 0, 1, 3)
             caches.append(cache)
         page_table = torch.cat((pages, torch.tensor([SCRATCH_PAGE])))[None]

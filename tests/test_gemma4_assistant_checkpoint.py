@@ -10,16 +10,11 @@ import pytest
 import torch
 
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.gemma4_assistant_checkpoint import load_assistant
-from spec_lab.checkpoints.gemma4_assistant_config import (
-    AssistantConfig,
-    AssistantTarget,
-    TargetLayerKV,
-    read_assistant_config,
-)
-from spec_lab.checkpoints.gemma4_text import LayerRope
+from spec_lab.checkpoints.gemma4_assistant_config import AssistantConfig, read_assistant_config
 from spec_lab.checkpoints.packaged import ZOO
+from spec_lab.checkpoints.plan import RopeConfig
 from tests.lab import make_config, make_engine, random_requests
 from tests.tiny_assistant import FULL, SLIDING, make_tiny_assistant
 from tests.tiny_checkpoints import make_tiny_target, refused, rewrite_config, rewrite_tensors
@@ -49,15 +44,21 @@ def sliding_target(targets: dict[str, Path]) -> ModelConfig:
 
 
 def read(folder: Path, target: ModelConfig) -> AssistantConfig:
-    return read_assistant_config(folder, AssistantTarget.from_model_config(target))
+    return read_assistant_config(folder, target)
 
 
 def load(folder: Path, target: ModelConfig) -> dict[str, torch.Tensor]:
-    return load_assistant(folder, AssistantTarget.from_model_config(target), torch.float32, "cpu")[1]
+    return load_assistant(folder, target, torch.float32, "cpu")[1]
 
 
 def sources(config: AssistantConfig) -> list[int]:
-    return [layer.kv_source for layer in config.layers]
+    return list(config.kv_sources)
+
+
+def changed(target: ModelConfig, changes: dict[int, dict[str, Any]]) -> ModelConfig:
+    """The target with other plans of some layers."""
+    plans = enumerate(target.layers)
+    return replace(target, layers=tuple(replace(plan, **changes.get(index, {})) for index, plan in plans))
 
 
 def test_loads_what_was_saved(tmp_path: Path, target: ModelConfig) -> None:
@@ -65,27 +66,25 @@ def test_loads_what_was_saved(tmp_path: Path, target: ModelConfig) -> None:
     tensors = load(tmp_path, target)
     assert tensors.keys() == expected.keys()
     assert all(torch.equal(tensors[name], tensor) for name, tensor in expected.items())
-    _, cast = load_assistant(tmp_path, AssistantTarget.from_model_config(target), torch.bfloat16, "cpu")
+    _, cast = load_assistant(tmp_path, target, torch.bfloat16, "cpu")
     assert cast["masked_embedding.token_ordering"].dtype == torch.int64
     assert cast["pre_projection.weight"].dtype == torch.bfloat16
 
 
 def test_a_layer_reads_the_last_target_layer_of_its_type(tmp_path: Path, sliding_target: ModelConfig) -> None:
     """The tiny target slides from layer 5 on."""
-    make_tiny_assistant(tmp_path, sliding_target, layer_types=(SLIDING, FULL, SLIDING))
+    make_tiny_assistant(tmp_path, sliding_target, layer_types=(SLIDING, SLIDING, FULL))
     config = read(tmp_path, sliding_target)
-    assert sources(config) == [7, 4, 7]
-    assert [layer.window for layer in config.layers] == [5, None, 5]
+    assert sources(config) == [7, 7, 4]
+    assert [layer.window for layer in config.body.layers] == [5, 5, None]
 
 
 def test_layers_that_own_no_kv_are_not_read(tmp_path: Path, target: ModelConfig) -> None:
-    rope = LayerRope(10_000.0)
-    layers = tuple(TargetLayerKV(False, 2, 16, rope, owns_kv=index < 5) for index in range(8))
-    described = AssistantTarget(32, 160, 1.0, layers)
+    described = changed(target, {index: {"kv_owner": 4} for index in (5, 6, 7)})
     make_tiny_assistant(tmp_path, target)
     assert sources(read_assistant_config(tmp_path, described)) == [4, 4]
     rewrite_config(tmp_path, kv_source_layers=[4, 5])
-    with refused("kv_source_layers is (4, 5), the target has (4,)", "drafter.path"):
+    with refused("kv_source_layers is [4, 5], the target has [4]", "drafter.path"):
         read_assistant_config(tmp_path, described)
 
 
@@ -102,42 +101,43 @@ def test_refuses_impossible_kv_source_layers(tmp_path: Path, target: ModelConfig
 
 
 def test_both_spellings_of_two_head_sizes(tmp_path: Path, target: ModelConfig) -> None:
-    rope = LayerRope(10_000.0)
-    described = AssistantTarget(32, 160, 1.0, (TargetLayerKV(True, 2, 16, rope), TargetLayerKV(False, 1, 32, rope)))
+    described = changed(target, {6: {"window": 5}, 7: {"num_kv_heads": 1, "head_dim": 32}})
     hub = {"global_head_dim": 32, "num_global_key_value_heads": 1, "attention_k_eq_v": True}
     make_tiny_assistant(tmp_path, target, layer_types=TWO_TYPES, text=hub)
     from_hub = read_assistant_config(tmp_path, described)
-    rewrite_text(tmp_path, drop=tuple(hub), per_layer_config={"1": {"head_dim": 32, "num_key_value_heads": 1}})
+    rewrite_text(
+        tmp_path,
+        drop=("global_head_dim", "num_global_key_value_heads"),
+        per_layer_config={"1": {"head_dim": 32, "num_key_value_heads": 1}},
+    )
     assert read_assistant_config(tmp_path, described) == from_hub
-    assert [layer.head_dim for layer in from_hub.layers] == [16, 32]
+    assert [layer.head_dim for layer in from_hub.body.layers] == [16, 32]
 
 
 def test_ropes_of_gemma_where_the_file_names_none(tmp_path: Path, target: ModelConfig) -> None:
-    layers = (TargetLayerKV(True, 2, 16, LayerRope(10_000.0)), TargetLayerKV(False, 2, 16, LayerRope(1e6, 0.25)))
+    ropes = [RopeConfig(10_000.0, "none"), RopeConfig(1e6, "proportional", partial_rotary_factor=0.25)]
+    described = changed(target, {6: {"window": 5, "rope": ropes[0]}, 7: {"rope": ropes[1]}})
     make_tiny_assistant(tmp_path, target, layer_types=TWO_TYPES)
     rewrite_text(tmp_path, drop=("rope_parameters",))
-    config = read_assistant_config(tmp_path, AssistantTarget(32, 160, 1.0, layers))
-    assert [layer.rope for layer in config.layers] == [LayerRope(10_000.0), LayerRope(1e6, 0.25)]
+    config = read_assistant_config(tmp_path, described)
+    assert [layer.rope for layer in config.body.layers] == ropes
 
 
 @pytest.mark.parametrize(
     ("outer", "text", "fragments"),
     [
-        ({"architectures": ["LlamaForCausalLMEagle3"]}, {}, ["LlamaForCausalLMEagle3", "Gemma4AssistantForCausalLM"]),
-        ({"architectures": None}, {}, ["architecture"]),
+        ({"model_type": "llama"}, {}, ["model_type 'llama'", "gemma4_assistant"]),
         ({"backbone_hidden_size": 48}, {}, ["another target", "backbone_hidden_size is 48, the target has 32"]),
         ({}, {"vocab_size": 100}, ["another target", "vocab_size is 100, the target has 160"]),
         ({}, {"global_head_dim": 32}, ["head_dim of layer 0 is 32, the target has 16"]),
         ({}, {"num_key_value_heads": 4}, ["num_key_value_heads of layer 0 is 4, the target has 2"]),
-        ({}, {"rope_parameters": {FULL: {"rope_theta": 500.0}}}, ["rope of layer 0 is theta 500", "has theta 10000"]),
+        ({}, {"rope_parameters": {FULL: {"rope_type": "default", "rope_theta": 500.0}}}, ["rope of layer 0", "500.0"]),
         (
             {},
             {"rope_parameters": {FULL: {"rope_theta": 1e4, "rope_type": "proportional", "partial_rotary_factor": 0.5}}},
-            ["rotated fraction 0.5", "rotated fraction 1"],
+            ["rope of layer 0", "partial_rotary_factor=0.5"],
         ),
-        ({}, {"rope_parameters": {FULL: {"rope_theta": 1e4, "rope_type": "yarn"}}}, ["rope_type 'yarn'"]),
-        ({}, {"rope_parameters": {SLIDING: {"rope_theta": 1e4}}}, ["full_attention", "rope_theta is missing"]),
-        ({}, {"layer_types": [SLIDING, FULL]}, ["sliding_attention", "drafter.path"]),
+        ({}, {"layer_types": [SLIDING, FULL]}, ["sliding layers", "drafter.path"]),
         ({}, {"hidden_activation": "silu"}, ["hidden_activation 'silu'", "gelu_pytorch_tanh"]),
         ({}, {"attention_bias": True}, ["attention_bias True"]),
         ({}, {"enable_moe_block": True}, ["enable_moe_block True"]),
@@ -159,7 +159,7 @@ def test_refuses_a_target_with_scaled_rope(tmp_path: Path, target: ModelConfig) 
     make_tiny_assistant(tmp_path, target)
     for change in ({"scaling": "linear"}, {"partial_rotary_factor": 0.5}):
         plans = tuple(replace(plan, rope=replace(plan.rope, **change)) for plan in target.layers)
-        with refused("the rope of layer 0", "drafter.path"):
+        with refused("rope of layer 0", "drafter.path"):
             read(tmp_path, replace(target, layers=plans))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from spec_lab.checkpoints.gemma4_text import LayerRope
+from spec_lab.checkpoints.plan import RopeConfig
 from spec_lab.models.gemma4_assistant import CentroidHead, DenseHead
 from spec_lab.models.rope import rotary_table
 
@@ -54,8 +54,11 @@ def test_ids_are_in_range_for_junk_rows(value: float) -> None:
 def test_proportional_rope_turns_the_first_pairs_only() -> None:
     """The exponents are those of the whole head, unlike those of the partial RoPE of other families."""
     device = torch.device("cpu")
-    part = rotary_table(LayerRope(100.0, 0.25).config, 16, 50, torch.float32, device).rows(torch.arange(50))
-    whole = rotary_table(LayerRope(100.0).config, 16, 50, torch.float32, device).rows(torch.arange(50))
+    first = RopeConfig(100.0, "proportional", partial_rotary_factor=0.25)
+    part, whole = (
+        rotary_table(rope, 16, 50, torch.float32, device).rows(torch.arange(50))
+        for rope in (first, RopeConfig(100.0, "none"))
+    )
     turning = [0, 1, 8, 9]
     still = [channel for channel in range(16) if channel not in turning]
     assert torch.equal(part.cos[..., turning], whole.cos[..., turning])

@@ -14,9 +14,10 @@ import torch
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.build.caches import cache_row
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
+from spec_lab.core.kept import Kept
 from spec_lab.core.kv_cache import NULL_PAGE, PagedKVCache
-from spec_lab.core.selection import AllRows, BeforeAttention, NoRows
+from spec_lab.core.pruning import Drop
 from spec_lab.core.types import FeatureSpec, NormSide
 from spec_lab.engine.pages import PageTable
 from spec_lab.models import gemma4, gemma4_experts, gemma4_layers
@@ -295,9 +296,9 @@ def test_rows_that_nobody_reads_do_not_enter_the_layers_behind_the_last_write(ch
     taps = FeatureSpec(layer_inputs=(1, 3))
     entered = count_rows(last)
     expected = whole.run(token_ids[:, :count], [0], taps)
-    live = BeforeAttention(torch.tensor([count - 1]), last.metadata(1, [count - 1]))
+    live = Kept(Drop.BEFORE_ATTENTION, torch.tensor([count - 1]), last.metadata(1, [count - 1]))
     kept = last.run(token_ids[:, :count], [0], taps, live)
-    empty = none.run(token_ids[:, :count], [0], taps, NoRows())
+    empty = none.run(token_ids[:, :count], [0], taps, Kept(Drop.EVERYTHING))
     assert [len(output.hidden) for output in (expected, kept, empty)] == [count, 1, 0]
     assert entered == ([count] * 4 + [1] * 4 if kind == "e2b" else [count] * 6)
     torch.testing.assert_close(kept.hidden[0], expected.hidden[-1], rtol=0, atol=TOLERANCE)
@@ -312,7 +313,7 @@ def test_rows_that_nobody_reads_do_not_enter_the_layers_behind_the_last_write(ch
 def test_a_drafter_that_reads_a_layer_behind_the_last_write_keeps_all_rows(checkpoints: Any) -> None:
     lane = make_gemma_lane(checkpoints("e2b")[0])
     entered = count_rows(lane)
-    live = BeforeAttention(torch.tensor([12]), lane.metadata(1, [12]))
+    live = Kept(Drop.BEFORE_ATTENTION, torch.tensor([12]), lane.metadata(1, [12]))
     output = lane.run(random_tokens(1, 13), [0], FeatureSpec(layer_inputs=(2, 6)), live)
     assert entered == [13] * 8 and output.features is not None and len(output.features) == 13
     assert len(output.hidden) == 1
@@ -339,7 +340,7 @@ def count_rows(lane: Lane) -> list[int]:
 def test_all_rows_are_kept_where_a_selection_drops_none(checkpoints: Any) -> None:
     lane = make_gemma_lane(checkpoints("e4b")[0])
     features = FeatureSpec(final_hidden=NormSide.PRE_NORM)
-    output = lane.run(random_tokens(1, 5), [0], features, AllRows(torch.tensor([4])))
+    output = lane.run(random_tokens(1, 5), [0], features, Kept(Drop.AFTER_LAYER, torch.tensor([4])))
     assert output.features is not None and len(output.features) == 5 and len(output.hidden) == 1
 
 

@@ -11,8 +11,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 from spec_lab.checkpoints.checkpoint import open_tensors
-from spec_lab.checkpoints.families.plain import Family
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.gguf import gguf_tensors
 from spec_lab.checkpoints.gguf_file import is_gguf, read_head
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
@@ -22,7 +21,7 @@ from spec_lab.doctor.findings import Verdict
 from spec_lab.doctor.subject import load_subject
 from spec_lab.models.partition import WHOLE
 from tests.lab import Reference, generate, make_config, random_requests
-from tests.tiny_checkpoints import make_tiny_eagle3, make_tiny_target
+from tests.tiny_checkpoints import Family, make_tiny_eagle3, make_tiny_target
 from tests.tiny_gguf import WHOLE_BLOCKS, in_transformers, tokenizer_keys, write_gguf, write_head
 from tests.tiny_runs import make_run_config, write_prompts
 
@@ -212,9 +211,9 @@ def test_the_head_is_read_anew_once_the_file_changes(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write_head(path, tokenizer_keys(300, "smollm"))
     assert read_head(path) is read_head(path)
-    assert read_head(path).text("tokenizer.ggml.pre") == "smollm"
+    assert read_head(path).metadata["tokenizer.ggml.pre"] == "smollm"
     write_head(path, tokenizer_keys(300, "llama-bpe"))
-    assert read_head(path).text("tokenizer.ggml.pre") == "llama-bpe"
+    assert read_head(path).metadata["tokenizer.ggml.pre"] == "llama-bpe"
 
 
 def test_a_file_is_a_target_of_a_trained_head_and_the_doctor_reads_its_vocabulary(tmp_path: Path) -> None:

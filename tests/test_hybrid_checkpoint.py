@@ -21,29 +21,29 @@ from spec_lab.build.models import load_models
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.delta_net_checkpoint import rows_of_heads
 from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
-from spec_lab.checkpoints.families.table import read_decoder, read_model_config
-from spec_lab.checkpoints.gemma4_assistant_config import TargetLayerKV
-from spec_lab.checkpoints.hybrid_checkpoint import counts_from_one
+from spec_lab.checkpoints.families import read_decoder, read_model_config
+from spec_lab.checkpoints.gemma4_assistant_config import owns_kv
 from spec_lab.checkpoints.packaged import SHAPES
+from spec_lab.checkpoints.target_tensors import counts_from_one
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.config.choices import Rollback, Weights
 from spec_lab.config.run import RecurrentConfig
 from spec_lab.measure.lab import note_rollback
-from spec_lab.models.target_loader import WeightSource, load_target, read_hybrid
+from spec_lab.models.target_loader import WeightSource, load_target, read_target
 from spec_lab.models.tensor_parallel import TensorParallel
 from spec_lab.options.trees import StaticTreeConfig
 from tests.kept_states import KEPT, tensors_of
 from tests.lab import make_config, make_engine, part, random_requests
 from tests.tiny_checkpoints import refused, rewrite_tensors
-from tests.tiny_hybrid import KINDS, SIZES, VOCAB, make_tiny_hybrid
+from tests.tiny_hybrid import SIZES, VOCAB, make_tiny_hybrid
 
 QWEN = DeltaNetSizes(16, 32, 128, 128, 4)
 CPU = torch.device("cpu")
-FLAT: dict[str, Any] = SIZES | {"architectures": ["Qwen3_5ForCausalLM"]}
+FLAT: dict[str, Any] = SIZES | {"model_type": "qwen3_5_text"}
 
 
 def read(folder: Path, dtype: torch.dtype = torch.float32) -> Mapping[str, torch.Tensor]:
-    return read_hybrid(read_model_config(folder), WeightSource(folder, dtype, CPU))
+    return read_target(read_model_config(folder), WeightSource(folder, dtype, CPU))
 
 
 def test_rows_of_key_heads_are_laid_out_by_part() -> None:
@@ -64,7 +64,7 @@ def test_a_checkpoint_of_the_hub_has_two_dtypes(tmp_path: Path) -> None:
     tensors = read(tmp_path, torch.bfloat16)
     float32 = {name for name, tensor in tensors.items() if tensor.dtype == torch.float32}
     assert float32 == {name for name in tensors if name.endswith((".A_log", ".dt_bias")) or counts_from_one(name)}
-    drawn = read_hybrid(read_model_config(tmp_path), WeightSource(None, torch.bfloat16, CPU))
+    drawn = read_target(read_model_config(tmp_path), WeightSource(None, torch.bfloat16, CPU))
     assert float32 == {name for name, tensor in drawn.items() if tensor.dtype == torch.float32}
     prefix = "model.language_model.layers.0."
     assert torch.equal(tensors["model.layers.0.linear_attn.A_log"], stored[prefix + "linear_attn.A_log"])
@@ -104,38 +104,9 @@ def test_a_tied_head_and_end_tokens_of_a_nested_config(tmp_path: Path) -> None:
     assert read_model_config(tmp_path).eos_token_ids == (7, 5)
 
 
-def test_what_a_file_leaves_out_has_transformers_values() -> None:
-    import transformers
-
-    for kind, (architecture, config_class, _) in KINDS.items():
-        if kind == "qwen3_5_with_vision":
-            continue
-        theirs = getattr(transformers, config_class)()
-        needed = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-        given = {name: getattr(theirs, name) for name in needed} | {"architectures": [architecture]}
-        given |= {} if kind != "qwen3_5" else {"intermediate_size": theirs.intermediate_size}
-        config = read_decoder(given, "config.json")
-        full, linear = config.layers[3], config.layers[0]
-        assert linear.delta_net is not None and full.delta_net is None
-        assert full.head_dim == theirs.head_dim and full.rope.partial_rotary_factor == 0.25
-        net = linear.delta_net
-        assert net.kernel_size == theirs.linear_conv_kernel_dim
-        assert (net.num_key_heads, net.num_value_heads) == (theirs.linear_num_key_heads, theirs.linear_num_value_heads)
-        assert (net.key_head_dim, net.value_head_dim) == (theirs.linear_key_head_dim, theirs.linear_value_head_dim)
-        kinds = ["full_attention" if plan.delta_net is None else "linear_attention" for plan in config.layers]
-        assert kinds == theirs.layer_types
-        if kind != "qwen3_5":
-            experts = full.experts
-            assert experts is not None and experts.renormalized and experts.shared_gate
-            assert (experts.num_experts, experts.num_chosen) == (theirs.num_experts, theirs.num_experts_per_tok)
-            assert experts.intermediate_size == theirs.moe_intermediate_size
-            assert experts.shared_intermediate_size == theirs.shared_expert_intermediate_size
-
-
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "gate": ({"output_gate_type": "sigmoid"}, "output_gate_type 'sigmoid' is not supported, only 'swish', 'silu'"),
     "no_gate": ({"attn_output_gate": False}, "attn_output_gate False"),
-    "layer_type": ({"layer_types": ["sliding_attention"] * 4}, "layer_types 'sliding_attention'"),
     "activation": ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
 }
 
@@ -160,7 +131,7 @@ def test_a_state_is_in_the_way_of_trees_draft_models_and_ranks(tmp_path: Path) -
     plan = read_model_config(tmp_path).layers[0]
     with refused("target.tensor_parallel=2", "keep a state", "target.tensor_parallel=1"):
         TensorParallel(0, 2, None).share(plan)  # type: ignore[arg-type]
-    assert not TargetLayerKV.from_plan(plan).owns_kv, "no assistant reads keys where there are none"
+    assert not owns_kv(plan), "no assistant reads keys where there are none"
 
 
 def test_random_weights_of_a_hybrid_generate(tmp_path: Path) -> None:
@@ -186,16 +157,16 @@ def test_slots_are_bounded_by_the_bytes_of_their_states(monkeypatch: pytest.Monk
     """As many slots as a cache of keys and values would have room for do not fit with a state for each verify row."""
     sizes = {"linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
     target: ModelConfig = read_decoder(FLAT | sizes, "config.json")
-    from spec_lab.build import memory
+    from spec_lab.build import caches
     from spec_lab.build.limits import Limits
 
     models: Any = type("M", (), {"dtype": torch.float32, "device": CPU, "kernels": TORCH})
     limits = Limits(64, 32, 8, 16, 200, 32, num_rows=4)
     state_bytes = 65 * 3 * 4 * 32 * 128 * 128 * 4
-    monkeypatch.setattr(memory, "memory_of", lambda device: state_bytes)
+    monkeypatch.setattr(caches, "memory_of", lambda device: state_bytes)
     with refused("64 slots with states (recurrent.rollback=checkpoints)", "lower batch_size"):
         build_cache(target.layers, limits, models)
-    monkeypatch.setattr(memory, "memory_of", lambda device: 10**12)
+    monkeypatch.setattr(caches, "memory_of", lambda device: 10**12)
     cache = build_cache(target.layers, replace(limits, num_slots=1), models)
     kept: tuple[Any, ...] = cache.recurrent
     assert [tuple(states.states.shape) for states in kept] == [(2, 4, 32, 128, 128)] * 3

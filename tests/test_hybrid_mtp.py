@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from spec_lab.checkpoints.checkpoint import stored_tensors
 from spec_lab.checkpoints.config import read_num_mtp_modules
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.mtp_checkpoint import load_mtp
 from spec_lab.config.choices import Rollback
 from spec_lab.config.run import RecurrentConfig

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from spec_lab.__main__ import main
 from spec_lab.checkpoints.checkpoint import open_tensors
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.keep_fp8 import (
     SCALES,
     is_product,

@@ -5,7 +5,7 @@ On a CPU the kernels run in Triton's interpreter, on a GPU as they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,10 @@ from spec_lab.acceptance.phase import ThinkingMarkers
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.build.attention import BackendContext
 from spec_lab.build.engine import build_engine
-from spec_lab.build.kernels import KERNELS, TORCH
+from spec_lab.build.kernels import TORCH, make_kernels
 from spec_lab.build.limits import engine_limits
 from spec_lab.build.models import load_models
-from spec_lab.checkpoints.families.plain import Family
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.plan import RopeConfig
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.config.option import get
@@ -45,6 +44,7 @@ from tests.graph_lab import live_kv
 from tests.kernel_lab import DEVICE, assert_near, randn
 from tests.lab import make_config, make_pair, part, random_requests
 from tests.tiny_assistant import make_tiny_assistant
+from tests.tiny_checkpoints import Family
 from tests.tiny_mtp import make_tiny_mtp
 
 VOCAB_SIZE, PAGE_SIZE = 24, 4
@@ -190,37 +190,15 @@ def test_every_case_gives_the_tokens_of_torch(folders: dict[str, Path], case: st
     assert_alike(folders, case, graph, thinking_requests(2, 3))
 
 
-@pytest.mark.parametrize("knob", ["attention", "kernels"])
-@pytest.mark.parametrize(
-    ("interpreted", "has_cuda", "device", "dtype", "remedy"),
-    [
-        (False, False, "cpu", torch.float32, "this torch sees no CUDA device.* set TRITON_INTERPRET=1"),
-        (False, True, "cpu", torch.float32, "device=cpu is no CUDA device.* set TRITON_INTERPRET=1"),
-        (True, True, "cuda", torch.float32, "unset it"),
-        (True, False, "cpu", torch.bfloat16, "use dtype=float32"),
-    ],
-)
-def test_what_this_machine_cannot_run_is_refused_by_both_knobs(
-    monkeypatch: pytest.MonkeyPatch,
-    knob: str,
-    interpreted: bool,
-    has_cuda: bool,
-    device: str,
-    dtype: torch.dtype,
-    remedy: str,
-) -> None:
-    import spec_kernels.utils
-
-    makers: dict[str, Callable[[torch.device, torch.dtype], object]] = {
-        "attention": lambda device, dtype: part("attention", "triton").build(
-            BackendContext(Run(), 64, device, dtype, TORCH)
+def test_the_interpreters_wrong_type_is_refused_by_both_knobs() -> None:
+    for make in (
+        lambda: part("attention", "triton").build(
+            BackendContext(Run(), 64, torch.device("cpu"), torch.bfloat16, TORCH)
         ),
-        "kernels": KERNELS["triton"],
-    }
-    monkeypatch.setattr(spec_kernels.utils, "INTERPRETED", interpreted)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
-    with pytest.raises(UserError, match=rf"^{knob}=triton: .*{remedy}"):
-        makers[knob](torch.device(device), dtype)
+        lambda: make_kernels("triton", torch.device("cpu"), torch.bfloat16),
+    ):
+        with pytest.raises(UserError, match="dtype=bfloat16 wrongly"):
+            make()
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])

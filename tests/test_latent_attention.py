@@ -11,9 +11,9 @@ import torch
 
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.checkpoints.latent_sizes import LatentSizes, latent_tensor_shapes
+from spec_lab.core.kept import Kept
 from spec_lab.core.kv_cache import NULL_PAGE, LayerCache
-from spec_lab.core.layer_protocols import RowSelection
-from spec_lab.core.selection import AfterAttention, AllRows, BeforeAttention, NoRows
+from spec_lab.core.pruning import Drop
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.engine.pages import PageTable
 from spec_lab.models.latent import LatentAttention, build_latent_attention
@@ -87,16 +87,14 @@ class Lane:
     pages: PageTable
     rotary: RotaryTable
 
-    def run(
-        self, rows: torch.Tensor, starts: list[int], selection: RowSelection | None = None, first_slot: int = 0
-    ) -> torch.Tensor:
+    def run(self, rows: torch.Tensor, starts: list[int], kept: Kept | None = None, first_slot: int = 0) -> torch.Tensor:
         """Run rows [batch, num_queries, HIDDEN] at `starts`, of the slots from `first_slot` on."""
         metadata = self.metadata(rows.shape[1], starts, first_slot)
         arguments = rows.flatten(0, 1), self.rotary.rows(metadata.positions), self.cache, metadata
-        if selection is not None and selection.is_empty:
+        if kept is not None and kept.is_empty:
             self.attention.write(*arguments)
             return rows.new_empty(0, HIDDEN)
-        return self.attention.o(self.attention(*arguments, selection or AllRows()))
+        return self.attention.o(self.attention(*arguments, kept or Kept()))
 
     def metadata(self, num_queries: int, starts: list[int], first_slot: int = 0) -> AttentionMetadata:
         first = torch.tensor(starts)
@@ -216,13 +214,15 @@ def test_the_scale_is_that_of_the_width_as_trained(oracle: Oracle) -> None:
 
 NUM_ROWS, STARTS, LIVE = 4, [9, 2, 0], [0, 3, 2]
 LIVE_ROWS = torch.tensor([NUM_ROWS * request + live for request, live in enumerate(LIVE)])
-SELECTIONS: dict[str, Callable[[Lane], RowSelection]] = {
-    "all_rows": lambda lane: AllRows(LIVE_ROWS),
-    "after_attention": lambda lane: AfterAttention(LIVE_ROWS),
-    "before_attention": lambda lane: BeforeAttention(
-        LIVE_ROWS, lane.metadata(1, [start + live for start, live in zip(STARTS, LIVE, strict=True)])
+SELECTIONS: dict[str, Callable[[Lane], Kept]] = {
+    "all_rows": lambda lane: Kept(Drop.AFTER_LAYER, LIVE_ROWS),
+    "after_attention": lambda lane: Kept(Drop.AFTER_ATTENTION, LIVE_ROWS),
+    "before_attention": lambda lane: Kept(
+        Drop.BEFORE_ATTENTION,
+        LIVE_ROWS,
+        lane.metadata(1, [start + live for start, live in zip(STARTS, LIVE, strict=True)]),
     ),
-    "no_rows": lambda lane: NoRows(),
+    "no_rows": lambda lane: Kept(Drop.EVERYTHING),
 }
 
 
@@ -268,15 +268,15 @@ def run_selected(oracle: Oracle, name: str, poison: bool = False) -> Selected:
     lane = make_lane(oracle, slots=3)
     for slot, start in enumerate(STARTS):
         if start:
-            lane.run(oracle.rows[None, 30 * slot : 30 * slot + start], [0], NoRows(), slot)
+            lane.run(oracle.rows[None, 30 * slot : 30 * slot + start], [0], Kept(Drop.EVERYTHING), slot)
     counts: dict[str, list[int]] = {"query": [], "o": []}
     for product, noted in counts.items():
         setattr(lane.attention, product, Counter(getattr(lane.attention, product), noted))
     rejected = torch.arange(NUM_ROWS) > torch.tensor(LIVE).unsqueeze(1)
     lane.attention.backend = PoisonedTail(lane.attention.backend, rejected.flatten() if poison else None)
     window = torch.stack([oracle.rows[30 * slot + start :][:NUM_ROWS] for slot, start in enumerate(STARTS)])
-    selection = SELECTIONS[name](lane)
-    out = selection.live(lane.run(window, STARTS, selection))
+    kept = SELECTIONS[name](lane)
+    out = kept.live(lane.run(window, STARTS, kept))
     caches = [lane.cached(start + NUM_ROWS, slot) for slot, start in enumerate(STARTS)]
     return Selected(out, caches, tuple(sum(noted) for noted in counts.values()))
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from spec_lab.checkpoints.eagle3_checkpoint import load_eagle3
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.types import Request
 from spec_lab.doctor.findings import faults

@@ -1,5 +1,4 @@
-"""Which forwards are launched early: few rows of small layers, and of layers with experts or latent attention, outside
-of IF nodes."""
+"""Which forwards are launched early: few rows of small layers, and of layers with experts or latent attention."""
 
 from __future__ import annotations
 
@@ -15,11 +14,11 @@ from spec_kernels import early
 from spec_kernels.early import loads_ahead
 from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
 from spec_lab.checkpoints.expert_sizes import ExpertSizes, RouterScores
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.latent_sizes import LatentSizes
 from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
 from spec_lab.checkpoints.random_weights import random_mtp
-from spec_lab.core.selection import AllRows
+from spec_lab.core.kept import Kept
 from spec_lab.models.linear import make_linear
 from spec_lab.models.mtp import MtpModule
 from spec_lab.models.products import PLAIN, PlainProducts, launching_of
@@ -57,12 +56,10 @@ def test_few_rows_of_layers_whose_launches_weigh_are_early(
     assert not loads_ahead()
 
 
-def test_neither_plain_products_nor_if_nodes_nor_the_librarys_products_launch_early() -> None:
+def test_neither_plain_nor_the_librarys_products_launch_early() -> None:
     with launching_of(PLAIN, (EXPERTS,))(1):
         assert not loads_ahead()
     with launching_of(TritonProducts(row_invariant=False), (EXPERTS,))(1):
-        assert not loads_ahead()
-    with early.launched_plainly(), launching_of(TritonProducts(), (EXPERTS,))(1):
         assert not loads_ahead()
 
 
@@ -90,7 +87,7 @@ class WatchedProducts(PlainProducts):
 
 @torch.inference_mode()
 def test_targets_and_their_modules_are_launched_so(tmp_path: Path) -> None:
-    sizes = SIZES | {"architectures": ["DeepseekV3ForCausalLM"], "num_hidden_layers": 2}
+    sizes = SIZES | {"model_type": "deepseek_v3", "num_hidden_layers": 2}
     (tmp_path / "config.json").write_text(json.dumps(sizes))
     config, products = read_model_config(tmp_path), WatchedProducts()
     lane = Lane.of(config.layers)
@@ -98,7 +95,7 @@ def test_targets_and_their_modules_are_launched_so(tmp_path: Path) -> None:
     target = make_target(config, lane, products)
     for num_rows, num_early in ((4, 1), (17, 1)):
         metadata = lane.metadata([0], num_rows)
-        target.forward(prompt(1, num_rows).flatten(), lane.cache, metadata, AllRows(), FEATURES)
+        target.forward(prompt(1, num_rows).flatten(), lane.cache, metadata, Kept(), FEATURES)
         assert products.num_early == num_early
     mtp, (tensors,) = random_mtp(config, 1, DTYPE, DEVICE, 1)
     plan = mtp.layer.only_layer
@@ -107,5 +104,5 @@ def test_targets_and_their_modules_are_launched_so(tmp_path: Path) -> None:
     lane.cache.kv.zero_()
     module = MtpModule(mtp, tensors, target.embedding, make_linear(target.head_weight), rotary, lane.backend, products)
     hidden = randn(4, target.embedding.shape[1], dtype=DTYPE)
-    module.forward(prompt(1, 4).flatten(), hidden, lane.cache.layers[0], lane.metadata([0], 4), AllRows())
+    module.forward(prompt(1, 4).flatten(), hidden, lane.cache.layers[0], lane.metadata([0], 4), Kept())
     assert products.num_early == 2

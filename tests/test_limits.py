@@ -26,7 +26,7 @@ K, N = 3, 4
 
 def limits(folder: Path, **changes: Any) -> Limits:
     """The sizes for `REQUESTS` of a tiny target, of which config.json is all that is read."""
-    (folder / "config.json").write_text(json.dumps(TINY_SIZES | {"architectures": ["Qwen2ForCausalLM"]}))
+    (folder / "config.json").write_text(json.dumps(TINY_SIZES | {"model_type": "qwen2"}))
     config = make_config((folder, folder), num_draft_tokens=K, cache={"page_size": 4}, **changes)
     return engine_limits(config, REQUESTS, K)
 

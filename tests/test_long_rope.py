@@ -15,15 +15,14 @@ import numpy as np
 import pytest
 import torch
 
-from spec_lab.checkpoints.families.plain import Family
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.core.types import Request
 from tests.lab import Reference, generate, make_config, make_engine, random_requests
 from tests.scripted_rule import SlowChain, install
 from tests.slow_block import SlowBlock
 from tests.test_eagle3_drafter import SlowHead
 from tests.tiny_blocks import TinyBlock, write_block
-from tests.tiny_checkpoints import make_tiny_eagle3, make_tiny_target
+from tests.tiny_checkpoints import Family, make_tiny_eagle3, make_tiny_target
 from tests.tiny_gguf import WHOLE_BLOCKS, write_gguf
 
 ORIGINAL, LENGTH, HEAD_DIM = 32, 64, 16

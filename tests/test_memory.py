@@ -14,7 +14,7 @@ from spec_kernels.native.packing import Layout, PanelMemory, pack, unpack
 from spec_kernels.native.parts import NativeProduct
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.checkpoints.checkpoint import open_tensors
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.gguf import gguf_tensors
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.measure.memory import MemoryWatch

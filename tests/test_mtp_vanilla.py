@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.core.kept import Kept
 from spec_lab.core.kv_cache import NULL_PAGE, NUM_RESERVED_PAGES, SCRATCH_PAGE, CacheRow, LayerCache, PagedKVCache
-from spec_lab.core.layer_protocols import RowSelection
 from spec_lab.core.ragged import whole_prompt
 from spec_lab.core.types import (
     AcceptanceInputs,
@@ -66,19 +66,19 @@ class ModuleBase:
         hidden: torch.Tensor,
         cache: LayerCache,
         attention: AttentionMetadata,
-        selection: RowSelection,
+        kept: Kept,
     ) -> torch.Tensor:
         keys = token_ids.view(-1, 1, 1, 1).expand(-1, 1, 1, hidden.shape[1]).float()
         cache.kv.index_copy_(0, attention.slot_mapping, torch.cat((keys, hidden[:, None, None]), dim=1))
         call = Call(token_ids.clone(), hidden.clone(), attention.slot_mapping, attention, None, 0)
         self.calls.append(call)
-        if selection.is_empty:
+        if kept.is_empty:
             return hidden[:0]
-        queries, call.live = selection.queries(token_ids, attention)
+        queries, call.live = kept.queries(token_ids, attention)
         assert len(queries) == len(call.live.positions)
-        out = selection.residual(self.output(token_ids, hidden))
+        out = kept.residual(self.output(token_ids, hidden))
         call.num_kept = len(out)
-        return selection.live(out)
+        return kept.live(out)
 
     def output(self, tokens: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError
@@ -118,7 +118,13 @@ class Trace:
         window = MtpWindow(2, 3, 1, torch.float32, CPU)
         prune = make_prune(prefill, catchup)
         self.drafter = MtpVanillaDrafter(
-            self.modules, self.caches, window, POST_NORM, self.backend, prune, GreedyPicker()
+            modules=self.modules,
+            caches=self.caches,
+            window=window,
+            features=POST_NORM,
+            backend=self.backend,
+            prune=prune,
+            picker=GreedyPicker(),
         )
         self.drafter.admit(1, Request("r", "c", (65,), 9))
 
@@ -262,7 +268,15 @@ def make_checked_engine(
         window.tokens[:3] = -7
         window.hidden[:3] = float("nan")
         policy = make_prune(*PRUNING[prune])
-        return MtpVanillaDrafter(modules, cache.layers, window, POST_NORM, target.backend, policy, GreedyPicker())
+        return MtpVanillaDrafter(
+            modules=modules,
+            caches=cache.layers,
+            window=window,
+            features=POST_NORM,
+            backend=target.backend,
+            prune=policy,
+            picker=GreedyPicker(),
+        )
 
     engine, _ = make_fake_engine(
         make_drafter,

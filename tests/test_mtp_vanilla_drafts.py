@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.config.run import SamplingConfig
 from spec_lab.core.types import AcceptanceInputs, NormSide, Request, Sequence
 from spec_lab.drafters.picking import GreedyPicker

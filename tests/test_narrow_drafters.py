@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from spec_lab.checkpoints.block_checkpoint import load_block
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.eagle3_checkpoint import load_eagle3
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from tests.test_fp8_checkpoint import quantise
 from tests.tiny_blocks import TINY_PRESETS, TinyBlock, make_tiny_p_eagle, write_block
 from tests.tiny_checkpoints import make_tiny_target, refused, rewrite_config, rewrite_tensors

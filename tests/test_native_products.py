@@ -24,7 +24,8 @@ from spec_lab.attention.native_backend import NativeAttention
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.config.choices import KernelsChoice
-from spec_lab.core.selection import AfterAttention, AllRows, BeforeAttention, NoRows
+from spec_lab.core.kept import Kept
+from spec_lab.core.pruning import Drop
 from spec_lab.measure.lab import MAIN, load_lab, note_kernels
 from spec_lab.models.draft_parts import DraftInput, LikeliestToken
 from spec_lab.models.layers import DecoderLayer, LayerParts
@@ -57,7 +58,7 @@ def test_a_target_gives_what_it_gives_without(plan: LayerPlan) -> None:
     assert isinstance(lanes[1].target.layers[0], NativeDecoderLayer)
     for lane in lanes:
         lane.run([0], tokens_of(1, MAX_ROWS + 3))
-        lane.run([0, 0], tokens_of(2, 21), NoRows())
+        lane.run([0, 0], tokens_of(2, 21), Kept(Drop.EVERYTHING))
         lane.cache.kv[:, lane.slots(0, 21)] = float("nan")
         lane.cache.kv[:, lane.slots(1, 17)] = float("nan")
     for starts, rows in (([21, 17], 4), ([25], 1), ([26, 4], 3)):
@@ -91,13 +92,13 @@ def test_rows_that_are_dropped_are_not_missed() -> None:
     live = torch.tensor([1, 5])
     tokens = tokens_of(2, 4)
     whole = lane.run([7, 9], tokens).hidden[live]
-    before = BeforeAttention(live, lane.metadata([8, 10], 1))
-    for selection in (AfterAttention(live), before):
+    before = Kept(Drop.BEFORE_ATTENTION, live, lane.metadata([8, 10], 1))
+    for selection in (Kept(Drop.AFTER_ATTENTION, live), before):
         assert torch.equal(lane.run([7, 9], tokens, selection).hidden, whole)
     written = lane.slots(0, 7)[:4]
     kept = lane.cache.kv[1, written].clone()
     lane.cache.kv[1, written] = 0
-    lane.run([7, 9], tokens, NoRows())
+    lane.run([7, 9], tokens, Kept(Drop.EVERYTHING))
     assert torch.equal(lane.cache.kv[1, written], kept)
 
 
@@ -112,11 +113,11 @@ def test_a_draft_head_body_without_a_norm_of_its_own() -> None:
     rotary = lane.target.rotary_tables[0].rows(metadata.positions)
     residual = torch.randn(2, 2 * HIDDEN_SIZE)[:, HIDDEN_SIZE:]
     place = residual, rotary, lane.cache.layers[0], metadata
-    assert_alike(body(*place, AllRows(), rows), ours(*place, AllRows(), rows))
+    assert_alike(body(*place, Kept(), rows), ours(*place, Kept(), rows))
     lane.cache.kv.zero_()
-    assert len(ours(*place, NoRows(), rows)) == 0
+    assert len(ours(*place, Kept(Drop.EVERYTHING), rows)) == 0
     written = lane.cache.kv.clone()
-    body(*place, NoRows(), rows)
+    body(*place, Kept(Drop.EVERYTHING), rows)
     assert_alike(lane.cache.kv, written)
 
 
@@ -157,7 +158,7 @@ def test_rows_in_front_of_the_caches_end_see_what_they_see_without_those_behind(
     lanes = [Lane(plan, products) for products in (PLAIN, NativeProducts())]
     tokens = tokens_of(2, MAX_POSITIONS)
     for lane in lanes:
-        lane.run([0, 0], tokens[:, :-2], NoRows())
+        lane.run([0, 0], tokens[:, :-2], Kept(Drop.EVERYTHING))
     outputs = [lane.run([MAX_POSITIONS - 2, 20], tokens[:, :9]).hidden.view(2, 9, -1) for lane in lanes]
     assert_alike(*(output[0, :2] for output in outputs))
     assert_alike(*(output[1] for output in outputs))
@@ -288,7 +289,7 @@ def test_exponentials_where_they_end() -> None:
         metadata = lane.metadata([0], 1)
         rotary = lane.target.rotary_tables[0].rows(metadata.positions)
         rows = torch.zeros(1, HIDDEN_SIZE)
-        place = stream, rotary, lane.cache.layers[0], metadata, AllRows(), rows
+        place = stream, rotary, lane.cache.layers[0], metadata, Kept(), rows
         lane.cache.kv.zero_()
         torch.testing.assert_close(mlp_only(*place), body(*place), rtol=1e-5, atol=1e-6, equal_nan=True)
 

@@ -17,20 +17,11 @@ from spec_lab.acceptance.confidences import DraftConfidences
 from spec_lab.attention.native_backend import NativeAttention
 from spec_lab.build.caches import cache_row
 from spec_lab.checkpoints.random_weights import random_eagle3
+from spec_lab.core.kept import Kept, LastPromptRow, PrunePolicy
 from spec_lab.core.kv_cache import PagedKVCache
-from spec_lab.core.layer_protocols import RowSelection
-from spec_lab.core.pruning_protocols import CatchupPruning, Drop, PrunePolicy
-from spec_lab.core.selection import (
-    AfterAttention,
-    AllRows,
-    BeforeAttention,
-    LastPromptRow,
-    NoCatchupPruning,
-    NoRows,
-    PruneBeforeAttention,
-)
+from spec_lab.core.pruning import Drop
 from spec_lab.core.types import FeatureSpec, RoundBatch, Verification, VerifiedRound
-from spec_lab.drafters.catchup import catchup_planner
+from spec_lab.drafters.catchup import plan_catchup
 from spec_lab.drafters.confidence import ConfidentGreedyPicker
 from spec_lab.drafters.picking import DraftedRows, DraftPicker, GreedyPicker
 from spec_lab.drafters.recurrent import RecurrentDrafter, RecurrentState
@@ -43,7 +34,6 @@ from spec_lab.models.products import PLAIN, Products
 from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet
 from spec_lab.operators.native_forwards import MAX_ROWS, NativeHeadLayer, NativeStack
 from spec_lab.operators.native_set import NATIVE_FUNCTIONS, NativeProducts
-from tests.fake_target import make_prune
 from tests.native_lane import (
     FULL,
     HIDDEN_SIZE,
@@ -95,7 +85,7 @@ def test_layers_in_one_call_are_the_layers_one_by_one() -> None:
     for start in (0, 4):
         metadata = lanes[0].metadata([start, start], 4)
         outputs = [
-            runs(stream, lane.cache, metadata, AllRows(), (0, 1))
+            runs(stream, lane.cache, metadata, Kept(), (0, 1))
             for runs, lane in zip((stack, one_by_one), lanes, strict=True)
         ]
         assert torch.equal(outputs[0][0], outputs[1][0])
@@ -130,13 +120,13 @@ class HeadLane:
         self.cache = cache.layers[0]
         self.run([0, 0], 20)
 
-    def run(self, starts: list[int], num_rows: int, selection: RowSelection | None = None) -> torch.Tensor:
-        """Return the output of the live rows, which are all where there is no selection."""
+    def run(self, starts: list[int], num_rows: int, kept: Kept | None = None) -> torch.Tensor:
+        """Return the output of the live rows, which are all where there is no kept."""
         metadata = self.lane.metadata(starts, num_rows)
         generator = torch.Generator().manual_seed(num_rows)
         hidden = torch.randn(2 * num_rows, HIDDEN_SIZE, generator=generator)[: len(starts) * num_rows]
         tokens = tokens_of(len(starts), num_rows).flatten()
-        return self.head.forward(tokens, hidden, self.cache, metadata, selection or AllRows())
+        return self.head.forward(tokens, hidden, self.cache, metadata, kept or Kept())
 
 
 @pytest.mark.parametrize("normed", [False, True])
@@ -144,16 +134,31 @@ def test_a_draft_heads_layer_and_its_input_in_one_call(normed: bool) -> None:
     lanes = [HeadLane(products, norm_before_residual=normed) for products in (PLAIN, NativeProducts())]
     assert isinstance(lanes[1].head._run, NativeHeadLayer)
     live = torch.tensor([1, 7])
-    before = BeforeAttention(live, lanes[0].lane.metadata([21, 18], 1))
-    for selection in (None, AllRows(live), AfterAttention(live), before):
-        assert_alike(*(lane.run([20, 15], 4, selection) for lane in lanes))
+    before = Kept(Drop.BEFORE_ATTENTION, live, lanes[0].lane.metadata([21, 18], 1))
+    for kept in (None, Kept(Drop.AFTER_LAYER, live), Kept(Drop.AFTER_ATTENTION, live), before):
+        assert_alike(*(lane.run([20, 15], 4, kept) for lane in lanes))
     whole = lanes[1].run([20, 15], 4)[live]
     assert torch.equal(lanes[1].run([20, 15], 4, before), whole)
     assert torch.equal(lanes[1].run([15], 4), lanes[1].run([15, 15], 4)[:4])
     for lane in lanes:
-        assert len(lane.run([24, 19], 2, NoRows())) == 0
+        assert len(lane.run([24, 19], 2, Kept(Drop.EVERYTHING))) == 0
         lane.run([0], MAX_ROWS + 1)
     assert_alike(*(lane.cache.kv for lane in lanes))
+
+
+def drafter_of(
+    lane: HeadLane, num_draft_tokens: int, prune: PrunePolicy, picker: DraftPicker, kernels: KernelSet = TORCH_FORMS
+) -> RecurrentDrafter:
+    return RecurrentDrafter(
+        num_draft_tokens=num_draft_tokens,
+        head=lane.head,
+        features=FeatureSpec(),
+        cache=lane.cache,
+        backend=lane.lane.backend,
+        prune=prune,
+        picker=picker,
+        kernels=kernels,
+    )
 
 
 def verified_round(
@@ -168,20 +173,18 @@ def verified_round(
     return VerifiedRound(batch, Verification(tokens, torch.tensor(num_emitted)), features)
 
 
-@pytest.mark.parametrize(
-    ("prune", "drop"), [(NoCatchupPruning(), Drop.NOWHERE), (PruneBeforeAttention(), Drop.BEFORE_ATTENTION)]
-)
+@pytest.mark.parametrize("drop", [Drop.AFTER_LAYER, Drop.AFTER_ATTENTION, Drop.BEFORE_ATTENTION])
 @pytest.mark.parametrize("normed", [False, True])
-def test_a_catch_up_step_up_to_its_first_draft_in_one_call(prune: CatchupPruning, drop: Drop, normed: bool) -> None:
+def test_a_catch_up_step_up_to_its_first_draft_in_one_call(drop: Drop, normed: bool) -> None:
     """The state and the KV that its parts leave, bit for bit, and torch's tokens: with all drafts accepted, a request
     that is padding, rows behind the cache's end, and a single request."""
-    policy = PrunePolicy(LastPromptRow(), prune, drop)
+    policy = PrunePolicy(LastPromptRow(), lambda num_requests: drop)
     lanes = [
         HeadLane(products, norm_before_residual=normed) for products in (NativeProducts(), NativeProducts(), PLAIN)
     ]
     lanes[1].head.chain = None
     at_once, in_parts, by_torch = (
-        RecurrentDrafter(3, lane.head, FeatureSpec(), lane.cache, lane.lane.backend, policy, GreedyPicker(), kernels)
+        drafter_of(lane, 3, policy, GreedyPicker(), kernels)
         for lane, kernels in zip(lanes, (NATIVE, NATIVE, TORCH_FORMS), strict=True)
     )
     assert lanes[0].head.chain is not None and lanes[2].head.chain is None
@@ -197,25 +200,20 @@ def test_a_catch_up_step_up_to_its_first_draft_in_one_call(prune: CatchupPruning
         assert torch.equal(lanes[0].cache.kv, lanes[1].cache.kv)
 
 
-def test_prunings_say_where_they_drop_rows() -> None:
-    dropped = [make_prune(catchup=name).drop for name in ("none", "post_attention", "pre_attention")]
-    assert dropped == [Drop.NOWHERE, Drop.BEHIND_ATTENTION, Drop.BEFORE_ATTENTION]
-
-
 def test_a_catch_up_step_that_is_not_one_call_is_run_in_its_parts() -> None:
-    """Where rows are dropped behind attention or by the batch, features or outputs are normed, or rows are many."""
+    """Where features or outputs are normed, or rows are many."""
     lane = HeadLane(NativeProducts())
     few = verified_round(lane.lane, [20, 17], [4, 1], 4, 3 * HIDDEN_SIZE)
     many = [20] * (MAX_ROWS // 4 + 1)
     of_many = verified_round(lane.lane, many, [1] * len(many), 4, 3 * HIDDEN_SIZE)
-    assert lane.head.chain.start(few, lane.cache, Drop.NOWHERE, 3) is not None
-    for verified, drop in ((few, Drop.BEHIND_ATTENTION), (few, None), (of_many, Drop.NOWHERE)):
-        assert lane.head.chain.start(verified, lane.cache, drop, 3) is None
-    policy = PrunePolicy(LastPromptRow(), NoCatchupPruning(), Drop.NOWHERE)
-    places = FeatureSpec(), lane.cache, lane.lane.backend, policy
-    assert RecurrentDrafter(3, lane.head, *places, GreedyPicker(), NATIVE).catch_up(of_many).tokens.shape == (33,)
+    assert lane.head.chain.start(few, lane.cache, Drop.AFTER_LAYER, 3) is not None
+    assert lane.head.chain.start(of_many, lane.cache, Drop.AFTER_LAYER, 3) is None
+    policy = PrunePolicy(LastPromptRow(), lambda num_requests: Drop.AFTER_LAYER)
+    assert drafter_of(lane, 3, policy, GreedyPicker(), NATIVE).catch_up(of_many).tokens.shape == (33,)
     assert HeadLane(NativeProducts(), norm_output=True).head.chain is None
-    assert HeadLane(NativeProducts(), norm_before_fc=True).head.chain.start(few, lane.cache, Drop.NOWHERE, 3) is None
+    assert (
+        HeadLane(NativeProducts(), norm_before_fc=True).head.chain.start(few, lane.cache, Drop.AFTER_LAYER, 3) is None
+    )
 
 
 def test_all_draft_steps_in_one_call() -> None:
@@ -230,7 +228,7 @@ def test_all_draft_steps_in_one_call() -> None:
         expected = [tokens]
         for _ in range(3):
             backend.advance(live[0])
-            hidden[0] = lanes[0].head.forward(expected[-1], hidden[0], lanes[0].cache, live[0], AllRows())
+            hidden[0] = lanes[0].head.forward(expected[-1], hidden[0], lanes[0].cache, live[0], Kept())
             expected.append(lanes[0].head.greedy(hidden[0]))
         drafts = lanes[1].head.chain.steps(tokens, hidden[1], lanes[1].cache, live[1], 4)
         assert torch.equal(drafts, torch.stack(expected, dim=1))
@@ -242,10 +240,9 @@ def test_all_draft_steps_in_one_call() -> None:
 def test_only_greedy_drafts_on_fresh_metadata_are_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """With metadata that is stale on purpose, and where picks are noted or sampled, each step runs for itself."""
     lane = HeadLane(NativeProducts())
-    prune = PrunePolicy(LastPromptRow(), NoCatchupPruning())
-    places = FeatureSpec(), lane.cache, lane.lane.backend, prune
+    prune = PrunePolicy(LastPromptRow(), lambda num_requests: Drop.AFTER_LAYER)
     pickers: list[DraftPicker] = [GreedyPicker(), ConfidentGreedyPicker(cast(DraftConfidences, None))]
-    drafters = [RecurrentDrafter(2, lane.head, *places, picker) for picker in pickers]
+    drafters = [drafter_of(lane, 2, prune, picker) for picker in pickers]
     assert [drafter.requirements.draft_rest is not None for drafter in drafters] == [True, False]
     metadata = lane.lane.metadata([20], 1)
     tokens = torch.tensor([3])
@@ -268,7 +265,7 @@ def test_a_catch_up_is_planned_as_torch_plans_it(first_position: int) -> None:
     batch = RoundBatch(slots, slots >= 0, kv_lens, tokens, lane.table.pages[slots], MAX_POSITIONS - 2)
     verified = VerifiedRound(batch, Verification(tokens, torch.tensor([4, 0, 2])), None)
     expected, got = (
-        plan(verified, lane.backend, 3, first_position) for plan in map(catchup_planner, (TORCH_FORMS, NATIVE))
+        plan_catchup(verified, lane.backend, 3, kernels, first_position) for kernels in (TORCH_FORMS, NATIVE)
     )
     for name in ("live_rows", "live_lens"):
         assert torch.equal(getattr(got, name), getattr(expected, name)), name

@@ -260,7 +260,7 @@ def places_of_backend(*given: Any) -> tuple[torch.Tensor, ...]:
     kv_lens, num_emitted, pages, first, num_rows, page_size, num_positions = given
     batch = RoundBatch(kv_lens, num_emitted > 0, kv_lens, kv_lens, pages, 99)
     verified = VerifiedRound(batch, Verification(kv_lens.new_zeros((len(kv_lens), num_rows)), num_emitted), None)
-    plan = plan_catchup(verified, TorchAttention(page_size, num_positions), 3, first)
+    plan = plan_catchup(verified, TorchAttention(page_size, num_positions), 3, first_position=first)
     rows = (
         (attention.positions, attention.slot_mapping, attention.seq_lens)
         for attention in (plan.attention, plan.live_attention)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from spec_lab.checkpoints.eagle3_checkpoint import load_eagle3
 from spec_lab.checkpoints.eagle3_config import read_eagle3_config
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.core.types import Request
 from tests.engine_state import poison
 from tests.fake_target import PaddedGraph

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,12 @@ import pytest
 import torch
 
 from spec_lab.__main__ import main
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.gemma4_assistant_checkpoint import TOKEN_ORDERING, assistant_tensor_shapes
 from spec_lab.checkpoints.gemma4_assistant_config import (
-    AssistantConfig,
-    AssistantLayerConfig,
-    AssistantTarget,
     CentroidHeadConfig,
     read_assistant_config,
 )
-from spec_lab.checkpoints.gemma4_text import LayerRope
 from spec_lab.checkpoints.packaged import SHAPES
 from spec_lab.checkpoints.random_weights import random_assistant, random_mtp
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
@@ -69,7 +66,7 @@ def test_any_config_json_runs_with_random_weights(shape: Path, tmp_path: Path) -
 def test_a_shape_with_experts_prints_what_it_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its random EAGLE-3 head has none."""
     (tmp_path / "shape").mkdir()
-    config = TINY_SIZES | QWEN | {"architectures": ["Qwen3MoeForCausalLM"], "num_hidden_layers": 7}
+    config = TINY_SIZES | QWEN | {"model_type": "qwen3_moe", "num_hidden_layers": 7}
     (tmp_path / "shape" / "config.json").write_text(json.dumps(config))
     out = tmp_path / "out"
     target = ["target=hf", f"target.path={tmp_path / 'shape'}", *RANDOM, "prune=catchup", "graph=round"]
@@ -119,13 +116,18 @@ ASSISTANT = {
     "num_centroids": 16,
     "centroid_intermediate_top_k": 3,
     "text_config": tiny_gemma4.TEXT
-    | {"hidden_size": 24, "num_hidden_layers": 3, "layer_types": tiny_gemma4.KINDS["e4b"]["layer_types"][:3]},
+    | {
+        "model_type": "gemma4_text",
+        "hidden_size": 24,
+        "num_hidden_layers": 3,
+        "layer_types": tiny_gemma4.KINDS["e4b"]["layer_types"][:3],
+    },
 }
 
 
 def test_an_assistant_of_random_weights_has_the_sizes_of_a_config_json(tmp_path: Path) -> None:
     """It drafts from its target's keys, and changes no token of it; nothing but config.json lies in its folder."""
-    target = tiny_gemma4.TEXT | tiny_gemma4.KINDS["e4b"] | {"architectures": ["Gemma4ForCausalLM"]}
+    target = tiny_gemma4.TEXT | tiny_gemma4.KINDS["e4b"] | {"model_type": "gemma4_text"}
     for name, config in (("target", target), ("assistant", ASSISTANT)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(config))
@@ -140,16 +142,19 @@ def test_an_assistant_of_random_weights_has_the_sizes_of_a_config_json(tmp_path:
     ("name", "millions", "sources"), [("gemma4_31b", 469.5, (58, 59)), ("gemma4_e4b", 78.5, (22, 23))]
 )
 def test_the_assistant_of_a_shape_has_the_released_sizes(name: str, millions: float, sources: tuple[int, int]) -> None:
-    target = AssistantTarget.from_model_config(read_model_config(SHAPES / name))
+    target = read_model_config(SHAPES / name)
     config = read_assistant_config(SHAPES / f"{name}_assistant", target)
     assert sum(map(prod, assistant_tensor_shapes(config).values())) / 1e6 == pytest.approx(millions, abs=0.1)
-    assert [layer.kv_source for layer in config.layers] == [*[sources[0]] * 3, sources[1]]
+    assert config.kv_sources == (*[sources[0]] * 3, sources[1])
 
 
 def test_random_clusters_name_every_token_once() -> None:
-    layers = (AssistantLayerConfig(8, None, LayerRope(1e4), 0),)
-    target = AssistantTarget(16, 12, 4.0, ())
-    config = AssistantConfig(target, 8, 8, 1, 1e-6, layers, CentroidHeadConfig(3, 2))
+    target = replace(read_model_config(SHAPES / "gemma4_e4b"), vocab_size=12)
+    config = replace(
+        read_assistant_config(SHAPES / "gemma4_e4b_assistant", read_model_config(SHAPES / "gemma4_e4b")),
+        target=target,
+        centroids=CentroidHeadConfig(3, 2),
+    )
     tensors = random_assistant(config, torch.float32, torch.device("cpu"), 0)
     assert tensors[TOKEN_ORDERING].tolist() == [0, 3, 6, 9, 1, 4, 7, 10, 2, 5, 8, 11]
 

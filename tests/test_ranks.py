@@ -68,12 +68,6 @@ def test_there_is_a_process_for_each_part(
     assert all(fragment in found[0] for fragment in fragments)
 
 
-def test_one_gpu_is_not_for_several_parts(started: Start) -> None:
-    started(2)
-    (found,) = list(problems(config_of(2, "cuda:1")))
-    assert "device=cuda:1" in found and "use device=cuda" in found
-
-
 @pytest.mark.usefixtures("empty_folder")
 def test_a_multirun_under_torchrun_is_refused(started: Start, capsys: pytest.CaptureFixture[str]) -> None:
     started(2)

@@ -38,7 +38,7 @@ def test_every_from_pretrained_forbids_remote_code() -> None:
         for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "from_pretrained"
     ]
-    assert len(calls) > 10
+    assert len(calls) > 5
     forbidding = {("trust_remote_code", False)}
     for name, call in calls:
         given = {(k.arg, k.value.value) for k in call.keywords if isinstance(k.value, ast.Constant)}
@@ -87,9 +87,9 @@ def test_code_of_a_checkpoint_is_not_run_and_nobody_is_asked(
     assert runs is None or (requests is not None) == runs
 
 
-def test_a_foreign_architecture_is_refused_before_any_other_file_is_read(tmp_path: Path) -> None:
+def test_a_foreign_family_is_refused_before_any_other_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(EVIL))
     (tmp_path / "tokenizer.json").write_text("not a tokenizer")
-    with pytest.raises(ValueError, match=r"config\.json: architecture 'EvilForCausalLM' is not supported") as refusal:
+    with pytest.raises(ValueError, match=r"config\.json: model_type 'evil' is not supported") as refusal:
         open_workload(make_config((tmp_path, tmp_path), "none"))
-    assert "DeepseekV3ForCausalLM" in str(refusal.value) and "DeepseekV2ForCausalLM" not in str(refusal.value)
+    assert "deepseek_v3" in str(refusal.value) and "deepseek_v2" not in str(refusal.value)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from spec_lab.checkpoints.families.table import read_decoder
+from spec_lab.checkpoints.families import read_decoder
 from spec_lab.checkpoints.plan import RopeConfig
 from spec_lab.models.rope import inverse_frequencies, rope_tables
 
@@ -30,7 +30,7 @@ ROPES: dict[str, dict[str, Any]] = {
 
 def read_rope(rope: dict[str, Any]) -> RopeConfig:
     config = {
-        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
         "vocab_size": 8,
         "hidden_size": 128,
         "intermediate_size": 8,

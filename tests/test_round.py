@@ -14,7 +14,7 @@ import torch
 
 from spec_lab.acceptance.strict import StrictAcceptance
 from spec_lab.attention.torch_backend import TorchAttention
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.core.kv_cache import SCRATCH_PAGE
 from spec_lab.core.prompts import PromptEnds
 from spec_lab.core.protocols import Drafter
@@ -127,7 +127,7 @@ def record_rounds(pair: tuple[Path, Path], prune: str, bucket: int = 1, **cache:
     def on_head(token_ids: torch.Tensor, hidden: torch.Tensor, cache: Any, attention: Any, selection: Any) -> Any:
         if in_round:
             rounds[-1].drafter.append(call_of(token_ids, attention))
-            live = getattr(selection, "live_attention", None)
+            live = selection.metadata
             if live is not None:
                 rounds[-1].live_lens = live.seq_lens.tolist()
         return head_forward(token_ids, hidden, cache, attention, selection)

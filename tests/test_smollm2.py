@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from spec_lab.checkpoints.checkpoint import open_tensors
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.gguf_file import read_head
 from spec_lab.checkpoints.packaged import PACKAGED
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
@@ -69,8 +69,9 @@ def test_the_command_of_the_readme_writes_the_text_of_transformers_with_weights_
     assert summary.target.stored_types == ["Q4_1", "Q8_0", "F32"] and summary.target.dtype == "float32"
     assert f"kernels={summary.config['kernels']}" in said
     memory = summary.under("memory")
-    # The cache of these two requests is less than the slack that imports on the way have here.
-    assert memory["peak_rss_bytes"] - memory["start_rss_bytes"] < 1.5 * KEPT_BYTES
+    # The cache of these two requests is less than the slack that imports on the way have here. Those of transformers'
+    # config classes take 155 MB (5.23).
+    assert memory["peak_rss_bytes"] - memory["start_rss_bytes"] < 1.75 * KEPT_BYTES
 
 
 def test_weights_are_those_of_transformers_reader(path: Path, reference: Any) -> None:
@@ -87,7 +88,7 @@ def tokenizer(path: Path) -> TargetTokenizer:
 
 def test_ids_follow_from_the_files_own_merges(path: Path, tokenizer: TargetTokenizer) -> None:
     head = read_head(path)
-    rules = Rules(head.texts("tokenizer.ggml.tokens"), tuple(head.texts("tokenizer.ggml.merges")))
+    rules = Rules(head.metadata["tokenizer.ggml.tokens"], tuple(head.metadata["tokenizer.ggml.merges"]))
     texts = [prompt.text for prompt in shipped_prompts()[::48]]
     for text in [*texts, *(text.replace(" ", "  ") for text in texts), "  7 ½ 世界 e\u0301\n\n 1234"]:
         ids = tokenizer.encode(text)

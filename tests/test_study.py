@@ -77,9 +77,9 @@ def test_runs_are_labelled_by_what_differs(folder: Path) -> None:
     rows = load_frame(folder)
     assert varied(rows) == ["prune", "drafter.num_draft_tokens"]
     assert sorted(labels(own(rows))) == [
-        "catchup, num_draft_tokens=1",
-        "catchup, num_draft_tokens=3",
-        "none, num_draft_tokens=3",
+        "catchup, K=1",
+        "catchup, K=3",
+        "none, K=3",
     ]
 
 
@@ -130,7 +130,7 @@ def test_a_run_has_its_tables(folder: Path) -> None:
     assert list(speed.shown[""]) == [THIS_RUN, "plain", "unpruned"] and "*" in speed.shown["acceptance length"][0]
     assert "imposed, not measured" in speed.note and stages.shown["verify"][1] == "2.12"
     assert len(latency.shown) == 16
-    assert list(categories.shown["category"]) == ["prose", "dates", "code", "all"]
+    assert list(categories.shown["category"]) == ["prose", "dates", "code", "(all)"]
 
 
 def test_runs_are_compared_prompt_by_prompt(folder: Path) -> None:

@@ -15,7 +15,7 @@ from spec_lab.build.limits import engine_limits
 from spec_lab.build.models import load_models
 from spec_lab.checkpoints.checkpoint import open_tensors
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.random_weights import random_tensors
 from spec_lab.checkpoints.slices import kept_part
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes

@@ -20,7 +20,6 @@ from spec_lab.engine.torch_internals import OperatorMode, is_composite, run_comp
 ROOT = Path(__file__).parents[1]
 ADD = torch.ops.aten.add.Tensor
 INTERNALS, LINEAR = "spec_lab/engine/torch_internals.py", "spec_lab/models/linear.py"
-IF_NODES = "spec_lab/engine/if_nodes.py"
 LONG_PROMPTS = "spec_lab/attention/long_prompts.py"
 TAPE, RULES = "spec_lab/engine/tape.py", "spec_lab/engine/tape_rules.py"
 
@@ -37,7 +36,6 @@ USED: dict[str, dict[str, Any]] = {
     },
     TAPE: {"_aten._to_copy": torch.ops.aten},
     RULES: {"_aten._index_put_impl_": torch.ops.aten},
-    IF_NODES: {"torch.cuda._compile_kernel": torch.cuda},
     LONG_PROMPTS: {"torch.ops.aten._scaled_dot_product_cudnn_attention": torch.ops.aten},
     LINEAR: {
         "torch.ops.mkldnn._reorder_linear_weight": torch.ops.mkldnn,

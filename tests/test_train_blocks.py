@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spec_lab.checkpoints.block_checkpoint import load_block
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.core.types import Request
 from spec_lab.train.anchored import (
     Anchored,

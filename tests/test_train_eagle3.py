@@ -10,10 +10,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from spec_lab.checkpoints.families.table import read_model_config
-from spec_lab.train.checkpoint import save_drafter
+from spec_lab.checkpoints.families import read_model_config
+from spec_lab.export.eagle3_json import eagle3_json
+from spec_lab.export.folders import save_drafter
 from spec_lab.train.heads import Eagle3
-from spec_lab.train.heads.eagle3 import Eagle3Module, Eagle3Shape, head_config
+from spec_lab.train.heads.eagle3 import Eagle3Module, Eagle3Shape
 from spec_lab.train.target import FrozenTarget
 from spec_lab.train.unrolled import Places
 from tests.one_row import OneRowAttention, feed_forward, norm
@@ -73,7 +74,7 @@ def test_unrolled_rows_equal_drafting_step_by_step(head: Eagle3Module, num_rows:
 
 
 def test_checkpoint_has_the_names_and_config_that_engines_load(head: Eagle3Module, tmp_path: Path) -> None:
-    save_drafter(head.state_dict(), head_config(SHAPE, 2048), tmp_path)
+    save_drafter(head.state_dict(), eagle3_json(SHAPE.config(2048), 8), tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     layer = "midlayer."
     assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == {

@@ -23,19 +23,20 @@ from spec_lab.checkpoints.checkpoint import stored_tensors
 from spec_lab.checkpoints.taps import Tap
 from spec_lab.collect import CollectConfig, collect
 from spec_lab.core.errors import UserError
-from spec_lab.train import job
-from spec_lab.train.checkpoint import load_drafter, save_drafter
+from spec_lab.export.folders import load_drafter, save_drafter
+from spec_lab.train import serving
 from spec_lab.train.config import Optimisation, TargetChoice
+from spec_lab.train.group import ALONE
 from spec_lab.train.heads import HEADS as KINDS
 from spec_lab.train.heads import Eagle3
 from spec_lab.train.job import train_head
-from spec_lab.train.layouts import write_layouts
 from spec_lab.train.loop import Watch
 from spec_lab.train.proof import NotServed, Proof, Prover
 from spec_lab.train.target import FrozenTarget
 from spec_lab.train.truth import Truth
 from tests.tiny_checkpoints import make_tiny_target
 from tests.tiny_gemma4 import make_tiny_gemma4
+from tests.tiny_gpt_oss import make_tiny_gpt_oss
 from tests.tiny_latent import make_latent_target
 from tests.train_lab import CPU, HEADS, losses, record_run, small, texts_of
 
@@ -51,6 +52,8 @@ LAYOUTS = {
 def make_target(folder: Path, family: str) -> None:
     if family == "gemma4":
         make_tiny_gemma4(folder, "e2b")
+    elif family == "gpt_oss":
+        make_tiny_gpt_oss(folder, num_hidden_layers=8, layer_types=["sliding_attention", "full_attention"] * 4)
     else:
         make_tiny_target(folder, family)  # type: ignore[arg-type]
 
@@ -125,7 +128,7 @@ def test_a_head_that_reads_another_layer_than_it_is_served_is_not_trained(
 
 
 def test_a_large_drafter_lies_in_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spec_lab.train.checkpoint.MOST_FILE_BYTES", 200)
+    monkeypatch.setattr("spec_lab.export.folders.MOST_FILE_BYTES", 200)
     tensors = {f"weight_{index}": torch.full((8, 8), float(index)) for index in range(3)}
     save_drafter(tensors, {"hidden_size": 8}, tmp_path)
     assert len(list(tmp_path.glob("*.safetensors"))) == 3 and (tmp_path / "model.safetensors.index.json").exists()
@@ -148,6 +151,7 @@ def test_a_large_drafter_lies_in_several_files(tmp_path: Path, monkeypatch: pyte
         ("qwen3", "eagle3"),
         ("qwen3", "dflash2"),
         ("gemma4", "p_eagle"),
+        ("gpt_oss", "eagle3"),
     ],
 )
 def test_heads_for_tiny_targets_of_all_families_are_proved_before_and_behind_training(
@@ -163,7 +167,7 @@ def test_heads_for_tiny_targets_of_all_families_are_proved_before_and_behind_tra
     trained, _ = losses(head, target, texts, tmp_path / "no.pt", num_steps=2)
     head.save(trained, target, tmp_path / "after")
     after = prover.prove(tmp_path / "after")
-    write_layouts(LAYOUTS.get(drafter, []), tmp_path / "after", prover)
+    prover.write_layouts(LAYOUTS.get(drafter, []), tmp_path / "after")
     assert len(after.differences) == 4 and after.largest_logit != before.largest_logit > 0.1
 
 
@@ -278,7 +282,7 @@ def test_targets_whose_layers_are_not_packed_are_refused(tmp_path: Path) -> None
     ("changes", "reason"),
     [
         ({"dtype": "float16"}, "dtype=float16"),
-        ({"layouts": ["deepspec"]}, r"layouts=\[deepspec\] is not known for drafter=eagle3"),
+        ({"layouts": ["deepspec"]}, "the layout deepspec is not known"),
         ({"layouts": ["deepspec"], "drafter": HEADS["dflash2"]}, "deepspec cannot hold"),
         ({"data": "nowhere-*"}, "matches no folder"),
         ({"row_length": 5}, "room for prompts alone"),
@@ -367,17 +371,20 @@ def test_the_command_makes_its_own_texts_and_a_head(tmp_path: Path) -> None:
 
 
 def test_prompts_of_a_file_are_answered_by_the_target(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the run writes is what is read; a training that was killed does not ask again."""
+    """What the run writes is what is read; a killed training does not ask again, but one of other texts does."""
     asked: list[Path | None] = []
 
     def write(config: Any, prompts: Path | None, output: Path, device: torch.device) -> Path:
         asked.append(prompts)
         return record_run(output / "texts", llama / "target")
 
-    monkeypatch.setattr(job, "write_texts", write)
+    monkeypatch.setattr(serving, "write_texts", write)
     (llama / "prompts.jsonl").write_text('{"prompt": "How tall is it?"}\n')
     config = small(llama / "target", EAGLE3, llama / "prompts.jsonl", optimisation=Optimisation(num_steps=1))
     for _ in range(2):
-        runs, held_out = job.runs_of(config, llama / "out", llama / "target", CPU, job.Processes())
+        runs, held_out = serving.runs_of(config, llama / "out", llama / "target", CPU, ALONE)
     assert asked == [llama / "prompts.jsonl"] and held_out is None
     assert [run.folder for run in runs] == [llama / "out" / "texts" / "texts"]
+    config.texts.temperature = 0.7
+    serving.runs_of(config, llama / "out", llama / "target", CPU, ALONE)
+    assert len(asked) == 2

@@ -138,16 +138,15 @@ def test_ancestors_are_all_rows_on_the_way_from_the_root() -> None:
     assert [row.nonzero().flatten().tolist() for row in seen[1]] == [[0], [0, 1], [0, 2], [0, 3], [0, 4]]
 
 
-@pytest.mark.parametrize(("exact", "second"), [(True, [[1, 2], [1, 3]]), (False, [[0, 2], [1, 3]])])
-def test_a_branch_sees_its_ancestors_or_what_stood_in_its_place(exact: bool, second: list[list[int]]) -> None:
+def test_a_branch_sees_its_ancestors() -> None:
     """Both branches of the second level come from branch 1 of the first; the slots of a cache of one page."""
     live = SimpleNamespace(seq_lens=torch.tensor([0]), page_table=torch.tensor([[0, 1]]), max_seq_len=0)
     state = BranchState(None, None, torch.zeros(1), live)  # type: ignore[arg-type]
     tokens, backend = torch.tensor([[5, 6]]), TorchTreeAttention(8, 8)
     seen = []
     for came_from in ([[0, 0]], [[1, 1]]):
-        attention = see_ancestors(backend, state, Branches(tokens, torch.tensor(came_from), torch.zeros(2, 1)), exact)
+        attention = see_ancestors(backend, state, Branches(tokens, torch.tensor(came_from), torch.zeros(2, 1)))
         assert attention.tree is not None
         seen.append(attention.tree.path_slots[0].tolist())
-    assert seen == [[[0], [1]], second]
+    assert seen == [[[0], [1]], [[1, 2], [1, 3]]]
     assert attention.positions.tolist() == [1, 1] and attention.slot_mapping.tolist() == [2, 3]

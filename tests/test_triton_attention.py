@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from spec_kernels.attention import paged_attention
+from spec_kernels.attention import _division, paged_attention
 from spec_kernels.attention_reference import paged_attention_reference
 from spec_kernels.attention_tiles import MAX_DECODE_QUERIES, choose_split_keys
 from spec_lab.core.draft_tree import TreeRows
@@ -69,21 +69,26 @@ def attend(
     max_seq_len: int | None = None,
     split: int = SPLIT,
     tree: TreeRows | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Run the kernel, into an output that is NaN before."""
     out = torch.full((queries.shape[0], queries[0].numel()), float("nan"), dtype=queries.dtype, device=DEVICE)
     max_seq_len = max_seq_len or paged.longest
     tables = (paged.kv, paged.page_table, paged.seq_lens, paged.page_size)
-    paged_attention(out, queries, *tables, max_seq_len, split, SCALE, window, *parts_of(tree))
+    paged_attention(out, queries, *tables, max_seq_len, split, SCALE, window, *parts_of(tree), sinks=sinks)
     return out
 
 
 def reference(
-    paged: Paged, queries: torch.Tensor, window: int | None = None, tree: TreeRows | None = None
+    paged: Paged,
+    queries: torch.Tensor,
+    window: int | None = None,
+    tree: TreeRows | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     tables = (paged.kv, paged.page_table, paged.seq_lens)
     shape = (paged.page_size, paged.longest, SCALE, window)
-    return paged_attention_reference(queries, *tables, *shape, *parts_of(tree))
+    return paged_attention_reference(queries, *tables, *shape, *parts_of(tree), sinks=sinks)
 
 
 def parts_of(tree: TreeRows | None) -> tuple[Any, ...]:
@@ -131,6 +136,26 @@ def test_any_page_size(page_size: int) -> None:
     paged = fill([47, 48, 49, 63], page_size)
     queries = randn(8, 4, 16, seed=1)
     assert_near(attend(paged, queries), reference(paged, queries))
+
+
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("num_tiles_to_fill", [1, 10**6])
+@pytest.mark.parametrize("num_queries", [1, 3, MAX_DECODE_QUERIES + 9])
+def test_sinks_take_their_share(
+    num_queries: int, num_tiles_to_fill: int, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In whole programs, in splits and in prompt chunks; one sink outweighs everything and one nothing."""
+    monkeypatch.setattr("spec_kernels.attention.NUM_TILES_TO_FILL", num_tiles_to_fill)
+    _division.cache_clear()
+    paged = fill([70, 200])
+    queries = randn(2 * num_queries, 4, 16, seed=1)
+    sinks = torch.tensor([0.5, 200.0, -200.0, 3.0], device=DEVICE)
+    out = attend(paged, queries, window, sinks=sinks)
+    assert_near(out, reference(paged, queries, window, sinks=sinks))
+    by_head = out.view(-1, 4, 16)
+    assert by_head[:, 1].abs().max() == 0
+    assert torch.equal(by_head[:, 2], attend(paged, queries, window).view(-1, 4, 16)[:, 2])
+    _division.cache_clear()
 
 
 @pytest.mark.parametrize(("head_dim", "dtype"), each_value([8, 24, 64, 128, 256, 512], DTYPES, times=2))

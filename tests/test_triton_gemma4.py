@@ -11,11 +11,12 @@ import torch
 
 from spec_kernels.rope_write import rope_write
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.gemma4_assistant_checkpoint import TOKEN_ORDERING, assistant_tensor_shapes
-from spec_lab.checkpoints.gemma4_assistant_config import AssistantTarget, read_assistant_config
-from spec_lab.checkpoints.gemma4_checkpoint import gemma4_tensor_shapes
-from spec_lab.core.selection import AfterAttention, AllRows, NoRows
+from spec_lab.checkpoints.gemma4_assistant_config import read_assistant_config
+from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
+from spec_lab.core.kept import Kept
+from spec_lab.core.pruning import Drop
 from spec_lab.core.types import AttentionMetadata, FeatureSpec
 from spec_lab.models.gemma4 import Gemma4Target
 from spec_lab.models.gemma4_assistant import Gemma4Assistant
@@ -54,13 +55,13 @@ def read_target(folder: Path, kind: str) -> ModelConfig:
     num_shared = 2 if KINDS[kind].get("num_kv_shared_layers") else 0
     layer_types = [SLIDING, FULL, *[SLIDING, FULL][:num_shared]]
     layers = {"num_hidden_layers": len(layer_types), "layer_types": layer_types, "num_kv_shared_layers": num_shared}
-    text = TEXT | KINDS[kind] | layers | {"architectures": ["Gemma4ForCausalLM"]}
+    text = TEXT | KINDS[kind] | layers | {"model_type": "gemma4_text"}
     (folder / "config.json").write_text(json.dumps(text))
     return read_model_config(folder)
 
 
 def make_target(config: ModelConfig, lane: Lane, products: Products) -> Gemma4Target:
-    tensors = weights(gemma4_tensor_shapes(config))
+    tensors = weights(decoder_tensor_shapes(config))
     return Gemma4Target(config, tensors, lane.backend, MAX_POSITIONS, products=products)
 
 
@@ -79,10 +80,16 @@ def test_a_target_gives_what_it_gives_without(tmp_path: Path, kind: str, num_row
         target, last = make_target(config, lane, products), torch.tensor([5, 11], device=DEVICE)
         for tensor in caches(lane):
             tensor.zero_()
-        begin = prompt(2, 6).flatten(), lane.cache, lane.metadata([0, 0], 6), AfterAttention(last), FeatureSpec()
+        begin = (
+            prompt(2, 6).flatten(),
+            lane.cache,
+            lane.metadata([0, 0], 6),
+            Kept(Drop.AFTER_ATTENTION, last, lane.metadata([5, 5], 1)),
+            FeatureSpec(),
+        )
         first = target.forward(*begin)
         rows = prompt(2, num_rows).flatten()
-        round_ = target.forward(rows, lane.cache, lane.metadata([6, 4], num_rows), AllRows(), FeatureSpec())
+        round_ = target.forward(rows, lane.cache, lane.metadata([6, 4], num_rows), Kept(), FeatureSpec())
         outcomes.append([first.hidden, target.logits(round_.hidden), *caches(lane)])
     for outcome in outcomes[1:]:
         for got, expected in zip(outcome, outcomes[0], strict=True):
@@ -98,7 +105,7 @@ def test_heads_through_the_kernel_are_those_of_torch(tmp_path: Path, kind: str) 
         target = make_target(config, lane, PLAIN)
         for tensor in caches(lane):
             tensor.zero_()
-        begin = prompt(2, 6).flatten(), lane.cache, lane.metadata([0, 0], 6), AllRows(), FeatureSpec()
+        begin = prompt(2, 6).flatten(), lane.cache, lane.metadata([0, 0], 6), Kept(), FeatureSpec()
         outcomes.append([target.forward(*begin).hidden, *caches(lane)])
     for got, expected in zip(*outcomes, strict=True):
         assert_alike(got, expected)
@@ -112,13 +119,15 @@ def test_a_row_of_a_round_is_the_row_of_plain_decoding(tmp_path: Path, kind: str
     target, starts, tokens = make_target(config, lane, TritonProducts()), [9, 3, 1], prompt(3, 13)
     assert all(TritonProducts().is_row_invariant(plan) for plan in config.layers)
     for slot, start in enumerate(starts):
-        target.forward(tokens[slot, :start], lane.cache, of_slot(lane, slot, start), NoRows(), FeatureSpec())
+        target.forward(
+            tokens[slot, :start], lane.cache, of_slot(lane, slot, start), Kept(Drop.EVERYTHING), FeatureSpec()
+        )
     rows = torch.stack([tokens[slot, start : start + 4] for slot, start in enumerate(starts)])
-    verified = target.forward(rows.flatten(), lane.cache, lane.metadata(starts, 4), AllRows(), FeatureSpec())
+    verified = target.forward(rows.flatten(), lane.cache, lane.metadata(starts, 4), Kept(), FeatureSpec())
     together = target.logits(verified.hidden).view(3, 4, -1)
     for column in (0, 3):
         metadata = lane.metadata([starts[0] + column], 1)
-        alone = target.forward(rows[0, column : column + 1], lane.cache, metadata, AllRows(), FeatureSpec())
+        alone = target.forward(rows[0, column : column + 1], lane.cache, metadata, Kept(), FeatureSpec())
         assert torch.equal(target.logits(alone.hidden)[0], together[0, column])
 
 
@@ -135,7 +144,7 @@ def test_a_layer_is_eight_kernels_and_three_more_with_embeddings_of_its_own(tmp_
         lane = Lane.of(config.layers)
         target, metadata = make_target(config, lane, TritonProducts()), lane.metadata([6, 4], 4)
         with CountedKernels() as launched:
-            target.forward(prompt(2, 4).flatten(), lane.cache, metadata, AllRows(), FeatureSpec())
+            target.forward(prompt(2, 4).flatten(), lane.cache, metadata, Kept(), FeatureSpec())
         num_layers, before = len(config.layers), {"product": 1, "layer_embeddings": 1} if more else {}
         expected = {
             name: num_layers * (KERNELS_OF_A_LAYER.get(name, 0) + more.get(name, 0)) + before.get(name, 0)
@@ -149,7 +158,7 @@ def test_small_weights_have_the_librarys_products_beyond_sixteen_rows(tmp_path: 
     lane = Lane.of(config.layers)
     target, metadata = make_target(config, lane, TritonProducts()), lane.metadata([6, 4], 10)
     with CountedKernels() as launched:
-        target.forward(prompt(2, 10).flatten(), lane.cache, metadata, AllRows(), FeatureSpec())
+        target.forward(prompt(2, 10).flatten(), lane.cache, metadata, Kept(), FeatureSpec())
     assert launched.count["product"] == 0 and launched.count["gated"] == 2 * len(config.layers)
 
 
@@ -160,7 +169,7 @@ def make_assistant(
         {"use_ordered_embeddings": True, "num_centroids": 8, "centroid_intermediate_top_k": 2} if centroids else {}
     )
     (folder / "config.json").write_text(json.dumps(ASSISTANT | of_head))
-    assistant = read_assistant_config(folder, AssistantTarget.from_model_config(config))
+    assistant = read_assistant_config(folder, config)
     tensors = weights(assistant_tensor_shapes(assistant))
     if centroids:
         tensors[TOKEN_ORDERING] = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(1)).to(DEVICE)

@@ -15,14 +15,14 @@ from spec_kernels.norms import rms_norm
 from spec_kernels.utils import INTERPRETED
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.build.caches import cache_row
-from spec_lab.build.kernels import KERNELS
+from spec_lab.build.kernels import make_kernels
 from spec_lab.checkpoints.delta_net_checkpoint import delta_net_tensor_shapes
 from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.config.choices import Rollback
 from spec_lab.config.run import RecurrentConfig, Run
+from spec_lab.core.kept import Kept
 from spec_lab.core.kv_cache import PagedKVCache
-from spec_lab.core.selection import AllRows
 from spec_lab.core.types import AttentionMetadata, FeatureSpec
 from spec_lab.engine.states import RecurrentStates
 from spec_lab.engine.tape import TapeRecorder
@@ -72,7 +72,7 @@ class Lane:
         metadata = AttentionMetadata(
             rows[:, 0], NOTHING, recurrent.slot_ids, NOTHING, num_queries, 0, recurrent=recurrent
         )
-        return self.layer.o(self.layer(rows, RotaryRows(NOTHING, NOTHING), self.cache, metadata, AllRows()))
+        return self.layer.o(self.layer(rows, RotaryRows(NOTHING, NOTHING), self.cache, metadata, Kept()))
 
     def text(self, dtype: torch.dtype, num_rounds: int) -> list[torch.Tensor]:
         """Run prompts in chunks, and rounds of every number of rows; what a round may not read is spoilt before."""
@@ -179,7 +179,7 @@ def test_few_rows_in_16_bits_go_through_the_fused_products(folder: Path) -> None
     config = read_model_config(folder)
     outputs = []
     for kernels in ("torch", "triton"):
-        parts = KERNELS[kernels](DEVICE, torch.float16)
+        parts = make_kernels(kernels, DEVICE, torch.float16)
         backend = TorchAttention(4, 64)
         products = TritonProducts() if kernels == "triton" else PLAIN
         target = load_target(config, WeightSource(folder, torch.float16, DEVICE), backend, 64, products)
@@ -200,7 +200,7 @@ def test_few_rows_in_16_bits_go_through_the_fused_products(folder: Path) -> None
             metadata = backend.build(positions, lens, pages, start + num_rows)
             metadata.recurrent = recurrent_rows(first)
             tokens = torch.arange(7 + start, 7 + start + num_rows, device=DEVICE)
-            output = target.forward(tokens, cache, metadata, AllRows(), FeatureSpec())
+            output = target.forward(tokens, cache, metadata, Kept(), FeatureSpec())
             found.append(target.logits(output.hidden).float())
             start += num_rows if start == 0 else 2
             states.commit(first, first + (0 if start == 5 else 1))

@@ -14,12 +14,12 @@ from spec_kernels.attention_tiles import choose_latent_split_keys, choose_latent
 from spec_kernels.latent_attention import latent_attention, latent_attention_reference
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.attention.triton_backend import TritonAttention
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.random_weights import random_eagle3, random_tensors
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.config.option import get
+from spec_lab.core.kept import Kept
 from spec_lab.core.kv_cache import LayerCache
-from spec_lab.core.selection import AllRows
 from spec_lab.engine.tape import TapeRecorder
 from spec_lab.models.eagle3 import Eagle3Head
 from spec_lab.models.latent import NarrowQuery
@@ -193,7 +193,7 @@ def test_a_target_of_16_bits_gives_what_it_gives_without_fused_products(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     """Prompt rows first, more than are few, then a round of two requests; a row of it is bit-equal alone."""
-    architecture = {"architectures": ["DeepseekV3ForCausalLM"], "num_hidden_layers": 2}
+    architecture = {"model_type": "deepseek_v3", "num_hidden_layers": 2}
     (tmp_path / "config.json").write_text(json.dumps(SIZES | architecture | changes))
     config = read_model_config(tmp_path)
     outputs, lanes, targets = [], [], []
@@ -203,17 +203,17 @@ def test_a_target_of_16_bits_gives_what_it_gives_without_fused_products(
         for mlp in target.expert_parts:
             mlp.router, mlp.experts = mlp.router.made_by(triton_router), mlp.experts.made_by(TritonExperts)
         lane.cache.kv.zero_()
-        target.forward(prompt(2, 34).flatten(), lane.cache, lane.metadata([0, 0], 34), AllRows(), FEATURES)
-        round_ = target.forward(prompt(2, 4).flatten(), lane.cache, lane.metadata([30, 9], 4), AllRows(), FEATURES)
+        target.forward(prompt(2, 34).flatten(), lane.cache, lane.metadata([0, 0], 34), Kept(), FEATURES)
+        round_ = target.forward(prompt(2, 4).flatten(), lane.cache, lane.metadata([30, 9], 4), Kept(), FEATURES)
         outputs.append(target.logits(round_.hidden))
         lanes.append(lane)
         targets.append(target)
     assert_alike(outputs[1], outputs[0])
     assert_alike(lanes[1].cache.kv, lanes[0].cache.kv)
-    alone = targets[1].forward(prompt(2, 4)[0, :1], lanes[1].cache, lanes[1].metadata([30], 1), AllRows(), FEATURES)
+    alone = targets[1].forward(prompt(2, 4)[0, :1], lanes[1].cache, lanes[1].metadata([30], 1), Kept(), FEATURES)
     if DEVICE.type == "cpu":  # on a GPU the products of heads are the library's, which may differ
         assert torch.equal(targets[1].logits(alone.hidden)[0], outputs[1][0])
-        rounds = prompt(2, 4).flatten(), lanes[1].cache, lanes[1].metadata([30, 9], 4), AllRows(), FEATURES
+        rounds = prompt(2, 4).flatten(), lanes[1].cache, lanes[1].metadata([30, 9], 4), Kept(), FEATURES
         graph = TapeRecorder(num_warmups=0).capture(lambda: targets[1].logits(targets[1].forward(*rounds).hidden))
         graph.replay()
         assert torch.equal(graph.outputs, outputs[1]), "on a tape too"
@@ -231,7 +231,7 @@ def test_a_query_with_its_norm_inside_gives_what_it_gives_without() -> None:
 @pytest.mark.parametrize("selection", ["all", "before"])
 @torch.inference_mode()
 def test_an_eagle3_head_of_16_bits_gives_what_it_gives_without_fused_products(tmp_path: Path, selection: str) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(SIZES | {"architectures": ["DeepseekV3ForCausalLM"]}))
+    (tmp_path / "config.json").write_text(json.dumps(SIZES | {"model_type": "deepseek_v3"}))
     target = read_model_config(tmp_path)
     results = []
     for products in (PLAIN, TritonProducts()):

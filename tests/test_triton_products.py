@@ -14,16 +14,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from spec_kernels.rope_write import rope_write
 from spec_lab.attention.triton_backend import TritonAttention
 from spec_lab.build.caches import cache_row
-from spec_lab.build.kernels import KERNELS
+from spec_lab.build.kernels import make_kernels
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.keep_fp8 import with_narrow_products, with_wide_products
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.checkpoints.random_weights import random_eagle3, random_mtp, random_tensors
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
+from spec_lab.core.kept import Kept
 from spec_lab.core.kv_cache import PagedKVCache
-from spec_lab.core.layer_protocols import RowSelection
-from spec_lab.core.selection import AfterAttention, AllRows, BeforeAttention, NoRows
+from spec_lab.core.pruning import Drop
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide
 from spec_lab.engine.pages import PageTable
 from spec_lab.models.decoder import DecoderTarget
@@ -109,13 +109,13 @@ def assert_alike(got: torch.Tensor, expected: torch.Tensor) -> None:
     assert (got.float() - expected.float()).norm() <= 0.01 * expected.float().norm()
 
 
-def selections(lane: Lane) -> dict[str, RowSelection]:
+def selections(lane: Lane) -> dict[str, Kept]:
     live = torch.tensor([1, 5], device=DEVICE)
     return {
-        "all": AllRows(),
-        "live": AllRows(live),
-        "after": AfterAttention(live),
-        "before": BeforeAttention(live, lane.metadata([7, 8], 1)),
+        "all": Kept(),
+        "live": Kept(Drop.AFTER_LAYER, live),
+        "after": Kept(Drop.AFTER_ATTENTION, live),
+        "before": Kept(Drop.BEFORE_ATTENTION, live, lane.metadata([7, 8], 1)),
     }
 
 
@@ -126,8 +126,8 @@ def test_a_target_gives_what_it_gives_without(config: ModelConfig) -> None:
         lane = Lane.of(config.layers)
         target = make_target(config, lane, products)
         lane.cache.kv.zero_()
-        target.forward(prompt(2, 6).flatten(), lane.cache, lane.metadata([0, 0], 6), NoRows(), FEATURES)
-        round_ = target.forward(prompt(2, 4).flatten(), lane.cache, lane.metadata([6, 4], 4), AllRows(), FEATURES)
+        target.forward(prompt(2, 6).flatten(), lane.cache, lane.metadata([0, 0], 6), Kept(Drop.EVERYTHING), FEATURES)
+        round_ = target.forward(prompt(2, 4).flatten(), lane.cache, lane.metadata([6, 4], 4), Kept(), FEATURES)
         assert round_.features is not None
         outputs.append([target.logits(round_.hidden), round_.features])
         caches.append(lane.cache.kv)
@@ -144,7 +144,7 @@ def test_rows_of_prompts_give_what_they_give_without(llama: ModelConfig, num_row
     for products in (PLAIN, TritonProducts()):
         target = make_target(llama, lane, products)
         with products.prompt_rounding.products():
-            outputs.append(target.logits(target.forward(rows, lane.cache, metadata, AllRows(), FEATURES).hidden))
+            outputs.append(target.logits(target.forward(rows, lane.cache, metadata, Kept(), FEATURES).hidden))
     assert_alike(outputs[1], outputs[0])
 
 
@@ -154,7 +154,9 @@ def test_more_rows_give_what_they_give_without(llama: ModelConfig, num_rows: int
     lane = Lane.of(llama.layers)
     rows, metadata = prompt(2, num_rows).flatten(), lane.metadata([0, 0], num_rows)
     outputs = [
-        make_target(llama, lane, products).forward(rows, lane.cache, metadata, AfterAttention(last), FEATURES).hidden
+        make_target(llama, lane, products)
+        .forward(rows, lane.cache, metadata, Kept(Drop.AFTER_ATTENTION, last), FEATURES)
+        .hidden
         for last in [torch.tensor([num_rows - 1, 2 * num_rows - 1], device=DEVICE)]
         for products in (PLAIN, TritonProducts())
     ]
@@ -169,12 +171,12 @@ def test_a_target_in_e4m3_gives_what_its_numbers_give(llama: ModelConfig, num_ro
     rows, metadata = prompt(2, num_rows).flatten(), lane.metadata([0, 0], num_rows)
     target = make_target(llama, lane, TritonProducts(), narrow=True)
     with CountedKernels() as launched:
-        got = target.forward(rows, lane.cache, metadata, AllRows(), FEATURES).hidden
+        got = target.forward(rows, lane.cache, metadata, Kept(), FEATURES).hidden
     assert launched.count["product"] + launched.count["project_heads"] == ours * len(llama.layers)
     assert launched.count["dequantise"] == (4 - ours) * len(llama.layers)
     tensors = with_narrow_products(random_tensors(decoder_tensor_shapes(llama), DTYPE, DEVICE, 3))
     wide = DecoderTarget(llama, with_wide_products(tensors, DTYPE), lane.backend, MAX_POSITIONS)
-    assert_alike(got, wide.forward(rows, lane.cache, metadata, AllRows(), FEATURES).hidden)
+    assert_alike(got, wide.forward(rows, lane.cache, metadata, Kept(), FEATURES).hidden)
 
 
 @pytest.mark.parametrize("narrow", [False, True])
@@ -189,13 +191,13 @@ def test_a_row_of_a_round_is_the_row_of_plain_decoding(config: ModelConfig, narr
             lane.table.pages[slot : slot + 1],
             start,
         )
-        target.forward(tokens[slot, :start], lane.cache, metadata, NoRows(), FeatureSpec())
+        target.forward(tokens[slot, :start], lane.cache, metadata, Kept(Drop.EVERYTHING), FeatureSpec())
     rows = torch.stack([tokens[slot, start : start + 4] for slot, start in enumerate(starts)])
-    verified = target.forward(rows.flatten(), lane.cache, lane.metadata(starts, 4), AllRows(), FeatureSpec())
+    verified = target.forward(rows.flatten(), lane.cache, lane.metadata(starts, 4), Kept(), FeatureSpec())
     together = target.logits(verified.hidden).view(3, 4, -1)
     for column in (0, 3):
         metadata = lane.metadata([starts[0] + column], 1)
-        alone = target.forward(rows[0, column : column + 1], lane.cache, metadata, AllRows(), FeatureSpec())
+        alone = target.forward(rows[0, column : column + 1], lane.cache, metadata, Kept(), FeatureSpec())
         assert torch.equal(target.logits(alone.hidden)[0], together[0, column])
 
 
@@ -204,7 +206,7 @@ def run_head(head: Eagle3Head | MtpModule, lane: Lane, name: str) -> list[torch.
     lane.cache.kv.zero_()
     hidden = randn(2, 6, 32, seed=2, dtype=DTYPE)
     layer = lane.cache.layers[0]
-    head.forward(prompt(2, 6).flatten(), hidden.flatten(0, 1), layer, lane.metadata([0, 0], 6), NoRows())
+    head.forward(prompt(2, 6).flatten(), hidden.flatten(0, 1), layer, lane.metadata([0, 0], 6), Kept(Drop.EVERYTHING))
     rows = prompt(2, 4).flatten(), hidden[:, :4].flatten(0, 1)
     out = head.forward(*rows, layer, lane.metadata([6, 4], 4), selections(lane)[name])
     tokens, probabilities = head.greedy_with_probability(out)
@@ -246,9 +248,9 @@ def test_an_mtp_module_gives_what_it_gives_without(llama: ModelConfig, side: Nor
 
 
 def test_float32_keeps_the_librarys_products(llama: ModelConfig) -> None:
-    assert KERNELS["triton"](DEVICE, torch.float32).products is PLAIN
+    assert make_kernels("triton", DEVICE, torch.float32).products is PLAIN
     lane = Lane.of(llama.layers)
-    target = make_target(llama, lane, KERNELS["triton"](DEVICE, torch.float16).products)
+    target = make_target(llama, lane, make_kernels("triton", DEVICE, torch.float16).products)
     assert all(type(layer) is TwoWays for layer in target.layers)
 
 
@@ -257,7 +259,7 @@ def kernels_of_a_layer(config: ModelConfig, products: Products, num_rows: int = 
     lane = Lane.of(config.layers)
     target, metadata = make_target(config, lane, products), lane.metadata([6, 4], num_rows)
     with CountedKernels() as launched:
-        target.forward(prompt(2, num_rows).flatten(), lane.cache, metadata, AllRows(), FEATURES)
+        target.forward(prompt(2, num_rows).flatten(), lane.cache, metadata, Kept(), FEATURES)
     counts = [launched.count[name] / len(config.layers) for name in ("product", "rope_write", "project_heads")]
     return tuple(counts)  # type: ignore[return-value]
 

@@ -18,7 +18,7 @@ from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
 
 from spec_lab.__main__ import main
 from spec_lab.record.models import Run
-from spec_lab.record.reading import read_run
+from spec_lab.record.reading import find_runs, read_run
 from spec_lab.record.recorder import Recorder
 from spec_lab.record.wandb_sink import WandbSink, without_user_paths
 from tests.fake_runs import make_begun, record_run
@@ -151,6 +151,11 @@ def test_offline_run_has_tables_and_files(recorded: tuple[Path, Run]) -> None:
     assert set(entries) == {"config.yaml", "requests.jsonl", "rounds.jsonl", "summary.json"}
     for name in ("requests.jsonl", "rounds.jsonl"):
         assert (Path.cwd() / entries[name]).read_bytes() == (folder / name).read_bytes()
+
+
+def test_the_copy_of_a_record_is_no_other_run(recorded: tuple[Path, Run]) -> None:
+    assert len(list(recorded[0].rglob("summary.json"))) == 2
+    assert [found.folder for found in find_runs(recorded[0].parent)] == [recorded[0]]
 
 
 def test_nothing_tells_who_and_where(recorded: tuple[Path, Run], workplace: Path) -> None:

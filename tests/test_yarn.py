@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from spec_lab.checkpoints.families.rope import read_rope, score_factor
-from spec_lab.checkpoints.json_input import ConfigFields
+from spec_lab.checkpoints.families import read_decoder
 from spec_lab.checkpoints.plan import RopeConfig
 from spec_lab.models.rope import inverse_frequencies, rope_tables
 
@@ -45,9 +44,10 @@ def read(rope: dict[str, Any], spelling: str) -> ScoredRope:
     else:
         scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
         config = {"rope_theta": rope["rope_theta"], "rope_scaling": {"type": "yarn", **scaling}}
-    fields = ConfigFields(config, "config.json")
-    found = read_rope(fields, MAX_POSITIONS)
-    return ScoredRope(found, score_factor(fields, found))
+    sizes = {"model_type": "deepseek_v3", "num_hidden_layers": 1, "max_position_embeddings": MAX_POSITIONS}
+    plan = read_decoder(sizes | config, "config.json").only_layer
+    assert plan.latent is not None
+    return ScoredRope(plan.rope, plan.latent.mscale)
 
 
 def reference(rope: dict[str, Any]) -> tuple[Any, float]:

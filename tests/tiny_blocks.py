@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from spec_lab.checkpoints.block_config import Slots
+from spec_lab.checkpoints.block_heads import HeadKind, MarkovForm
 from spec_lab.checkpoints.config import ModelConfig
 from tests.tiny_checkpoints import make_tiny_eagle3, random_weight, rewrite_config, rewrite_tensors
 
@@ -64,11 +66,9 @@ class TinyBlock:
     @property
     def options(self) -> dict[str, Any]:
         """The parts, as knobs of drafter=dflash."""
-        from spec_lab.options.drafters.blocks import Form, Head, RowReading
-
-        slots = RowReading.anchor_first if self.first_row == 0 else RowReading.mask_first
-        form = Form(self.form) if self.head == "markov" else Form.vanilla
-        return {"head": Head(self.head), "slots": slots, "conv": self.conv, "markov_form": form}
+        slots = Slots.anchor_first if self.first_row == 0 else Slots.mask_first
+        form = MarkovForm(self.form) if self.head == "markov" else MarkovForm.vanilla
+        return {"head": HeadKind(self.head), "slots": slots, "conv": self.conv, "markov_form": form}
 
 
 TINY_PRESETS = {

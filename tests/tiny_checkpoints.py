@@ -18,7 +18,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.families.plain import Family
+
+Family = Literal["llama", "qwen2", "qwen3"]
 
 TINY_SIZES: dict[str, Any] = {
     "vocab_size": 160,

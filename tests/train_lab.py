@@ -10,7 +10,7 @@ import torch
 
 from spec_lab.checkpoints.block_heads import HeadKind
 from spec_lab.checkpoints.digest import target_digest
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.record.models import Request, Run, Target
 from spec_lab.record.names import REQUESTS_FILE
 from spec_lab.record.recorder import write_run

@@ -47,6 +47,7 @@ def paged_attention(
     path_slots: torch.Tensor | None = None,
     depths: torch.Tensor | None = None,
     num_tail: int = 0,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """Attention of the newest query rows of each request over its paged keys and values.
 
@@ -71,12 +72,15 @@ def paged_attention(
             row sees after the prefix, up to its own; None for a chain.
         depths: [batch, num_queries] int64, contiguous, for a tree: position of each row after the prefix.
         num_tail: the number of a tree's keys after the prefix.
+        sinks: [num_heads] float32, contiguous: for each head the score of one more key, whose value is zero; None for
+            none.
     """
     _assert_shapes(out, queries, kv, page_table)
     num_queries = queries.shape[0] // page_table.shape[0]
     reach = (min(max_seq_len, (page_table.shape[1] - 1) * page_size), _EVERY_KEY if window is None else window)
     heads = _heads(queries, kv, page_size)
-    inputs = (queries, kv, page_table, seq_lens)
+    assert sinks is None or (sinks.dtype == torch.float32 and sinks.is_contiguous())
+    inputs = (queries, kv, page_table, seq_lens, sinks)
     with launch_on(out):
         if path_slots is not None:
             assert depths is not None and path_slots.is_contiguous() and depths.is_contiguous()
@@ -111,7 +115,7 @@ def _strides(queries: torch.Tensor, kv: torch.Tensor, page_table: torch.Tensor) 
 
 def _launch_splits(
     out: torch.Tensor,
-    inputs: tuple[torch.Tensor, ...],
+    inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None],
     tree: tuple[torch.Tensor, ...],
     num_tail: int,
     reach: tuple[int, int],
@@ -124,11 +128,11 @@ def _launch_splits(
     A tree also has programs for each query row and each split from the root's on. Those of the root's split come first.
 
     Args:
-        inputs: queries, kv, page_table, seq_lens.
+        inputs: queries, kv, page_table, seq_lens, sinks.
         tree: path slots and depths; ignored for a chain, whose `num_tail` is 0.
         reach: the number of positions that can be read, and the window.
     """
-    queries, kv, page_table, seq_lens = inputs
+    queries, kv, page_table, seq_lens, sinks = inputs
     batch, num_rows, num_heads, head_dim = page_table.shape[0], *queries.shape
     path_len = tree[0].shape[2] if num_tail > 0 else 0
     num_splits = max(1, triton.cdiv(reach[0], split_keys))
@@ -145,6 +149,7 @@ def _launch_splits(
         seq_lens,
         tree[0],
         tree[1],
+        seq_lens if sinks is None else sinks,
         num_rows // batch,
         num_tail,
         path_len,
@@ -159,12 +164,13 @@ def _launch_splits(
         split_keys,
         **heads,
         IS_WHOLE=division.is_whole,
+        HAS_SINKS=sinks is not None,
         **placed_if_few(division.grid[0] * division.grid[1] * division.grid[2]),
         **division.constants,
     )
     if division.num_entries > 0:
         depths = tree[1] if num_tail > 0 else None
-        merge_partials(out, partials, seq_lens, reach, split_keys, depths, num_tail, division.is_whole)
+        merge_partials(out, partials, seq_lens, reach, split_keys, depths, num_tail, division.is_whole, sinks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,13 +227,13 @@ def _division(
 
 def _launch_chunk(
     out: torch.Tensor,
-    inputs: tuple[torch.Tensor, ...],
+    inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None],
     reach: tuple[int, int],
     scale: float,
     heads: dict[str, int],
 ) -> None:
     """Launch a program for each row tile of each head of each request's prompt chunk."""
-    queries, kv, page_table, seq_lens = inputs
+    queries, kv, page_table, seq_lens, sinks = inputs
     num_queries = queries.shape[0] // page_table.shape[0]
     tiles = prompt_tiles(heads["CHANNEL_TILE"], kv.element_size())
     attend_chunk[triton.cdiv(num_queries, tiles.rows), queries.shape[1], page_table.shape[0]](
@@ -236,6 +242,7 @@ def _launch_chunk(
         kv,
         page_table,
         seq_lens,
+        seq_lens if sinks is None else sinks,
         num_queries,
         reach[0],
         reach[1],
@@ -246,6 +253,7 @@ def _launch_chunk(
         KEY_TILE=tiles.keys,
         STAGES=tiles.num_stages,
         IS_WINDOWED=reach[1] < _EVERY_KEY,
+        HAS_SINKS=sinks is not None,
         num_warps=tiles.num_warps,
     )
 

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from spec_kernels.attention_tree import tree_keys, tree_slots, tree_tile
 from spec_kernels.early import wait_for_inputs
-from spec_kernels.online_softmax import add_keys_across, divisor, key_slots, merge
+from spec_kernels.online_softmax import add_keys_across, divisor, key_slots, merge, with_sink
 
 
 @triton.jit
@@ -50,6 +50,7 @@ def attend_split(
     seq_lens_ptr: tl.tensor,
     path_slots_ptr: tl.tensor,
     depths_ptr: tl.tensor,
+    sinks_ptr: tl.tensor,
     num_queries: tl.tensor,
     num_tail: tl.tensor,
     path_len: tl.tensor,
@@ -75,6 +76,7 @@ def attend_split(
     STAGES: tl.constexpr,
     IS_TREE: tl.constexpr,
     IS_WHOLE: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     EARLY: tl.constexpr,
 ) -> None:
     """Attends one row tile over the keys of one split.
@@ -170,6 +172,8 @@ def attend_split(
     if IS_WHOLE:
         maxima, sums, acc = merge(total_maxima, total_sums, total_acc, maxima, sums, acc, 0)
     if IS_WHOLE and not IS_TREE:
+        if HAS_SINKS:
+            sums = with_sink(maxima, sums, sinks_ptr, head, is_row)
         out = acc / divisor(sums)[None, :]
         tl.store(
             out_ptr + out_head[None, :] * HEAD_DIM + channels[:, None], out.to(out_ptr.dtype.element_ty), mask=is_entry

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from spec_kernels.online_softmax import divisor, key_slots
+from spec_kernels.online_softmax import divisor, key_slots, with_sink
 from spec_kernels.vocabulary import finite_or_zero
 
 
@@ -71,6 +71,7 @@ def attend_chunk(
     kv_ptr: tl.tensor,
     page_table_ptr: tl.tensor,
     seq_lens_ptr: tl.tensor,
+    sinks_ptr: tl.tensor,
     num_queries: tl.tensor,
     num_readable: tl.tensor,
     window: tl.tensor,
@@ -88,6 +89,7 @@ def attend_chunk(
     KEY_TILE: tl.constexpr,
     STAGES: tl.constexpr,
     IS_WINDOWED: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ) -> None:
     """Attends ROW_TILE query rows of one head over all keys that they see."""
     # The tiles that see the most keys start first.
@@ -141,6 +143,8 @@ def attend_chunk(
             STAGES,
             is_masked,
         )
+    if HAS_SINKS:
+        sums = with_sink(maxima, sums, sinks_ptr, head + query * 0, is_row)
     out_ptrs = out_ptr + (out_row * (NUM_KV_HEADS * GROUP) + head)[:, None] * HEAD_DIM + channels[None, :]
     out = (acc / divisor(sums)[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_ptrs, out, mask=is_row[:, None] & is_channel)

@@ -17,6 +17,7 @@ def paged_attention_reference(
     path_slots: torch.Tensor | None = None,
     depths: torch.Tensor | None = None,
     num_tail: int = 0,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute what `paged_attention` computes, in float32; returns [batch * num_queries, num_heads * head_dim] in the
     queries' dtype. The arguments are the same, except that `out` and `split_keys` are missing."""
@@ -43,7 +44,10 @@ def paged_attention_reference(
     grouped = queries.float().view(batch, num_queries, num_kv_heads, num_heads // num_kv_heads, head_dim)
     scores = torch.einsum("bqhgd,bqkhd->bqhgk", grouped, keys.expand(-1, num_queries, -1, -1, -1)) * scale
     scores = scores.masked_fill(~is_visible[:, :, None, None, :], float("-inf"))
-    weights = scores.softmax(-1).nan_to_num(0.0)  # for rows that see no key
+    if sinks is not None:
+        of_sinks = sinks.float().view(num_kv_heads, -1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat((scores, of_sinks), dim=-1)
+    weights = scores.softmax(-1)[..., : len(positions)].nan_to_num(0.0)  # for rows that see no key
     out = torch.einsum("bqhgk,bqkhd->bqhgd", weights, values.expand(-1, num_queries, -1, -1, -1))
     return out.reshape(num_rows, num_heads * head_dim).to(queries.dtype)
 

@@ -37,28 +37,13 @@ _HOPPER = (9, 0)
 _FEW_PROGRAMS = 64
 
 
-_AHEAD: ContextVar[bool | None] = ContextVar("early launches", default=None)
-"""None if nothing has been set."""
+_AHEAD: ContextVar[bool] = ContextVar("early launches", default=False)
 
 
 @contextmanager
 def early_launches() -> Iterator[None]:
-    """Let kernels launched inside start early, if the GPU supports it and `launched_plainly` does not forbid it."""
-    with _launched(_AHEAD.get() is not False and (INTERPRETED or can_be_early())):
-        yield
-
-
-@contextmanager
-def launched_plainly() -> Iterator[None]:
-    """Let no kernel inside start early, since not every kind of early launch is known to work in an IF node of a
-    graph."""
-    with _launched(False):
-        yield
-
-
-@contextmanager
-def _launched(ahead: bool) -> Iterator[None]:
-    token = _AHEAD.set(ahead)
+    """Let kernels launched inside start early, if the GPU supports it."""
+    token = _AHEAD.set(INTERPRETED or can_be_early())
     try:
         yield
     finally:
@@ -70,7 +55,7 @@ def loads_ahead() -> bool:
 
     They do so inside `early_launches`, since no kernel of a forward writes weights.
     """
-    return bool(_AHEAD.get())
+    return _AHEAD.get()
 
 
 @triton.jit

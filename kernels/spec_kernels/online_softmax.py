@@ -79,6 +79,16 @@ def merge(
 
 
 @triton.jit
+def with_sink(
+    maxima: tl.tensor, sums: tl.tensor, sinks_ptr: tl.tensor, heads: tl.tensor, is_head: tl.tensor
+) -> tl.tensor:
+    """Returns rows' sums with the weight of their head's sink, a learned score of a key whose value is zero
+    (gpt-oss)."""
+    scores = tl.load(sinks_ptr + heads, mask=is_head, other=float("-inf")) * 1.4426950408889634
+    return sums + tl.exp2(scores - finite_or_zero(maxima))
+
+
+@triton.jit
 def divisor(sums: tl.tensor) -> tl.tensor:
     """Returns the divisor for each row's values; it is 1 for a row that sees no key, whose values stay zero."""
     return tl.where(sums > 0, sums, 1.0)

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from spec_kernels.early import placed_if_few, wait_behind_others
-from spec_kernels.online_softmax import divisor, merge
+from spec_kernels.online_softmax import divisor, merge, with_sink
 
 STAGES = 12
 
@@ -46,6 +46,7 @@ def merge_splits(
     maxima_ptr: tl.tensor,
     seq_lens_ptr: tl.tensor,
     depths_ptr: tl.tensor,
+    sinks_ptr: tl.tensor,
     num_queries: tl.tensor,
     num_tail: tl.tensor,
     num_readable: tl.tensor,
@@ -59,6 +60,7 @@ def merge_splits(
     STAGES: tl.constexpr,
     IS_TREE: tl.constexpr,
     IS_WHOLE: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     EARLY: tl.constexpr,
 ) -> None:
     """Merges the splits in which a query row sees keys, for HEAD_TILE heads, one after another; some are read ahead.
@@ -98,6 +100,8 @@ def merge_splits(
         next_sums = tl.load(sums_ptr + entries, mask=is_head, other=0.0)
         next_acc = tl.load(partial_ptr + stride * split * HEAD_DIM + offsets, mask=is_entry, other=0.0)
         maxima, sums, acc = merge(maxima, sums, acc, next_maxima, next_sums, next_acc, 1)
+    if HAS_SINKS:
+        sums = with_sink(maxima, sums, sinks_ptr, heads, is_head)
     out = acc / divisor(sums)[:, None]
     tl.store(out_ptr + offsets, out.to(out_ptr.dtype.element_ty), mask=is_entry)
 
@@ -111,6 +115,7 @@ def merge_partials(
     depths: torch.Tensor | None = None,
     num_tail: int = 0,
     is_whole: bool = False,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """Write the merged rows of a launch to `out` [rows, heads, width], or a tensor of that size.
 
@@ -118,6 +123,7 @@ def merge_partials(
         reach: the number of positions that can be read, and the window.
         depths: [batch, num_queries] of the rows of a tree with `num_tail` newest keys.
         is_whole: the first entry of a tree holds all shared splits.
+        sinks: [heads] float32, as for `paged_attention`.
     """
     _, num_rows, num_heads, width = partials.acc.shape
     channel_tile = max(16, triton.next_power_of_2(width))
@@ -130,6 +136,7 @@ def merge_partials(
         partials.maxima,
         seq_lens,
         seq_lens if depths is None else depths,
+        seq_lens if sinks is None else sinks,
         num_rows // seq_lens.shape[0],
         num_tail,
         reach[0],
@@ -143,6 +150,7 @@ def merge_partials(
         STAGES=STAGES,
         IS_TREE=depths is not None,
         IS_WHOLE=is_whole,
+        HAS_SINKS=sinks is not None,
         **placed_if_few(grid[0] * grid[1]),
         num_warps=4 if channel_tile <= 128 else 8,
     )

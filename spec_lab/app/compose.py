@@ -110,7 +110,7 @@ def prepared(arguments: Sequence[str]) -> list[str]:
     extensions = load_options(extensions_in(arguments))
     store(schemas())
     folders = [folder for folder in map(conf_of, extensions) if folder is not None]
-    store_lines(arguments, [conf_folder(), *folders], tuple(GROUPS))
+    store_lines(arguments, [conf_folder(), *folders], GROUPS)
     swept = {key for key, value in map(_split, arguments) if key in GROUPS and ("," in value or "(" in value)}
     own = {key for key in keys() if key.partition(".")[0] in swept and key not in keys(Run)}
     words = [f"++{word}" if _split(word)[0] in own and word[0] not in "+~" else word for word in arguments]

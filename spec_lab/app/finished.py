@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -24,7 +25,9 @@ def digest_of(run: Run) -> str:
     values = values_read(asdict(run))
     drafter: Any = run.drafter
     reads_weights = hasattr(drafter, "folder") and getattr(drafter, "weights", None) != Weights.random
-    weights = [run.target.folder, *([drafter.folder(run)] if reads_weights else [])]
+    weights = [run.target.folder, *([drafter.folder(run)] if reads_weights else []), *run.engine.weights]
+    if not run.engine.lasting:
+        values["at"] = time.time_ns()
     return digest(sources(tuple(run.extensions)), values, file_stamps([*weights, *_paths(values)]))
 
 

@@ -18,12 +18,11 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from spec_lab.app.labels import fit_for_a_file
-from spec_lab.config.devices import runs_on_cuda, visible_gpus
 from spec_lab.config.extensions import load_options
 from spec_lab.core.errors import KERNELS
 
-NAMED_GROUPS = ("target", "drafter", "acceptance", "prune", "graph", "tree")
-NOT_NAMED = ("auto", "none")
+NAMED_GROUPS = ("engine", "target", "drafter", "acceptance", "prune", "graph", "tree")
+NOT_NAMED = ("auto", "none", "lab")
 """Options that a name does not need: what `auto` becomes is known later, and `tree=none` is usual."""
 MAX_LENGTH = 120
 NOT_READ = ("name", "output_dir", "fresh", "logger", "objective", "study", "size")
@@ -35,7 +34,6 @@ SOURCES = (".py", ".yaml", ".jsonl", ".c", ".h")
 
 def register_resolvers() -> None:
     """Make what stands in `conf/` as `${NAME:}` known to OmegaConf."""
-    OmegaConf.register_new_resolver("num_devices", lambda: max(1, len(visible_gpus())), replace=True)
     OmegaConf.register_new_resolver("run_name", run_name, replace=True)
     OmegaConf.register_new_resolver("free", lambda place: str(free(Path(place))), replace=True)
     # Hydra gives each job the names that were cached when the sweep began.
@@ -73,8 +71,10 @@ def share_of_a_job(device: str) -> dict[str, int]:
 
     If its process dies, it is not started again, since its record would then be of another process.
     """
-    share = {"num_gpus": 1, "num_cpus": 0} if runs_on_cuda(device) else {"num_cpus": 1}
-    return {**share, "max_retries": 0}
+    import torch
+
+    on_gpu = torch.cuda.is_available() if device == "auto" else device.startswith("cuda")
+    return {"num_gpus": int(on_gpu), "num_cpus": int(not on_gpu), "max_retries": 0}
 
 
 def free(base: Path) -> Path:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
@@ -43,8 +41,7 @@ class Result:
 def run(composed: Composed) -> Result:
     """Implement `spec_lab.run`."""
     folder = folder_of(composed)
-    with _threads_as_they_were():
-        return Result(run_in(composed, folder), folder)
+    return Result(run_in(composed, folder), folder)
 
 
 def folder_of(composed: Composed) -> Path:
@@ -52,15 +49,3 @@ def folder_of(composed: Composed) -> Path:
     choices = composed.choices
     named = [choices[group] for group in NAMED_GROUPS if choices.get(group, NOT_NAMED[0]) not in NOT_NAMED]
     return free(Path(composed.config.output_dir).absolute() / folder_name(asdict(composed.config), named))
-
-
-@contextmanager
-def _threads_as_they_were() -> Iterator[None]:
-    """Restore the caller's number of threads of torch, which a run sets."""
-    import torch
-
-    num_threads = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(num_threads)

@@ -14,9 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from spec_lab.app.compose import Composed, chosen_options, to_composed
 from spec_lab.app.finished import READ_FILE, digest_of, finished
 from spec_lab.config.checks import admit
-from spec_lab.config.devices import take_own_gpu
 from spec_lab.config.extensions import load_options
-from spec_lab.config.nearest import hint, nearest
 from spec_lab.config.option import get
 from spec_lab.core.ending import print_error
 from spec_lab.core.errors import Breakdown, UserError, describe_error
@@ -40,11 +38,9 @@ def job(cfg: DictConfig) -> float | None:
     settings = HydraConfig.get()
     folder, in_sweep = Path(settings.runtime.output_dir), not OmegaConf.is_missing(settings.job, "num")
     try:
-        take_own_gpu()
         if in_sweep and ranks().size > 1:
             raise UserError("a multirun works in one process; start each of its runs with its own torchrun")
         composed = to_composed(cfg, settings)
-        _require_number(composed.config.objective)
         if ranks().rank > 0:  # the first one records
             composed.config.logger = get("logger", "jsonl")()
         if in_sweep:
@@ -83,9 +79,11 @@ def run(composed: Composed, folder: Path, sweep: Path | None = None) -> Run:
     (folder / READ_FILE).write_text(read)
     try:
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # silences the profiler; torch reads it when it loads
-        from spec_lab.measure.runner import record_run
-
-        return record_run(composed.config, composed.choices, folder, last_models())
+        if composed.config.engine.name == "lab":
+            from spec_lab.measure.runner import record_run as record
+        else:
+            from spec_lab.measure.other_engine import record_engine_run as record
+        return record(composed.config, composed.choices, folder, last_models())
     except BaseException as error:
         if (so_far := read_run(folder)).reason in NOT_ENDED:
             write_run(folder, ended(so_far, *_ending(error)))
@@ -100,16 +98,6 @@ def last_models() -> LastModels:
     from spec_lab.build.models import LastModels
 
     return LastModels()
-
-
-def _require_number(objective: str) -> None:
-    """Raise UserError for an objective that no record has, without which all trials of a search would fail."""
-    import spec_lab.record.summary  # noqa: F401  defines the metrics
-    from spec_lab.record.metric import METRICS
-
-    names = {f"summary.{name}" for name in METRICS}
-    if not any(objective == name or objective.startswith((f"{name}.", "summary.metrics.")) for name in names):
-        raise UserError(f"objective={objective} is not a number of a record{hint(nearest(objective, names))}")
 
 
 def _begun(values: dict[str, Any], choices: dict[str, str]) -> Run:

@@ -62,6 +62,7 @@ class TorchAttention:
         metadata: AttentionMetadata,
         window: int | None,
         scale: float,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         slots = self.read_slots(metadata)
         batch, num_keys = slots.shape
@@ -72,11 +73,14 @@ class TorchAttention:
         keys, values = kv.permute(2, 0, 3, 1, 4).unbind(0)
         # The query heads that share a KV head become rows of one product, so keys are not repeated.
         grouped = queries.view(batch, num_queries, num_kv_heads, group, head_dim).permute(0, 2, 3, 1, 4)
+        mask = self.mask(metadata, window, queries.dtype, group)
+        if sinks is not None:
+            keys, values, mask = with_sink(keys, values, mask, sinks)
         out = F.scaled_dot_product_attention(
             grouped.reshape(batch, num_kv_heads, group * num_queries, head_dim),
             keys,
             values,
-            attn_mask=self.mask(metadata, window, queries.dtype, group),
+            attn_mask=mask,
             scale=scale,
         )
         out = out.view(batch, num_kv_heads, group, num_queries, head_dim).permute(0, 3, 1, 2, 4)
@@ -127,3 +131,21 @@ class TorchAttention:
         if window is not None:
             visible &= key_positions >= ends - window
         return visible
+
+
+def with_sink(
+    keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, sinks: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Add a key of zeros with a value of zeros, whose score is therefore its mask: the sink of each head.
+
+    Args:
+        keys: [batch, num_kv_heads, num_keys, head_dim], as `values`.
+        mask: additive, [batch, 1, group * num_queries, num_keys], the rows of one head after another.
+        sinks: [num_heads].
+    """
+    batch, num_kv_heads = keys.shape[:2]
+    num_rows = mask.shape[2]
+    num_queries = num_rows * num_kv_heads // len(sinks)
+    scores = sinks.to(mask.dtype).view(1, num_kv_heads, -1, 1).repeat_interleave(num_queries, dim=2)
+    parts = mask.expand(-1, num_kv_heads, -1, -1), scores.expand(batch, -1, -1, -1)
+    return F.pad(keys, (0, 0, 0, 1)), F.pad(values, (0, 0, 0, 1)), torch.cat(parts, dim=3)

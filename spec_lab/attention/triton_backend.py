@@ -86,9 +86,11 @@ class TritonAttention:
         metadata: AttentionMetadata,
         window: int | None,
         scale: float,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         piece = self._attend_piece
-        if piece is not None and window is None and (num_planned := rows_to_plan(metadata, queries.shape[2])):
+        is_plain = window is None and sinks is None
+        if piece is not None and is_plain and (num_planned := rows_to_plan(metadata, queries.shape[2])):
             return attend_long_chunk(queries, cache, metadata, self._page_size, scale, piece, merge_pieces, num_planned)
         out = queries.new_empty(queries.shape[0], queries.shape[1] * queries.shape[2])
         tree = metadata.tree
@@ -103,7 +105,10 @@ class TritonAttention:
             self._split_keys,
             scale,
             window,
-            *(() if tree is None else (tree.path_slots, tree.depths, tree.num_tail)),
+            None if tree is None else tree.path_slots,
+            None if tree is None else tree.depths,
+            0 if tree is None else tree.num_tail,
+            sinks,
         )
         return out
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 import dataclasses
 import os
 from importlib.util import find_spec
-from typing import Any
 
 from spec_lab.build.models import resolve_device
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.config.checks import problems
 from spec_lab.config.choices import KernelsChoice, RelaxedPhase
 from spec_lab.config.option import get
@@ -32,13 +31,15 @@ it."""
 def with_auto_chosen(run: Run) -> Run:
     """Return the run with an option in place of each auto, and a number in place of each null in `cache.prefill_*`."""
     on_cuda = resolve_device(run.device).type == "cuda"
-    asked = {knob: run for knob in ("attention", "kernels", "graph") if _is_auto(run, knob)}
+    typed = {"attention": run.attention.name, "kernels": run.kernels, "graph": run.graph.name}
+    asked = [knob for knob, value in typed.items() if value == "auto"]
     for knob in asked:
         run = _take(run, knob, {"attention": "torch", "kernels": "torch", "graph": "eager"}[knob])
     has_triton = find_spec("triton") is not None and not os.environ.get("TRITON_INTERPRET")
     for knob in asked:
         if on_cuda and (knob == "graph" or has_triton):
-            run = _if_it_works(run, _take(run, knob, "round" if knob == "graph" else "triton"))
+            faster = _take(run, knob, "round" if knob == "graph" else "triton")
+            run = faster if set(problems(faster)) <= set(problems(run)) else run
         elif knob == "kernels" and not on_cuda and why_not_native(run) is None:
             run = _take(run, knob, "native")
     return run.with_parts(cache=_with_prompt_sizes(run, on_cuda))
@@ -54,32 +55,16 @@ def why_not_native(run: Run) -> str | None:
         return "not all of the target's layers are plain attention and MLPs of whole vectors"
     from spec_kernels.native import build
 
-    return build.problem() or slower_in_c(run)
-
-
-def slower_in_c(run: Run) -> str | None:
-    """Return why torch is faster than C, which can be compiled here, for the rounds of a run; None if C is faster."""
-    from spec_kernels.native import build
-
-    registers = build.register_file()
-    num_rows = run.batch_size * (run.drafter.num_draft_tokens + 1)
+    if (problem := build.problem()) is not None:
+        return problem
+    registers, num_rows = build.register_file(), run.batch_size * (run.drafter.num_draft_tokens + 1)
     if num_rows <= NATIVE_ROWS[registers]:
         return None
     return f"with this processor's registers ({registers}) torch is faster for {num_rows} rows a round"
 
 
-def _is_auto(run: Run, knob: str) -> bool:
-    value: Any = getattr(run, knob)
-    return str(getattr(value, "name", value)) == "auto" if knob != "kernels" else value == KernelsChoice.auto
-
-
 def _take(run: Run, knob: str, name: str) -> Run:
     return run.with_parts(**{knob: KernelsChoice(name) if knob == "kernels" else get(knob, name)()})
-
-
-def _if_it_works(run: Run, faster: Run) -> Run:
-    """Return the faster run, unless something speaks against it that does not speak against the other."""
-    return faster if set(problems(faster)) <= set(problems(run)) else run
 
 
 def _with_prompt_sizes(run: Run, on_cuda: bool) -> CacheConfig:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from math import prod
-from typing import Any
+
+import torch
 
 from spec_lab.build.limits import Limits
-from spec_lab.build.memory import room_for
 from spec_lab.build.models import Models
-from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.config.choices import Rollback
+from spec_lab.core.errors import UserError
 from spec_lab.core.kv_cache import CacheRow, PagedKVCache
 from spec_lab.core.types import AttentionKind
-from spec_lab.models.delta_caches import DeltaCache
+
+GIBI = 2**30
 
 
 def cache_row(plan: LayerPlan) -> CacheRow | None:
@@ -37,8 +39,10 @@ def attention_kinds(plans: Sequence[LayerPlan]) -> tuple[AttentionKind, ...]:
 def build_cache(plans: Sequence[LayerPlan], limits: Limits, models: Models) -> PagedKVCache:
     """Make a cache of `limits.num_pages` pages, with the states of its slots, for layers with these plans.
 
+    Linux gives a process more memory than there is, and kills it later, when it is used.
+
     Raises:
-        UserError: the device has no room for it.
+        UserError: it is larger than the device's memory.
     """
     rows = [cache_row(plan) for plan in plans]
     nets = {index: plan.delta_net for index, plan in enumerate(plans) if plan.delta_net is not None}
@@ -46,27 +50,33 @@ def build_cache(plans: Sequence[LayerPlan], limits: Limits, models: Models) -> P
     row_sizes = (prod(row.shape) for row in rows if row is not None and row.owner is None)
     num_bytes = limits.num_pages * limits.page_size * sum(row_sizes) * item_size
     what = f"a cache of cache.num_pages={limits.num_pages} pages of {limits.page_size} tokens"
+    keeps_all, delta = limits.rollback == Rollback.checkpoints, models.kernels.delta
     if nets:
-        num_bytes += (limits.num_slots + 1) * sum(_slot_bytes(net, limits, item_size) for net in nets.values())
+        for net in nets.values():
+            bytes_of = net.checkpoint_bytes if keeps_all else net.replay_bytes
+            num_bytes += (limits.num_slots + 1) * bytes_of(limits.num_rows, item_size)
         what += f", and of {limits.num_slots} slots with states (recurrent.rollback={limits.rollback}),"
-    with room_for(num_bytes, what, models.device):
-        recurrent = {index: _delta_cache(net, limits, models) for index, net in nets.items()}
-        return PagedKVCache(
-            rows,
-            limits.num_pages,
-            page_size=limits.page_size,
-            dtype=models.dtype,
-            device=models.device,
-            recurrent=recurrent,
+    if num_bytes > (total := memory_of(models.device)):
+        raise UserError(
+            f"{what} needs {num_bytes / GIBI:.1f} GiB, {models.device} has {total / GIBI:.1f} GiB; use "
+            "cache.num_pages=null and cache.page_size=16, or lower batch_size or max_new_tokens"
         )
+    make = delta.checkpoints if keeps_all else delta.replay
+    recurrent = {
+        index: make(net, limits.num_slots, limits.num_rows, models.dtype, models.device) for index, net in nets.items()
+    }
+    return PagedKVCache(
+        rows,
+        limits.num_pages,
+        page_size=limits.page_size,
+        dtype=models.dtype,
+        device=models.device,
+        recurrent=recurrent,
+    )
 
 
-def _slot_bytes(net: DeltaNetSizes, limits: Limits, item_size: int) -> int:
-    checkpoints = limits.rollback == Rollback.checkpoints
-    return (net.checkpoint_bytes if checkpoints else net.replay_bytes)(limits.num_rows, item_size)
-
-
-def _delta_cache(net: DeltaNetSizes, limits: Limits, models: Models) -> DeltaCache[Any]:
-    delta = models.kernels.delta
-    make = delta.checkpoints if limits.rollback == Rollback.checkpoints else delta.replay
-    return make(net, limits.num_slots, limits.num_rows, models.dtype, models.device)
+def memory_of(device: torch.device) -> int:
+    """Return the device's total memory in bytes, used or not."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -19,10 +19,10 @@ from spec_lab.build.models import Models
 from spec_lab.config.option import get
 from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
+from spec_lab.core.kept import AllPromptRows, PrunePolicy
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.protocols import Drafter
-from spec_lab.core.pruning_protocols import PrunePolicy
-from spec_lab.core.selection import AllPromptRows
+from spec_lab.core.pruning import Drop
 from spec_lab.engine.drafts import Chain, Tree, TreeParts
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.host_drafts import HostDrafts
@@ -47,27 +47,23 @@ MISSED_ROUNDS = 32
 DrafterMaker = Callable[[Lab], Drafter[Any]]
 
 
-def build_prune_policy(run: Run) -> PrunePolicy:
-    """Make the pruning policy from `prune.prefill` and `prune.catchup`."""
-    catchup = get("prune.catchup", run.prune.catchup)
-    return PrunePolicy(get("prune.prefill", run.prune.prefill)().build(), catchup().build(), catchup.drop)
+def prune_policy(run: Run, backend: AttentionBackend) -> PrunePolicy:
+    """Make the pruning policy from `prune.prefill` and `prune.catchup`, as far as a backend can do it.
 
-
-def possible(prune: PrunePolicy, run: Run, backend: AttentionBackend) -> PrunePolicy:
-    """Return what a backend can do of `prune`. One that writes KV with attention prunes no prompts, but it may drop
-    rows of the catch-up step after attention.
+    One that writes KV with attention prunes no prompts, but it may drop rows of the catch-up step after attention.
 
     Raises:
         UserError: `prune.catchup` drops rows before attention.
     """
-    if backend.prewrite:
-        return prune
-    if prune.catchup.needs_prewrite:
+    prompt, catchup = get("prune.prefill", run.prune.prefill)().build(), get("prune.catchup", run.prune.catchup)().drop
+    drops = (catchup(size) for size in range(1, run.batch_size + 1))
+    if not backend.prewrite and any(drop is Drop.BEFORE_ATTENTION for drop in drops):
         raise UserError(
             f"attention={run.attention.name} cannot write KV before attention, which prune.catchup="
             f"{run.prune.catchup} needs; use prune=post_attention or attention=torch"
         )
-    return dataclasses.replace(prune, prompt=AllPromptRows()) if prune.prompt.needs_prewrite else prune
+    prunes_prompts = backend.prewrite or not prompt.needs_prewrite
+    return PrunePolicy(prompt if prunes_prompts else AllPromptRows(), catchup)
 
 
 def build_engine(run: Run, models: Models, limits: Limits, make_drafter: DrafterMaker | None = None) -> Engine:
@@ -75,10 +71,9 @@ def build_engine(run: Run, models: Models, limits: Limits, make_drafter: Drafter
 
     `make_drafter` makes another drafter than the run's, such as one that reads its checkpoint otherwise.
     """
-    sizes, kept = run.sizes, possible(build_prune_policy(run), run, models.backend)
+    sizes, kept = run.sizes, prune_policy(run, models.backend)
     seeds = SlotSeeds(limits.num_slots, run.seed, models.device)
-    num_verified = run.drafter.num_draft_tokens + 1
-    limits = dataclasses.replace(limits, num_rows=num_verified, rollback=run.recurrent.rollback)
+    limits = dataclasses.replace(limits, num_rows=run.drafter.num_draft_tokens + 1, rollback=run.recurrent.rollback)
     cache = build_cache(models.target.layer_plans, limits, models)
     timer = make_timer(models.device)
     notes = run.record.confidences and run.drafter.notes_confidence and run.sizes is None

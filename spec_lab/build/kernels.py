@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 
 from spec_lab.attention.torch_backend import TorchAttention
-from spec_lab.build.triton import require_triton
 from spec_lab.core.errors import UserError
 from spec_lab.core.layer_protocols import RopeWrite
 from spec_lab.models.delta_caches import TORCH_DELTA, DeltaParts
@@ -54,15 +51,31 @@ TORCH = Kernels(
 )
 
 
-def _torch(device: torch.device, dtype: torch.dtype, row_invariant: bool = True) -> Kernels:
-    return TORCH
+def make_kernels(name: str, device: torch.device, dtype: torch.dtype, row_invariant: bool = True) -> Kernels:
+    """Make the kernels of a run; `name` and `row_invariant` are its knobs.
+
+    Raises:
+        UserError: Triton's interpreter would compute `dtype` wrongly, or C would read the memory of a GPU.
+    """
+    if name == "triton":
+        refuse_wrong_dots(dtype)
+        return _triton(dtype, row_invariant)
+    return _native(device) if name == "native" else TORCH
 
 
-def _triton(device: torch.device, dtype: torch.dtype, row_invariant: bool = True) -> Kernels:
-    require_triton("kernels", device, dtype)
+def refuse_wrong_dots(dtype: torch.dtype) -> None:
+    """Raise UserError if Triton kernels of this type run in its interpreter, whose products of bfloat16 are wrong."""
+    from spec_kernels.utils import INTERPRETED
+
+    if INTERPRETED and dtype is torch.bfloat16:
+        raise UserError("Triton's interpreter computes dtype=bfloat16 wrongly; use dtype=float32")
+
+
+def _triton(dtype: torch.dtype, row_invariant: bool) -> Kernels:
     from spec_kernels.rope_write import rope_write
     from spec_lab.operators.triton_delta import TRITON_DELTA
     from spec_lab.operators.triton_experts import TritonExperts, triton_router
+    from spec_lab.operators.triton_products import TritonProducts
     from spec_lab.operators.triton_set import TRITON_FUNCTIONS
 
     return Kernels(
@@ -71,28 +84,21 @@ def _triton(device: torch.device, dtype: torch.dtype, row_invariant: bool = True
         torch_attention=TorchAttention,
         router=triton_router,
         experts=TritonExperts,
-        products=_triton_products(dtype, row_invariant),
+        # float32 is left to the library, since tensor cores would only have TF32
+        products=PLAIN if dtype is torch.float32 else TritonProducts(row_invariant),
         draft_model_products=PLAIN,
         delta=TRITON_DELTA,
     )
 
 
-def require_native() -> None:
-    """Raise UserError if the kernels in C cannot be compiled; call this before using them."""
+def _native(device: torch.device) -> Kernels:
+    if device.type == "cuda":
+        raise UserError(f"kernels=native is for a CPU, not device={device}; use kernels=torch")
     from spec_kernels.native.build import library
-    from spec_kernels.native.compiler import BuildError
-
-    try:
-        library()
-    except BuildError as error:
-        raise UserError(f"kernels=native: {error}; use kernels=torch") from error
-
-
-def _native(device: torch.device, dtype: torch.dtype, row_invariant: bool = True) -> Kernels:
-    require_native()
     from spec_lab.attention.native_backend import NativeAttention
     from spec_lab.operators.native_set import NATIVE_FUNCTIONS, NativeProducts
 
+    library()  # compiled now, before any weight is read
     products = NativeProducts()
     return replace(
         TORCH,
@@ -101,21 +107,3 @@ def _native(device: torch.device, dtype: torch.dtype, row_invariant: bool = True
         products=products,
         draft_model_products=products,
     )
-
-
-def _triton_products(dtype: torch.dtype, row_invariant: bool) -> Products:
-    """Return the makers of Triton products; float32 is left to the library, since tensor cores would only have TF32."""
-    if dtype is torch.float32:
-        return PLAIN
-    from spec_lab.operators.triton_products import TritonProducts
-
-    return TritonProducts(row_invariant)
-
-
-class KernelsMaker(Protocol):
-    """Makes the kernels of a run; `row_invariant` is the run's knob."""
-
-    def __call__(self, device: torch.device, dtype: torch.dtype, row_invariant: bool = True) -> Kernels: ...
-
-
-KERNELS: Mapping[str, KernelsMaker] = {"torch": _torch, "triton": _triton, "native": _native}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -23,9 +23,9 @@ from spec_lab.config.choices import DraftSampling
 from spec_lab.config.run import Run, TrainedDrafterConfig
 from spec_lab.core.draft_paths import DraftPaths
 from spec_lab.core.errors import UserError
+from spec_lab.core.kept import PrunePolicy
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.layer_protocols import AttentionBackend
-from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.core.tree_protocols import TreeAttentionBackend
 from spec_lab.drafters.confidence import ConfidentGreedyPicker, ConfidentPicker
 from spec_lab.drafters.growth import TreeShape
@@ -39,11 +39,6 @@ from spec_lab.models.decoder import Decoder
 from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
 
 Part = TypeVar("Part")
-
-
-def unmeasured(_: str) -> AbstractContextManager[None]:
-    """Do nothing in place of a timer."""
-    return nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +80,7 @@ class Lab:
     seeds: SlotSeeds
     target_cache: PagedKVCache
     confidences: DraftConfidences | None = None
-    span: Callable[[str], AbstractContextManager[None]] = unmeasured
+    span: Callable[[str], AbstractContextManager[Any]] = nullcontext
 
     @property
     def target(self) -> Decoder:
@@ -187,10 +182,6 @@ class Lab:
         return DrawnSiblings(
             paths, shape.topk, replacement=tree.replacement, temperature=temperature, seeds=self.seeds, kept=kept
         )
-
-    def without_confidences(self) -> Lab:
-        """Return the same parts for a drafter whose pickers store no confidences, since a head of its own does."""
-        return replace(self, confidences=None)
 
     def _logits(self, num_rows: int) -> DraftLogits:
         return DraftLogits(self.limits.num_slots, num_rows, self.target.vocab_size, self.device)

@@ -7,7 +7,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.config.choices import Rollback
 from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
@@ -62,7 +62,9 @@ def engine_limits(run: Run, requests: list[Request], num_draft_tokens: int) -> L
         )
     _refuse_sparse_attention(target, longest, rows_behind(run, num_draft_tokens))
     max_seq_len = run.cache.max_seq_len or _num_tokens(longest)
-    num_late_rows = num_draft_tokens + 1 if overlaps(run) and not sees_ends(run) else 0
+    # Unless the device ends requests itself, a round runs past an end that the host has not read yet.
+    device_ends = getattr(run.graph, "rounds_per_replay", 1) > 1
+    num_late_rows = num_draft_tokens + 1 if overlaps(run) and not device_ends else 0
     margin = rows_behind(run, num_draft_tokens) + num_late_rows
     page_size = run.cache.page_size
     num_slots = min(run.batch_size, len(requests))
@@ -76,8 +78,8 @@ def _refuse_sparse_attention(target: ModelConfig, longest: Request, reach: int) 
     if limit is not None and needed > limit:
         raise UserError(
             f"request {longest.request_id}: prompt, output and drafts are {needed} tokens, and past {limit} "
-            "(index_topk) the target attends only to chosen keys, which is not supported; lower max_new_tokens or use "
-            "shorter prompts"
+            "positions the target's attention changes (index_topk, or queries scaled by position), which is not "
+            "supported; lower max_new_tokens or use shorter prompts"
         )
 
 
@@ -96,11 +98,6 @@ def rows_behind(run: Run, num_draft_tokens: int) -> int:
 def overlaps(run: Run) -> bool:
     """Return whether the host is a round behind the device, which only some graph modes support."""
     return bool(getattr(run.graph, "overlap", False))
-
-
-def sees_ends(run: Run) -> bool:
-    """Return whether the device ends requests, so that no round runs past an end that the host has not read yet."""
-    return bool(getattr(run.graph, "rounds_per_replay", 1) > 1)
 
 
 def _num_tokens(request: Request) -> int:

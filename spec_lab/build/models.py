@@ -11,13 +11,12 @@ import torch
 
 from spec_lab.acceptance.phase import ThinkingMarkers
 from spec_lab.build.attention import BackendContext
-from spec_lab.build.kernels import KERNELS, Kernels
+from spec_lab.build.kernels import Kernels, make_kernels
 from spec_lab.build.limits import rows_behind
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.quantization import problem_of_fp8
-from spec_lab.config.choices import WeightDtype, Weights
-from spec_lab.config.devices import has_cuda
+from spec_lab.config.choices import KernelsChoice, WeightDtype, Weights
 from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
 from spec_lab.core.file_stamps import file_stamps
@@ -125,31 +124,15 @@ class Models:
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return the device for `device=`; `auto` is CUDA if torch has it, else the CPU.
-
-    Raises:
-        UserError: torch sees no GPU, or cannot use it.
-    """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-        if name == "cpu" and has_cuda():
-            raise UserError("device=auto: there is a GPU, but this torch cannot use it; use device=cpu")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise UserError(f"device={name}: this torch sees no CUDA device; use device=cpu")
-    return torch.device(name)
+    """Return the device for `device=`; `auto` is CUDA if torch has it, else the CPU."""
+    usual = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(usual if name == "auto" else name)
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Return the type that `dtype=` names; `auto` is float32 on a CPU, else bfloat16.
-
-    Raises:
-        UserError: float16 on a CPU.
-    """
-    if name == "auto":
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
-    if name == "float16" and device.type == "cpu":
-        raise UserError("dtype=float16 is for a GPU, but this run is on the CPU; use dtype=float32 or device=cuda")
-    dtype: torch.dtype = getattr(torch, name)
+    """Return the type that `dtype=` names; `auto` is float32 on a CPU, else bfloat16."""
+    usual = "float32" if device.type == "cpu" else "bfloat16"
+    dtype: torch.dtype = getattr(torch, usual if name == "auto" else name)
     return dtype
 
 
@@ -176,13 +159,18 @@ def load_models(
         torch.backends.cuda.enable_cudnn_sdp(False)
     model_config = read_model_config(run.target.folder)
     _refuse_target(run, model_config, max_seq_len)
+    has_products = run.kernels == KernelsChoice.triton and dtype is not torch.float32 and run.row_invariant
+    if run.target.weight_dtype == WeightDtype.fp8 and device.type == "cuda" and not has_products:
+        raise UserError(
+            "target.weight_dtype=fp8 on a GPU needs kernels=triton dtype=bfloat16 row_invariant=true; use them"
+        )
     # Positions past the table's last row are clamped to it. A table reaches past the length before a scaling only if
     # sequences do, since its frequencies depend on that (`models.rope`).
     behind = max(behind, rows_behind(run, run.drafter.num_draft_tokens))
     ropes = (plan.rope for plan in model_config.layers if plan.rope.scaling in ("dynamic", "longrope"))
     ends = {rope.original_max_position_embeddings for rope in ropes} | {model_config.max_position_embeddings}
     max_positions = min(end for end in (*ends, max_seq_len + behind) if end >= max_seq_len)
-    kernels = KERNELS[run.kernels](device, dtype, run.row_invariant)
+    kernels = make_kernels(run.kernels, device, dtype, run.row_invariant)
     backend = _make_backend(
         run, model_config, BackendContext(run, max_positions, device=device, dtype=dtype, kernels=kernels)
     )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.checkpoints.gguf_tokenizer import has_tokenizer
 from spec_lab.config.choices import Unusable, Weights
@@ -90,11 +90,6 @@ def check_requests(run: Run, requests: Sequence[Request], target: ModelConfig) -
             raise UserError(
                 f"workload: token {max(request.prompt_ids)} of prompt {request.request_id} is outside the target's "
                 f"vocabulary of {target.vocab_size}; take tokenizer and weights from one checkpoint"
-            )
-        if foreign := [token_id for token_id in request.stop_token_ids if not 0 <= token_id < target.vocab_size]:
-            raise UserError(
-                f"workload: prompt {request.request_id} stops at the token {foreign[0]}, but the target's vocabulary "
-                f"has {target.vocab_size}; correct stop_token_ids"
             )
         k, most = request.num_draft_tokens, run.drafter.num_draft_tokens
         if k is not None and run.drafter.drafts and (k > most or run.drafter.plan == "none"):

@@ -11,14 +11,15 @@ import torch
 from spec_lab.checkpoints.block_config import BlockConfig, ConvSizes
 from spec_lab.checkpoints.block_heads import NoHead, Shapes, linear_shapes
 from spec_lab.checkpoints.block_layouts import KNOB, BlockLayout, read_block_config
-from spec_lab.checkpoints.checkpoint import check_floating, check_tensors, read_tensors, stored_tensors
+from spec_lab.checkpoints.checkpoint import Names, read_wanted, renamed, stored_tensors
 from spec_lab.checkpoints.checkpoint_files import StoredTensor
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.eagle3_checkpoint import checked_vocabulary
+from spec_lab.checkpoints.eagle3_checkpoint import read_vocabulary
 from spec_lab.checkpoints.tensor_shapes import layer_tensor_shapes
 
 CONFIDENCE = "confidence_head.proj.weight"
 MAPS = ("d2t", "t2d")
+NAMES: Names = ((r"^model\.", ""),)
 
 
 def load_block(
@@ -36,49 +37,29 @@ def load_block(
     """
     source = str(folder)
     config, layout = read_block_config(folder, target, knob)
-    stored = _own_tensors(stored_tensors(folder), layout, config)
-    maps = {name: stored.pop(name) for name in MAPS if name in stored}
-    config = _with_confidence(config, stored)
-    wanted, tables = block_tensor_shapes(config), _table_shapes(config)
-    check_tensors(stored, wanted | tables, _optional(config, target), source)
-    check_floating(stored, source)
-    tensors = read_tensors({name: stored[name] for name in wanted | tables if name in stored}, dtype, device)
-    vocabulary = checked_vocabulary(
-        read_tensors(maps, dtype, "cpu"), config.draft_vocab_size, target.vocab_size, source, knob
-    )
-    return config, tensors | {name: tensor.to(device) for name, tensor in vocabulary.items()}
+    stored = _own_tensors(renamed(stored_tensors(folder), NAMES), layout, config)
+    vocabulary = read_vocabulary(stored, config.draft_vocab_size, target.vocab_size, device, source, knob)
+    if CONFIDENCE in stored:  # config keys for its width vary or are missing
+        config = replace(config, confidence_reads=stored[CONFIDENCE].shape[1])
+    tables = _table_shapes(config)
+    optional = tables if config.body.hidden_size == target.hidden_size else ()  # the target's can replace them
+    wanted = block_tensor_shapes(config) | tables
+    return config, read_wanted(stored, wanted, dtype, device, source, optional) | vocabulary
 
 
-def _own_tensors(
-    stored: Mapping[str, StoredTensor], layout: BlockLayout, config: BlockConfig
-) -> dict[str, StoredTensor]:
-    """Return the tensors without `model.` in their names, and without the copies of the target's tensors that some
-    training code stores."""
-    named = {name.removeprefix("model."): tensor for name, tensor in stored.items()}
+def _own_tensors(stored: dict[str, StoredTensor], layout: BlockLayout, config: BlockConfig) -> dict[str, StoredTensor]:
+    """Return the tensors without the copies of the target's that some training code stores."""
     if not layout.drops_tables:
-        return named
+        return stored
     is_whole = config.draft_vocab_size == config.body.vocab_size
     copies = {"embed_tokens.weight"} | ({"lm_head.weight", *MAPS} if is_whole else set())
-    return {name: tensor for name, tensor in named.items() if name not in copies and not name.startswith("verifier_")}
-
-
-def _with_confidence(config: BlockConfig, stored: Mapping[str, StoredTensor]) -> BlockConfig:
-    """Set the input width of the confidence head from its tensor's shape, since config keys for it vary or are
-    missing."""
-    if CONFIDENCE not in stored:
-        return config
-    return replace(config, confidence_reads=stored[CONFIDENCE].shape[1])
+    return {name: tensor for name, tensor in stored.items() if name not in copies and not name.startswith("verifier_")}
 
 
 def _table_shapes(config: BlockConfig) -> Shapes:
     hidden = config.body.hidden_size
     tables = {"embed_tokens.weight": config.body.vocab_size, "lm_head.weight": config.draft_vocab_size}
     return {name: (size, hidden) for name, size in tables.items()}
-
-
-def _optional(config: BlockConfig, target: ModelConfig) -> set[str]:
-    """Return the names of the tables that the target's can replace."""
-    return set(_table_shapes(config)) if config.body.hidden_size == target.hidden_size else set()
 
 
 def without_head(
@@ -110,7 +91,7 @@ def block_tensor_shapes(config: BlockConfig) -> Shapes:
     for index, plan in enumerate(body.layers):
         layer = layer_tensor_shapes(plan, hidden, attention_input_size=hidden) | _conv_shapes(config.conv, hidden)
         shapes |= {f"layers.{index}.{name}": shape for name, shape in layer.items()}
-    shapes |= config.head.tensor_shapes(config.sizes)
+    shapes |= config.head.tensor_shapes(config)
     if config.confidence_reads:
         shapes |= linear_shapes("confidence_head.proj", 1, config.confidence_reads)
     return shapes

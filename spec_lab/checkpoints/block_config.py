@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from spec_lab.checkpoints.block_heads import BodySizes, HeadKind, HeadSizes
+from spec_lab.checkpoints.block_heads import HeadKind, HeadSizes
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.checkpoints.taps import Tap
@@ -115,20 +115,6 @@ class BlockConfig:
     def window_of(self, plan: LayerPlan) -> int | None:
         """Return how many of the newest rows of context a row sees in this layer of the body; None for all."""
         return min((limit for limit in (plan.window, self.most_context) if limit is not None), default=None)
-
-    @property
-    def sizes(self) -> BodySizes:
-        """Return the sizes of the body that the head needs."""
-        body = self.body
-        return BodySizes(
-            body.hidden_size, body.vocab_size, self.draft_vocab_size, self.block_size, self.slots.most_drafts
-        )
-
-
-def embedding_scale(target: ModelConfig) -> float:
-    """Return the factor of the target's embeddings. A block starts from them as the target does, unless its file has
-    another factor of the raw rows."""
-    return 1.0 if target.gemma4 is None else target.gemma4.embedding_scale
 
 
 def default_taps(num_target_layers: int, num_layers: int) -> tuple[Tap, ...]:

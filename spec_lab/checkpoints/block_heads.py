@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+if TYPE_CHECKING:
+    from spec_lab.checkpoints.block_config import BlockConfig
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -31,23 +34,6 @@ class MarkovForm(StrEnum):
     rnn = "rnn"
 
 
-@dataclass(frozen=True, slots=True)
-class BodySizes:
-    """The sizes of the body that a head needs.
-
-    Attributes:
-        vocab_size: vocabulary size of the target.
-        draft_vocab_size: number of tokens that can be drafted.
-        most_drafts: number of slots that hold a draft.
-    """
-
-    hidden_size: int
-    vocab_size: int
-    draft_vocab_size: int
-    block_size: int
-    most_drafts: int
-
-
 class HeadSizes(Protocol):
     """The sizes of one kind of head."""
 
@@ -59,7 +45,7 @@ class HeadSizes(Protocol):
         """Return how many of a slot's likeliest tokens are scored; None for all."""
         ...
 
-    def tensor_shapes(self, body: BodySizes) -> Shapes:
+    def tensor_shapes(self, block: BlockConfig) -> Shapes:
         """Return the names and shapes of its tensors."""
         ...
 
@@ -71,7 +57,7 @@ class NoHead:
     kind: ClassVar[HeadKind] = HeadKind.none
     num_candidates: ClassVar[int | None] = None
 
-    def tensor_shapes(self, body: BodySizes) -> Shapes:
+    def tensor_shapes(self, block: BlockConfig) -> Shapes:
         return {}
 
 
@@ -84,11 +70,11 @@ class MarkovSizes:
     kind: ClassVar[HeadKind] = HeadKind.markov
     num_candidates: ClassVar[int | None] = None
 
-    def tensor_shapes(self, body: BodySizes) -> Shapes:
-        rank, hidden = self.rank, body.hidden_size
+    def tensor_shapes(self, block: BlockConfig) -> Shapes:
+        rank, hidden = self.rank, block.body.hidden_size
         shapes: Shapes = {
-            "markov_head.markov_w1.weight": (body.vocab_size, rank),
-            "markov_head.markov_w2.weight": (body.draft_vocab_size, rank),
+            "markov_head.markov_w1.weight": (block.body.vocab_size, rank),
+            "markov_head.markov_w2.weight": (block.draft_vocab_size, rank),
         }
         if self.form == MarkovForm.gated:
             shapes |= linear_shapes("markov_head.gate_proj", rank, hidden + rank)
@@ -111,13 +97,13 @@ class GruSizes:
     kind: ClassVar[HeadKind] = HeadKind.gru
     num_candidates: ClassVar[int | None] = None
 
-    def tensor_shapes(self, body: BodySizes) -> Shapes:
-        state, hidden = self.state_size, body.hidden_size
+    def tensor_shapes(self, block: BlockConfig) -> Shapes:
+        state, hidden = self.state_size, block.body.hidden_size
         return {
             "prefix_gru.weight_ih_l0": (3 * state, hidden),
             "prefix_gru.weight_hh_l0": (3 * state, state),
             "embed_proj.0.weight": (self.rank, hidden + state),
-            "embed_proj.2.weight": (body.draft_vocab_size, self.rank),
+            "embed_proj.2.weight": (block.draft_vocab_size, self.rank),
         }
 
 
@@ -133,11 +119,11 @@ class SelectorSizes:
     def num_candidates(self) -> int:
         return self.topk
 
-    def tensor_shapes(self, body: BodySizes) -> Shapes:
+    def tensor_shapes(self, block: BlockConfig) -> Shapes:
         return {
-            "candidate_selector.predecessor_codebook": (body.vocab_size, self.rank),
-            "candidate_selector.successor_codebook": (body.vocab_size, self.rank),
-            "candidate_selector.hidden_projection.weight": (self.rank, body.hidden_size),
+            "candidate_selector.predecessor_codebook": (block.body.vocab_size, self.rank),
+            "candidate_selector.successor_codebook": (block.body.vocab_size, self.rank),
+            "candidate_selector.hidden_projection.weight": (self.rank, block.body.hidden_size),
         }
 
 
@@ -166,19 +152,19 @@ class LatticeSizes:
     def num_candidates(self) -> int:
         return self.topk
 
-    def tensor_shapes(self, body: BodySizes) -> Shapes:
+    def tensor_shapes(self, block: BlockConfig) -> Shapes:
         hidden, inner, factor = self.hidden_size, int(self.hidden_size * self.mlp_ratio), self.factor_size
         shapes: Shapes = {
-            **({} if hidden == body.hidden_size else linear_shapes("token_proj", hidden, body.hidden_size)),
-            **linear_shapes("pass_hidden_proj", hidden, body.hidden_size),
-            **linear_shapes("context_proj", hidden, body.hidden_size),
+            **({} if hidden == block.body.hidden_size else linear_shapes("token_proj", hidden, block.body.hidden_size)),
+            **linear_shapes("pass_hidden_proj", hidden, block.body.hidden_size),
+            **linear_shapes("context_proj", hidden, block.body.hidden_size),
             "feature_norm.weight": (5,),
             "feature_norm.bias": (5,),
             **linear_shapes("feature_mlp.up_proj", hidden, 5),
             **linear_shapes("feature_mlp.down_proj", hidden, hidden),
-            "slot_embedding": (1, 1, body.most_drafts, 1, hidden),
+            "slot_embedding": (1, 1, block.slots.most_drafts, 1, hidden),
             "rank_embedding": (1, 1, 1, self.topk, hidden),
-            "relative_slot_bias": (self.num_heads, 2 * body.block_size - 1),
+            "relative_slot_bias": (self.num_heads, 2 * block.block_size - 1),
             "same_slot_bias": (self.num_heads,),
         }
         for index in range(self.num_layers):

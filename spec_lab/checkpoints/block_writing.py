@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import save_file
 
 from spec_lab.checkpoints.block_config import BlockConfig, Causality, Slots, no_place
-from spec_lab.checkpoints.block_heads import GruSizes, HeadKind, LatticeSizes, MarkovSizes, SelectorSizes
-from spec_lab.checkpoints.block_layouts import DEEPSPEC, ZLAB, BlockLayout
+from spec_lab.checkpoints.block_heads import HeadKind
+from spec_lab.checkpoints.block_layouts import CONV_KEYS, DEEPSPEC, HEAD_KEYS, SCALE_KEYS, ZLAB, BlockLayout
 from spec_lab.core.errors import UserError
 
 ARCHITECTURES: Mapping[HeadKind, str] = {
@@ -66,18 +66,19 @@ def write_block(
 def block_json(config: BlockConfig, num_target_layers: int, layout: BlockLayout, target: str) -> dict[str, Any]:
     """Return the keys of a config.json."""
     _refuse_parts(config, layout)
+    scales = {key: getattr(config, name) for name, key in SCALE_KEYS.items()}
     block: dict[str, Any] = {
         layout.taps_key: layout.spelling.write(config.taps),
         "mask_token_id": config.mask_token_id,
         "sample_from_anchor": config.slots.name == Slots.anchor_first and config.head.kind != HeadKind.gru,
         **_causal_keys(config),
-        **_scale_keys(config),
+        **{key: scale for key, scale in scales.items() if scale not in (None, 1.0)},
         "draft_vocab_size": config.draft_vocab_size,
         **({"enable_confidence_head": True, "confidence_head_with_markov": False} if config.confidence_reads else {}),
         **_head_keys(config),
     }
     if config.conv is not None:
-        block |= {"conv_kernel_size": config.conv.num_taps, "conv_group_size": config.conv.group_size}
+        block |= {key: getattr(config.conv, name) for name, key in CONV_KEYS.items()}
     if layout is ZLAB:
         top = {"architectures": [ARCHITECTURES[config.head.kind]], "num_target_layers": num_target_layers}
         return {**_decoder(config), **top, "block_size": config.block_size, "dflash_config": block}
@@ -108,15 +109,6 @@ def _causal_keys(config: BlockConfig) -> dict[str, bool]:
     if config.causality == Causality.none:
         return {"sliding_window_non_causal": True, "causal": False}
     return {"sliding_window_non_causal": False, **({"causal": True} if config.causality == Causality.all else {})}
-
-
-def _scale_keys(config: BlockConfig) -> dict[str, float]:
-    given = {
-        "input_embedding_scale": config.embedding_scale,
-        "output_multiplier": config.logit_scale,
-        "final_logit_softcapping": config.logit_softcap,
-    }
-    return {key: value for key, value in given.items() if value is not None and value != 1.0}
 
 
 def _refuse_parts(config: BlockConfig, layout: BlockLayout) -> None:
@@ -160,47 +152,12 @@ def _decoder(config: BlockConfig) -> dict[str, Any]:
 
 
 def _head_keys(config: BlockConfig) -> dict[str, Any]:
-    writers: dict[HeadKind, Callable[[Any, BlockConfig], dict[str, Any]]] = {
-        HeadKind.markov: _markov_keys,
-        HeadKind.gru: _gru_keys,
-        HeadKind.selector: _selector_keys,
-        HeadKind.lattice: _lattice_keys,
-    }
-    write = writers.get(config.head.kind)
-    return {} if write is None else write(config.head, config)
-
-
-def _markov_keys(head: MarkovSizes, config: BlockConfig) -> dict[str, Any]:
-    return {
-        "projector_type": "dspark",
-        "markov_rank": head.rank,
-        "markov_head_type": head.form.value,
-        "confidence_head_with_markov": config.confidence_reads > config.body.hidden_size,
-    }
-
-
-def _gru_keys(head: GruSizes, config: BlockConfig) -> dict[str, Any]:
-    return {
-        "projector_type": "domino",
-        "gru_hidden_dim": head.state_size,
-        "emb_dim": head.rank,
-        "shift_label": config.slots.name == Slots.anchor_first,
-        "pure_draft_prefix_len": 1,
-    }
-
-
-def _selector_keys(head: SelectorSizes, config: BlockConfig) -> dict[str, Any]:
-    return {"selector_rank": head.rank, "selector_top_k": head.topk}
-
-
-def _lattice_keys(head: LatticeSizes, config: BlockConfig) -> dict[str, Any]:
-    return {
-        "lilicorr_candidate_topk": head.topk,
-        "lilicorr_hidden_size": head.hidden_size,
-        "lilicorr_num_layers": head.num_layers,
-        "lilicorr_num_heads": head.num_heads,
-        "lilicorr_mlp_ratio": head.mlp_ratio,
-        "lilicorr_factor_dim": head.factor_size,
-        "lilicorr_vector_eps": head.vector_eps,
-        "lilicorr_logit_scale": head.logit_scale,
-    }
+    head = config.head
+    keys = {key: getattr(head, name) for name, key in HEAD_KEYS.get(type(head), {}).items()}
+    if head.kind == HeadKind.markov:
+        reads_head = config.confidence_reads > config.body.hidden_size
+        keys |= {"projector_type": "dspark", "confidence_head_with_markov": reads_head}
+    if head.kind == HeadKind.gru:
+        shifts = config.slots.name == Slots.anchor_first
+        keys |= {"projector_type": "domino", "shift_label": shifts, "pure_draft_prefix_len": 1}
+    return keys

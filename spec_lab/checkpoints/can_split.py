@@ -11,6 +11,8 @@ def problem_of_split(plan: LayerPlan, size: int) -> str | None:
         return _refused(size, "splits no layers that keep a state (gated delta net)")
     if plan.latent is not None:
         return _refused(size, "cannot split latent attention (MLA)")
+    if plan.wide_qk_norm:
+        return _refused(size, "cannot split norms over all heads")
     if plan.experts is not None:
         return _refused(size, "splits no layers of experts yet")
     divided = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +16,10 @@ from spec_lab.checkpoints.checkpoint_files import StoredTensor, checkpoint_files
 from spec_lab.checkpoints.expert_checkpoint import with_stacked_experts
 from spec_lab.checkpoints.gguf import gguf_tensors
 from spec_lab.checkpoints.gguf_file import is_gguf
+from spec_lab.checkpoints.gpt_oss_checkpoint import with_experts_of_gpt_oss
 from spec_lab.checkpoints.lazy_tensors import LazyTensors
 from spec_lab.checkpoints.possible_values import refuse_impossible
+from spec_lab.checkpoints.quantised import with_quantised
 from spec_lab.checkpoints.slices import WHOLE_TENSORS, Slices, kept_part
 from spec_lab.core.errors import UserError
 
@@ -24,21 +27,12 @@ SAME_CHECKPOINT = "take both from the same checkpoint of a supported architectur
 WHOLE_GGUF = "use an unchanged file of a supported architecture"
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 # These are float32 for every dtype of the run. The first is added to scores, whose differences bfloat16 would lose.
-# The others determine a state's decay over thousands of rows (SGLang #20741).
-FLOAT32_TENSORS = (".e_score_correction_bias", ".A_log", ".dt_bias")
+# The next two determine a state's decay over thousands of rows (SGLang #20741). Sinks join float32 sums.
+FLOAT32_TENSORS = (".e_score_correction_bias", ".A_log", ".dt_bias", ".sinks")
 
 
-def without_mtp(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Return the tensors without those of MTP modules.
-
-    DeepSeek names a module like a layer, but only a module has an `eh_proj`. Other families name modules by a prefix.
-    """
-    suffix = "eh_proj.weight"
-    layers = tuple(name.removesuffix(suffix) for name in stored if name.endswith(f".{suffix}"))
-    prefixes = ("mtp.", "model.mtp_layers.", *layers)
-    return {name: tensor for name, tensor in stored.items() if not name.startswith(prefixes)}
-
-
+Names = tuple[tuple[str, str], ...]
+"""The names of a format: patterns, and what replaces them."""
 OwnTensors = Callable[[Mapping[str, StoredTensor]], dict[str, StoredTensor]]
 
 
@@ -49,7 +43,7 @@ def open_tensors(
     device: torch.device | str,
     optional: Collection[str] = (),
     slices: Slices = WHOLE_TENSORS,
-    own: OwnTensors = without_mtp,
+    own: OwnTensors = dict,
     narrow: bool = False,
 ) -> LazyTensors:
     """Check the wanted tensors of a folder or a GGUF file. Each is read on access.
@@ -57,8 +51,7 @@ def open_tensors(
     They are in the order of `wanted`. Each is cut to the part that `slices` keeps, and cast as in `read_tensors`.
 
     Some tensors of a folder are silently ignored: those that `stored_tensors` leaves out, an `lm_head.weight` equal to
-    the embedding it is tied to, and those that `own` leaves out. By default `own` leaves out multi-token prediction
-    modules, which belong to a drafter (`mtp_checkpoint`).
+    the embedding it is tied to, and those that `own` leaves out (`target_tensors`).
 
     Args:
         wanted: name -> shape of every tensor the model has.
@@ -109,7 +102,8 @@ def _open_gguf(
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Return the tensors of a checkpoint folder, from the file headers.
 
-    The scales of an fp8 matrix are attached to it (`block_fp8`). A layer's experts are stacked, even if the file has
+    The scales of an fp8 matrix are attached to it (`block_fp8`), and other quantised matrices are single tensors
+    (`quantised`). A layer's experts are stacked, even if the file has
     tensors for each (`expert_checkpoint`). Rotary buffers of old exports are left out. So are the indexers of
     DeepSeek-V3.2's sparse attention: sequences here are limited to lengths at which an indexer chooses every key
     (`ModelConfig.max_dense_positions`).
@@ -122,7 +116,36 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
         for name, tensor in stored.items()
         if not name.endswith("rotary_emb.inv_freq") and ".self_attn.indexer." not in name
     }
-    return with_stacked_experts(with_scales(needed, folder))
+    wide = with_quantised(needed, folder)
+    return with_experts_of_gpt_oss(with_stacked_experts(with_scales(wide, folder)))
+
+
+def renamed(stored: Mapping[str, StoredTensor], patterns: Names) -> dict[str, StoredTensor]:
+    """Give tensors the names that the lab has for them. Every pattern is replaced, from the first to the last."""
+    result = {}
+    for name, tensor in stored.items():
+        for pattern, ours in patterns:
+            name = re.sub(pattern, ours, name)
+        result[name] = tensor
+    return result
+
+
+def read_wanted(
+    stored: Mapping[str, StoredTensor],
+    wanted: Mapping[str, tuple[int, ...]],
+    dtype: torch.dtype,
+    device: torch.device | str,
+    source: str,
+    optional: Collection[str] = (),
+) -> dict[str, torch.Tensor]:
+    """Read the tensors of a head, by name. Those of `optional` may be missing.
+
+    Raises:
+        UserError: tensors that are missing, left over, of another shape or in an unsupported quantization.
+    """
+    check_tensors(stored, wanted, optional, source)
+    check_floating(stored, source)
+    return read_tensors({name: stored[name] for name in wanted if name in stored}, dtype, device)
 
 
 class Shaped(Protocol):
@@ -171,7 +194,7 @@ def check_floating(stored: Mapping[str, StoredTensor], source: str) -> None:
     ]
     if packed:
         raise UserError(
-            f"{source}: quantized weights other than fp8 with block scales are not supported ({few(packed)}); "
+            f"{source}: weights of fewer than 16 bits are read with their scales alone ({few(packed)}); "
             "use the float16, bfloat16 or float32 checkpoint"
         )
 
@@ -189,15 +212,10 @@ def read_tensors(
     """
     tensors = _read_whole({key: tensor for key, tensor in stored.items() if not tensor.stack}, dtype, device)
     for key, tensor in stored.items():
-        if tensor.stack:
-            tensors[key] = _read_stack(tensor, dtype, device)
+        if tensor.stack:  # meanwhile its experts are in memory up to three times
+            pieces = _read_whole({piece.name: piece for expert in tensor.stack for piece in expert}, dtype, device)
+            tensors[key] = torch.stack([torch.cat([pieces[piece.name] for piece in each]) for each in tensor.stack])
     return {key: tensors[key] for key in stored}
-
-
-def _read_stack(tensor: StoredTensor, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
-    """Read a stack of experts into one tensor. Meanwhile its experts are in memory up to three times."""
-    pieces = _read_whole({piece.name: piece for expert in tensor.stack for piece in expert}, dtype, device)
-    return torch.stack([torch.cat([pieces[piece.name] for piece in expert]) for expert in tensor.stack])
 
 
 def _read_whole(
@@ -209,18 +227,12 @@ def _read_whole(
             for key, tensor in stored.items():
                 if tensor.file == file:
                     value = _read(handle, tensor)
-                    kept_dtype = value.dtype if tensor.as_stored else _dtype_in_memory(key, value, dtype)
+                    is_cast = value.is_floating_point() and not tensor.as_stored
+                    kept_dtype = run_dtype(key, dtype) if is_cast else value.dtype
                     kept_dtype = torch.float32 if tensor.in_float32 else kept_dtype
-                    made = value if tensor.form is None else tensor.form(value)
-                    tensors[key] = made.to(device=device, dtype=kept_dtype, copy=True)
+                    tensors[key] = value.to(device=device, dtype=kept_dtype, copy=True)
                     refuse_impossible(tensors[key], value, tensor.file, tensor.name)
     return tensors
-
-
-def _dtype_in_memory(name: str, value: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
-    if not value.is_floating_point():
-        return value.dtype
-    return run_dtype(name, dtype)
 
 
 def run_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
@@ -229,13 +241,18 @@ def run_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
 
 
 def _read(handle: safe_open, tensor: StoredTensor) -> torch.Tensor:
+    """Read a tensor in its form, and cut it to its part."""
     file: Any = handle  # safetensors has no annotations
     value: torch.Tensor
+    if tensor.scales is None and tensor.packed is None and tensor.form is None and tensor.part is not None:
+        value = file.get_slice(tensor.name)[tensor.part]
+        return value
+    value = file.get_tensor(tensor.name) if tensor.packed is None else tensor.packed.read()
     if tensor.scales is not None:
-        value = dequantised(file.get_tensor(tensor.name), _scales(handle, tensor), tensor.scales.block)
-        return value if tensor.part is None else value[tensor.part]
-    value = file.get_tensor(tensor.name) if tensor.part is None else file.get_slice(tensor.name)[tensor.part]
-    return value
+        value = dequantised(value, _scales(handle, tensor), tensor.scales.block)
+    if tensor.form is not None:
+        value = tensor.form(value)
+    return value if tensor.part is None else value[tensor.part]
 
 
 def _scales(handle: safe_open, tensor: StoredTensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +30,7 @@ class StoredTensor:
         stack: the tensors that it is made of, if the file has separate ones for each expert. An expert's tensors are
             concatenated by rows, and the experts are stacked.
         scales: the block scales of an fp8 matrix; None for a tensor without scales.
+        packed: the parts of a quantised matrix, whose names `name` and `file` are not; None for other tensors.
         form: a function that is applied after reading; None if there is none.
         in_float32: whether the result is float32, whatever the run's dtype.
         as_stored: whether it keeps the file's dtype.
@@ -42,6 +43,7 @@ class StoredTensor:
     part: Part | None = None
     stack: tuple[tuple[StoredTensor, ...], ...] = ()
     scales: BlockScales | None = None
+    packed: Packed | None = None
     form: Callable[[torch.Tensor], torch.Tensor] | None = None
     in_float32: bool = False
     as_stored: bool = False
@@ -53,6 +55,22 @@ class BlockScales:
 
     tensor: StoredTensor
     block: Block
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A quantised matrix: its parts, by the ends of their names, and the function that makes the matrix of them."""
+
+    parts: Mapping[str, StoredTensor]
+    widen: Callable[[Mapping[str, torch.Tensor]], torch.Tensor]
+
+    def read(self) -> torch.Tensor:
+        """Read the parts, which an index may have placed in several files, and widen them."""
+        values = {}
+        for part, tensor in self.parts.items():
+            with opened(tensor.file) as handle:
+                values[part] = handle.get_tensor(tensor.name)
+        return self.widen(values)
 
 
 def checkpoint_files(folder: Path) -> list[Path]:

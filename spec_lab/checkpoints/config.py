@@ -1,6 +1,6 @@
 """Sizes and options of a decoder as the forward code needs them, and other contents of config.json.
 
-The readers in `families`, one for each family, make a `ModelConfig` from a file without transformers.
+`families` makes a `ModelConfig` from a file, through the config classes of transformers.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spec_lab.checkpoints.json_input import ConfigFields, read_json
+from spec_lab.checkpoints.json_input import present, read_json
 from spec_lab.checkpoints.plan import LayerPlan
 
 MTP_COUNT_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 # The config.json of this family does not mention its MTP module; vLLM too assumes one.
-ONE_UNNAMED_MODULE = ("Qwen3NextForCausalLM",)
+ONE_UNNAMED_MODULE = "qwen3_next"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,10 @@ class ModelConfig:
         layers: one plan for each layer.
         eos_token_ids: every id that ends a request; empty if the checkpoint names none.
         gemma4: additional sizes of Gemma 4; None in other families.
-        max_dense_positions: number of positions up to which every key is attended. Beyond it the model would choose
-            keys (DeepSeek-V3.2's sparse attention), which this code does not implement. None: no limit.
+        max_dense_positions: number of positions up to which attention is a Llama's. Beyond it the model would choose
+            keys (DeepSeek-V3.2's sparse attention) or scale queries by their position (Ministral 3), which this code
+            does not implement. None: no limit.
+        factors: constants by which the weights of the named products are multiplied when they are read (Granite).
     """
 
     family: str
@@ -59,10 +61,16 @@ class ModelConfig:
     bos_token_id: int | None
     gemma4: Gemma4Sizes | None = None
     max_dense_positions: int | None = None
+    factors: tuple[tuple[str, float], ...] = ()
 
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def embedding_scale(self) -> float:
+        """The factor of the embeddings."""
+        return 1.0 if self.gemma4 is None else self.gemma4.embedding_scale
 
     @property
     def keeps_states(self) -> bool:
@@ -76,19 +84,19 @@ class ModelConfig:
         return plan
 
 
-def text_part(config: Mapping[str, Any], source: str) -> Mapping[str, Any]:
+def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the decoder's keys: those in `text_config` if config.json has it, else those at the top level."""
-    return ConfigFields(config, source).object("text_config") or config
+    part: Mapping[str, Any] = config.get("text_config") or config
+    return part
 
 
-def num_mtp_modules(config: Mapping[str, Any], source: str = "config.json") -> int:
+def num_mtp_modules(config: Mapping[str, Any]) -> int:
     """Return the number of multi-token prediction modules in a config.json; if it does not say, its family's number."""
-    fields = ConfigFields(text_part(config, source), source)
-    unnamed = int(any(name in ONE_UNNAMED_MODULE for name in fields.texts("architectures")))
-    named = (fields.integer(key) for key in MTP_COUNT_KEYS if fields.has(key))
-    return next(named, unnamed)
+    keys = present(text_part(config))
+    unnamed = int(keys.get("model_type") == ONE_UNNAMED_MODULE)
+    return next((int(keys[key]) for key in MTP_COUNT_KEYS if key in keys), unnamed)
 
 
 def read_num_mtp_modules(folder: Path) -> int:
     """Read `num_mtp_modules` of a checkpoint folder."""
-    return num_mtp_modules(read_json(folder / "config.json"), str(folder / "config.json"))
+    return num_mtp_modules(read_json(folder / "config.json"))

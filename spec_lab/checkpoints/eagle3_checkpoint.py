@@ -8,17 +8,18 @@ EAGLE-3.1 or P-EAGLE has keep the speculators' names (`input_norm.weight`, `fc_n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
-from spec_lab.checkpoints.checkpoint import check_floating, check_tensors, read_tensors, stored_tensors
+from spec_lab.checkpoints.checkpoint import Names, read_tensors, read_wanted, renamed, stored_tensors
 from spec_lab.checkpoints.checkpoint_files import StoredTensor
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.eagle3_config import KNOB, NUM_TAPS, Eagle3Config, HeadKind, read_eagle3_config
 from spec_lab.checkpoints.tensor_shapes import layer_tensor_shapes
 from spec_lab.core.errors import UserError
+
+NAMES: Names = ((r"^model\.", ""), (r"^layers\.0\.", "midlayer."))
 
 
 def load_eagle3(
@@ -36,22 +37,19 @@ def load_eagle3(
             unsupported quantization; a vocabulary map that is out of range or contradicts itself.
     """
     config = read_eagle3_config(folder, target, kind)
-    stored = _canonical_names(stored_tensors(folder), str(folder))
+    stored = renamed(stored_tensors(folder), NAMES)
     hidden, fused = config.layer.hidden_size, stored.get("fc.weight")
     if fused is not None and fused.shape == (hidden, 2 * hidden):
         raise UserError(
             f"{folder}: fc reads one hidden state and an embedding, as in EAGLE-1 and 2, which are not read"
         )
-    maps: dict[str, StoredTensor] = {name: stored.pop(name) for name in ("d2t", "t2d") if name in stored}
-    wanted = eagle3_tensor_shapes(config)
-    optional = _optional_tensors(config, target)
-    check_tensors(stored, wanted, optional, str(folder))
-    check_floating(stored, str(folder))
-    tensors = read_tensors({name: stored[name] for name in wanted if name in stored}, dtype, device)
-    vocabulary = checked_vocabulary(
-        read_tensors(maps, dtype, "cpu"), config.draft_vocab_size, config.target_vocab_size, str(folder)
-    )
-    return config, tensors | {name: tensor.to(device) for name, tensor in vocabulary.items()}
+    sizes = config.draft_vocab_size, config.target_vocab_size
+    vocabulary = read_vocabulary(stored, *sizes, device, str(folder))
+    optional: set[str] = set()  # the target's can replace them
+    if hidden == target.hidden_size:
+        optional = {"embed_tokens.weight"} | ({"lm_head.weight"} if sizes[0] == sizes[1] else set())
+    tensors = read_wanted(stored, eagle3_tensor_shapes(config), dtype, device, str(folder), optional)
+    return config, tensors | vocabulary
 
 
 def eagle3_tensor_shapes(config: Eagle3Config) -> dict[str, tuple[int, ...]]:
@@ -85,14 +83,6 @@ def _mask_shapes(config: Eagle3Config) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _optional_tensors(config: Eagle3Config, target: ModelConfig) -> set[str]:
-    """Return the names of the weights that the target's can replace."""
-    if config.layer.hidden_size != target.hidden_size:
-        return set()
-    whole_vocabulary = config.draft_vocab_size == config.target_vocab_size
-    return {"embed_tokens.weight"} | ({"lm_head.weight"} if whole_vocabulary else set())
-
-
 def _tap_norm_shapes(config: Eagle3Config) -> dict[str, tuple[int, ...]]:
     if config.norm_before_fc:
         return {"input_norm.weight": (NUM_TAPS * config.target_hidden_size,)}
@@ -101,23 +91,18 @@ def _tap_norm_shapes(config: Eagle3Config) -> dict[str, tuple[int, ...]]:
     return {}
 
 
-def _canonical_names(stored: Mapping[str, StoredTensor], source: str) -> dict[str, StoredTensor]:
-    renamed: dict[str, StoredTensor] = {}
-    for name, tensor in stored.items():
-        canonical = name.removeprefix("model.")
-        if canonical.startswith("layers.0."):
-            canonical = canonical.replace("layers.0.", "midlayer.", 1)
-        renamed[canonical] = tensor
-    return renamed
-
-
-def checked_vocabulary(
-    maps: Mapping[str, torch.Tensor], draft_size: int, target_size: int, source: str, knob: str = KNOB
+def read_vocabulary(
+    stored: dict[str, StoredTensor],
+    draft_size: int,
+    target_size: int,
+    device: torch.device | str,
+    source: str,
+    knob: str = KNOB,
 ) -> dict[str, torch.Tensor]:
-    """Return `d2t` as int64 and `t2d` as bool, if present; they must agree with the config and with each other.
-
-    A `t2d` without `d2t` is left out. `knob` names the folder.
-    """
+    """Take `d2t` and `t2d` out of a head's tensors, and read them as int64 and bool, if present. They must agree with
+    the config and with each other. A `t2d` without `d2t` is left out. `knob` names the folder."""
+    found: dict[str, StoredTensor] = {name: stored.pop(name) for name in ("d2t", "t2d") if name in stored}
+    maps = read_tensors(found, torch.float32, "cpu")
     if "d2t" not in maps and draft_size == target_size:
         return {}
     d2t = maps.get("d2t", torch.zeros(draft_size)).to(torch.int64)
@@ -137,4 +122,4 @@ def checked_vocabulary(
         problem = "d2t and t2d name different target ids"
     if problem:
         raise UserError(f"{source}: {problem}; set {knob} to an intact checkpoint that was trained for this target")
-    return {"d2t": d2t} if t2d is None else {"d2t": d2t, "t2d": t2d}
+    return {"d2t": d2t.to(device)} | ({} if t2d is None else {"t2d": t2d.to(device)})

@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from spec_lab.checkpoints.checks import refuse_other_target, refuse_values
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.families.table import read_decoder
-from spec_lab.checkpoints.json_input import ConfigFields, read_json
+from spec_lab.checkpoints.families import read_decoder
+from spec_lab.checkpoints.json_input import present, read_json
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.checkpoints.taps import refuse_taps, taps_of_inputs
 from spec_lab.core.errors import UserError
@@ -24,11 +24,7 @@ from spec_lab.core.errors import UserError
 logger = logging.getLogger(__name__)
 
 KNOB = "drafter.path"
-LAYER_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-LATENT_ARCHITECTURE = "DeepseekV3ForCausalLM"
-# With these keys all layers of a head have dense MLPs. Its config.json may repeat the target's keys for experts (NVIDIA
-# ModelOpt).
-DENSE_LAYER: Mapping[str, Any] = {"first_k_dense_replace": 10_000, "mlp_layer_types": None, "moe_layer_freq": 1}
+LAYER_TYPES = ("llama", "qwen3")
 HeadKind = Literal["eagle3", "peagle"]
 NUM_TAPS = 3
 OTHER_DRAFTER = "choose another drafter, such as drafter=ngram"
@@ -87,30 +83,27 @@ def read_eagle3_config(folder: Path, target: ModelConfig, kind: HeadKind = "eagl
     Raises:
         UserError: another kind of head, an option that is not supported, or a head for another target.
     """
-    config, source = read_json(folder / "config.json"), str(folder / "config.json")
-    top_level = ConfigFields(config, source)
-    eagle = ConfigFields(top_level.object("eagle_config"), f"{source} (eagle_config)")
-    layers = _layer_config(top_level, eagle, kind)
+    whole, source = read_json(folder / "config.json"), str(folder / "config.json")
+    config = present(whole)
+    eagle = present(config.get("eagle_config", {}))
+    layers = _layer_config(whole, eagle, kind, source)
     layer = replace(layers, layers=layers.layers[:1])
-    # NVIDIA's heads have norm_before_fc in `eagle_config` (vLLM #42143). A key at the top level overrides it.
-    named = {key: value for key, value in config.items() if value is not None}
-    fields = ConfigFields({**eagle.values, **named}, source)
-    # The defaults of speculators differ (class false, training command true), so its files must have the key.
-    default = None if "speculators_model_type" in config else False
+    # NVIDIA's heads have norm_before_fc in `eagle_config` (vLLM #42143). A key at the top level overrides it. The
+    # defaults of speculators for norm_before_residual differ (class false, training command true), so its files must
+    # have the key.
+    keys = {**({} if "speculators_model_type" in config else {"norm_before_residual": False}), **eagle, **config}
     head = Eagle3Config(
         layer=replace(
             layer, max_position_embeddings=max(layer.max_position_embeddings, target.max_position_embeddings)
         ),
-        target_hidden_size=fields.integer("target_hidden_size", layer.hidden_size),
-        draft_vocab_size=fields.integer("draft_vocab_size", layer.vocab_size),
+        target_hidden_size=keys.get("target_hidden_size", layer.hidden_size),
+        draft_vocab_size=keys.get("draft_vocab_size", layer.vocab_size),
         target_vocab_size=layer.vocab_size,
-        tap_layer_inputs=_tap_layer_inputs(top_level, eagle, target.num_layers),
-        norm_before_residual=fields.flag("norm_before_residual", default),
-        norm_before_fc=fields.flag("norm_before_fc"),
-        fc_norm=fields.flag("fc_norm"),
-        norm_output=fields.flag("norm_output"),
+        tap_layer_inputs=_tap_layer_inputs(config, eagle, target.num_layers, source),
+        norm_before_residual=keys["norm_before_residual"],
+        **{name: keys.get(name, False) for name in ("norm_before_fc", "fc_norm", "norm_output")},
         more_layers=layers.layers[1:],
-        mask_token_id=None if kind == "eagle3" else fields.integer("mask_token_id"),
+        mask_token_id=None if kind == "eagle3" else keys["mask_token_id"],
     )
     pairs = {
         "target_hidden_size": (head.target_hidden_size, target.hidden_size),
@@ -120,10 +113,9 @@ def read_eagle3_config(folder: Path, target: ModelConfig, kind: HeadKind = "eagl
     return head
 
 
-def _layer_config(config: ConfigFields, eagle: ConfigFields, wanted: HeadKind) -> ModelConfig:
+def _layer_config(config: Mapping[str, Any], eagle: Mapping[str, Any], wanted: HeadKind, source: str) -> ModelConfig:
     """Read the layers of the head as a decoder of their family; an EAGLE-3 head has one layer."""
-    is_speculators = "speculators_model_type" in config.values
-    layer = config.values["transformer_layer_config"] if is_speculators else config.values
+    layer = config.get("transformer_layer_config", config)  # a null of it can have a meaning, as of q_lora_rank
     is_latent = layer.get("kv_lora_rank") is not None
     supported: dict[str, tuple[Any, ...]] = {
         "medusa_num_heads": (),
@@ -131,24 +123,27 @@ def _layer_config(config: ConfigFields, eagle: ConfigFields, wanted: HeadKind) -
         "use_aux_hidden_state": (True,),
         "use_sliding_window": (False,),
         "mla_use_nope": (False,),
-        **({} if is_latent else {"model_type": tuple(LAYER_ARCHITECTURES)}),
+        **({} if is_latent else {"model_type": LAYER_TYPES}),
         **({"num_hidden_layers": (1,)} if wanted == "eagle3" else {}),
     }
-    refuse_values(config.source, {**config.values, **eagle.values, **layer}, supported)
-    architecture = LATENT_ARCHITECTURE if is_latent else LAYER_ARCHITECTURES[layer.get("model_type") or "llama"]
+    refuse_values(source, {**config, **eagle, **layer}, supported)
+    model_type = "deepseek_v3" if is_latent else layer.get("model_type") or "llama"
     num_layers = layer.get("num_hidden_layers") or 1
-    decoder = {**layer, **DENSE_LAYER, "architectures": [architecture], "num_hidden_layers": num_layers}
-    return read_decoder(decoder, config.source)
+    # A head's MLPs are dense, but its config.json may repeat the target's keys for experts (NVIDIA ModelOpt).
+    dense = {"mlp_layer_types": ["dense"] * num_layers, "num_hidden_layers": num_layers}
+    decoder = {**layer, **dense, "model_type": model_type}
+    return read_decoder(decoder, source)
 
 
-def _tap_layer_inputs(config: ConfigFields, eagle: ConfigFields, num_layers: int) -> tuple[int, int, int] | None:
+def _tap_layer_inputs(
+    config: Mapping[str, Any], eagle: Mapping[str, Any], num_layers: int, source: str
+) -> tuple[int, int, int] | None:
     """Return the tapped layers in the sense "input of layer k"; None if the config names none.
 
     The same key has two meanings: SGLang reads it inside `eagle_config` only, as the output of layer k; vLLM reads it
     at the top level only, as the input of layer k.
     """
-    source = config.source
-    nested, top_level = eagle.integers(LAYER_IDS), config.integers(LAYER_IDS)
+    nested, top_level = eagle.get(LAYER_IDS), config.get(LAYER_IDS)
     from_nested = _checked_taps(nested, 1, num_layers, source) if nested else None
     from_top_level = _checked_taps(top_level, 0, num_layers, source) if top_level else None
     if from_nested and from_top_level and from_nested != from_top_level:

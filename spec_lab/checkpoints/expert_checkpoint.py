@@ -14,8 +14,9 @@ from dataclasses import replace
 from spec_lab.checkpoints.checkpoint_files import StoredTensor
 
 _OF_ONE_EXPERT = re.compile(
-    r"(?P<layer>(?:.*\.)?experts\.)(?P<expert>\d+)\.(?P<part>gate_proj|up_proj|down_proj)\.weight"
+    r"(?P<layer>(?:.*\.)?experts\.)(?P<expert>\d+)\.(?P<part>gate_proj|up_proj|down_proj|w1|w2|w3)\.weight"
 )
+_USUAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}  # Mixtral, MiniMax-M2
 _STACKS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
@@ -28,32 +29,23 @@ def with_stacked_experts(stored: Mapping[str, StoredTensor]) -> dict[str, Stored
     layers: dict[str, dict[int, dict[str, StoredTensor]]] = {}
     for name, tensor in stored.items():
         if match := _OF_ONE_EXPERT.fullmatch(name):
-            experts = layers.setdefault(match["layer"], {})
-            experts.setdefault(int(match["expert"]), {})[match["part"]] = tensor
+            numbered = layers.setdefault(match["layer"], {})
+            numbered.setdefault(int(match["expert"]), {})[_USUAL.get(match["part"], match["part"])] = tensor
     result = dict(stored)
-    for layer, experts in layers.items():
-        complete = _alike([experts[number] for number in sorted(experts)])
-        for stack, parts in _STACKS.items():
-            if complete:
-                result[layer + stack] = _stacked(layer + stack, [tuple(e[part] for part in parts) for e in complete])
+    for layer, numbered in layers.items():
+        experts = [numbered[number] for number in sorted(numbered)]
+        whole = [expert for expert in experts if len(expert) == sum(map(len, _STACKS.values()))]
+        complete = [expert for expert in whole if _shapes(expert) == _shapes(whole[0])]
+        for stack, parts in _STACKS.items() if complete else ():
+            pieces = tuple(tuple(expert[part] for part in parts) for expert in complete)
+            first, rows = pieces[0][0], sum(piece.shape[0] for piece in pieces[0])
+            shape = (len(pieces), rows, *first.shape[1:])
+            result[layer + stack] = replace(first, name=layer + stack, shape=shape, stack=pieces)
         for expert in complete:
             for tensor in expert.values():
                 del result[tensor.name]
     return result
 
 
-def _alike(experts: list[dict[str, StoredTensor]]) -> list[dict[str, StoredTensor]]:
-    """Return the experts that have all parts, with the shapes of the first of them."""
-    complete = [expert for expert in experts if len(expert) == sum(map(len, _STACKS.values()))]
-    return [expert for expert in complete if _shapes(expert) == _shapes(complete[0])]
-
-
 def _shapes(expert: Mapping[str, StoredTensor]) -> dict[str, tuple[int, ...]]:
     return {part: tensor.shape for part, tensor in expert.items()}
-
-
-def _stacked(name: str, pieces: list[tuple[StoredTensor, ...]]) -> StoredTensor:
-    """Describe a tensor in which each expert's pieces are concatenated by rows, and the experts are stacked."""
-    first = pieces[0]
-    rows, columns = sum(piece.shape[0] for piece in first), first[0].shape[1:]
-    return replace(first[0], name=name, shape=(len(pieces), rows, *columns), stack=tuple(pieces))

@@ -30,6 +30,8 @@ class ExpertSizes:
         scaling: the factor that these weights are then multiplied by.
         shared_intermediate_size: width of the shared MLP that every row also goes through; 0 is none.
         shared_name: the family's name for the shared expert.
+        clamp: the largest gate and up of experts whose products have biases, and whose router has one too (gpt-oss);
+            None for other experts.
         shared_gate: whether its output is multiplied by the sigmoid of one more product (Qwen3-Next, Qwen3.5).
     """
 
@@ -45,6 +47,7 @@ class ExpertSizes:
     shared_intermediate_size: int = 0
     shared_name: Literal["shared_experts", "shared_expert"] = "shared_experts"
     shared_gate: bool = False
+    clamp: float | None = None
 
 
 def routed_tensor_shapes(sizes: ExpertSizes, hidden_size: int) -> dict[str, tuple[int, ...]]:
@@ -62,6 +65,9 @@ def expert_tensor_shapes(sizes: ExpertSizes, hidden_size: int) -> dict[str, tupl
     if sizes.correction_bias:
         shapes["gate.e_score_correction_bias"] = (sizes.num_experts,)
     shapes |= routed_tensor_shapes(sizes, hidden_size)
+    if sizes.clamp is not None:
+        shapes["gate.bias"] = (sizes.num_experts,)
+        shapes |= {f"{name}_bias": shapes[name][:2] for name in ("experts.gate_up_proj", "experts.down_proj")}
     inner = sizes.shared_intermediate_size
     if inner:
         shapes[f"{sizes.shared_name}.gate_proj.weight"] = (inner, hidden_size)

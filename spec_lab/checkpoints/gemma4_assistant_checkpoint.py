@@ -6,15 +6,17 @@ from pathlib import Path
 
 import torch
 
-from spec_lab.checkpoints.checkpoint import check_floating, check_tensors, read_tensors, stored_tensors
-from spec_lab.checkpoints.gemma4_assistant_config import AssistantConfig, AssistantTarget, read_assistant_config
+from spec_lab.checkpoints.checkpoint import read_tensors, read_wanted, stored_tensors
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.gemma4_assistant_config import AssistantConfig, read_assistant_config
+from spec_lab.checkpoints.gemma4_shapes import gemma4_layer_shapes
 from spec_lab.core.errors import UserError
 
 TOKEN_ORDERING = "masked_embedding.token_ordering"
 
 
 def load_assistant(
-    folder: Path, target: AssistantTarget, dtype: torch.dtype, device: torch.device | str
+    folder: Path, target: ModelConfig, dtype: torch.dtype, device: torch.device | str
 ) -> tuple[AssistantConfig, dict[str, torch.Tensor]]:
     """Read an assistant: its config, and its tensors under the checkpoint's names, cast to `dtype`.
 
@@ -28,46 +30,29 @@ def load_assistant(
     config = read_assistant_config(folder, target)
     stored = stored_tensors(folder)
     ordering = {name: stored.pop(name) for name in (TOKEN_ORDERING,) if name in stored}
-    wanted = assistant_tensor_shapes(config)
-    check_tensors(stored, wanted, (), str(folder))
-    check_floating(stored, str(folder))
-    tensors = read_tensors({name: stored[name] for name in wanted}, dtype, device)
+    tensors = read_wanted(stored, assistant_tensor_shapes(config), dtype, device, str(folder))
     if config.centroids is not None:
-        found = read_tensors(ordering, dtype, device).get(TOKEN_ORDERING)
-        tensors[TOKEN_ORDERING] = _checked_ordering(found, target.vocab_size, str(folder))
+        # An id out of range would be fed to the target's embedding.
+        found, number = read_tensors(ordering, dtype, device).get(TOKEN_ORDERING), target.vocab_size
+        if found is None or not torch.equal(found.sort().values.cpu(), torch.arange(number)):
+            raise UserError(f"{folder}: {TOKEN_ORDERING} does not name each of {number} tokens once; fetch it again")
+        tensors[TOKEN_ORDERING] = found.long()
     return config, tensors
 
 
 def assistant_tensor_shapes(config: AssistantConfig) -> dict[str, tuple[int, ...]]:
     """Return the names and shapes of an assistant's weights, without the token ordering. The embedding is the head."""
-    hidden, inner, target_hidden = config.hidden_size, config.intermediate_size, config.target.hidden_size
-    norms = ("input", "post_attention", "pre_feedforward", "post_feedforward")
+    hidden, target_hidden, sizes = config.body.hidden_size, config.target.hidden_size, config.body.gemma4
+    assert sizes is not None
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (config.target.vocab_size, hidden),
         "model.norm.weight": (hidden,),
         "pre_projection.weight": (hidden, 2 * target_hidden),
         "post_projection.weight": (target_hidden, hidden),
     }
-    for index, layer in enumerate(config.layers):
-        prefix, query_size = f"model.layers.{index}.", config.num_heads * layer.head_dim
-        shapes |= {f"{prefix}{name}_layernorm.weight": (hidden,) for name in norms}
-        shapes |= {
-            f"{prefix}self_attn.q_proj.weight": (query_size, hidden),
-            f"{prefix}self_attn.q_norm.weight": (layer.head_dim,),
-            f"{prefix}self_attn.o_proj.weight": (hidden, query_size),
-            f"{prefix}mlp.gate_proj.weight": (inner, hidden),
-            f"{prefix}mlp.up_proj.weight": (inner, hidden),
-            f"{prefix}mlp.down_proj.weight": (hidden, inner),
-            f"{prefix}layer_scalar": (1,),
-        }
+    for index, plan in enumerate(config.body.layers):
+        layer = gemma4_layer_shapes(plan, sizes, hidden)
+        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
     if config.centroids is not None:
         shapes["masked_embedding.centroids.weight"] = (config.centroids.num_centroids, hidden)
     return shapes
-
-
-def _checked_ordering(ordering: torch.Tensor | None, vocab_size: int, source: str) -> torch.Tensor:
-    """Return the ordering after checking that it has every token id once. An id out of range would be fed to the
-    target's embedding."""
-    if ordering is None or not torch.equal(ordering.sort().values.cpu(), torch.arange(vocab_size)):
-        raise UserError(f"{source}: {TOKEN_ORDERING} does not name each of {vocab_size} tokens once; fetch it again")
-    return ordering.long()

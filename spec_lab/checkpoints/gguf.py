@@ -5,6 +5,7 @@ Names, and which rows are permuted, follow llama.cpp's `convert_hf_to_gguf.py`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 PERMUTED = ("llama",)
 """Architectures for which llama.cpp rotates neighbouring channels of a head rather than its two halves."""
 
+IN_A_LAYER = re.compile(r"blk\.(?P<layer>\d+)\.(?P<kind>\w+)\.(?P<last>\w+)")
 OUTSIDE: Mapping[str, str] = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -75,9 +77,7 @@ class GgufTensor:
             source.seek(self.file.data_start + self.place.offset)
             taken = bytearray(source.read(prod(self.shape[:-1]) * width))
         wide = dequantize(np.frombuffer(taken, dtype=np.uint8).reshape(-1, width), kind)
-        return self._in_order(torch.from_numpy(np.ascontiguousarray(wide, dtype=np.float32)).view(self.shape))
-
-    def _in_order(self, value: torch.Tensor) -> torch.Tensor:
+        value = torch.from_numpy(np.ascontiguousarray(wide, dtype=np.float32)).view(self.shape)
         if self.num_heads is None:
             return value
         halves = value.view(self.num_heads, -1, 2, *value.shape[1:])
@@ -90,14 +90,13 @@ def gguf_tensors(path: Path) -> dict[str, GgufTensor]:
     The divisors of rotary frequencies, which are not weights, are left out.
     """
     file = read_head(path)
-    name = file.text("general.architecture")
-    heads = file.integer(f"{name}.attention.head_count")
-    permuted = {"attn_q": heads, "attn_k": file.integer(f"{name}.attention.head_count_kv", heads)}
+    heads = file.sizes["attention.head_count"]
+    permuted = {"attn_q": heads, "attn_k": file.sizes.get("attention.head_count_kv", heads)}
     tensors = {}
     for place in file.places.values():
         if place.name not in (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS):
-            kind = _kind_in_layer(place.name)
-            num_heads = permuted.get(kind) if name in PERMUTED else None
+            found = IN_A_LAYER.fullmatch(place.name)
+            num_heads = permuted.get(found["kind"]) if found and file.architecture in PERMUTED else None
             tensors[_usual_name(place.name)] = GgufTensor(file, place, num_heads)
     return tensors
 
@@ -113,14 +112,7 @@ def quantizations(path: Path) -> list[str]:
     return sorted(sizes, key=lambda name: -sizes[name])
 
 
-def _kind_in_layer(name: str) -> str:
-    parts = name.split(".")
-    return parts[2] if len(parts) == 4 and parts[0] == "blk" else ""
-
-
 def _usual_name(name: str) -> str:
-    usual = IN_LAYER.get(_kind_in_layer(name))
-    if usual is None:
+    if (found := IN_A_LAYER.fullmatch(name)) is None or found["kind"] not in IN_LAYER:
         return OUTSIDE.get(name, name)
-    _, layer, _, last = name.split(".")
-    return f"model.layers.{layer}.{usual}.{last}"
+    return f"model.layers.{found['layer']}.{IN_LAYER[found['kind']]}.{found['last']}"

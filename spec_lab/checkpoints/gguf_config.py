@@ -15,11 +15,8 @@ from typing import Any
 from spec_lab.checkpoints.checks import refuse_values
 from spec_lab.checkpoints.gguf_file import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, GgufFile, read_head
 
-ARCHITECTURES: Mapping[str, str] = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+"""llama.cpp's names, which are also the model types of transformers."""
 READ_KEYS = (
     "vocab_size", "context_length", "embedding_length", "block_count", "feed_forward_length",
     "attention.head_count", "attention.head_count_kv", "attention.layer_norm_rms_epsilon", "attention.key_length",
@@ -43,105 +40,87 @@ def gguf_config(path: Path) -> dict[str, Any]:
             that do not fit one another.
     """
     file = read_head(path)
-    name = file.text("general.architecture")
-    refuse_values(str(path), {"general.architecture": name}, {"general.architecture": ARCHITECTURES})
-    _refuse_unknown_keys(file, name)
-    heads = file.integer(f"{name}.attention.head_count")
-    hidden = file.integer(f"{name}.embedding_length")
-    max_positions = file.integer(f"{name}.context_length")
-    biases = file.places.keys() & {"blk.0.attn_q.bias", "blk.0.ffn_gate.bias"}
+    name, sizes = file.architecture, file.sizes
+    refuse_values(str(path), file.metadata, {"general.architecture": ARCHITECTURES})
+    _refuse_unknown_keys(file)
+    heads, hidden = sizes["attention.head_count"], sizes["embedding_length"]
+    ends = [token for end in ("eos", "eot", "eom") for token in file.ids(f"{end}_token_id")]
     return {
-        "architectures": [ARCHITECTURES[name]],
+        "model_type": name,
         "vocab_size": file.places["token_embd.weight"].shape[0],
         "hidden_size": hidden,
-        "intermediate_size": file.integer(f"{name}.feed_forward_length"),
-        "num_hidden_layers": file.integer(f"{name}.block_count"),
+        "intermediate_size": sizes["feed_forward_length"],
+        "num_hidden_layers": sizes["block_count"],
         "num_attention_heads": heads,
-        "num_key_value_heads": file.integer(f"{name}.attention.head_count_kv", heads),
-        "head_dim": _head_dim(file, name, hidden // heads),
-        "max_position_embeddings": max_positions,
-        "rms_norm_eps": file.number(f"{name}.attention.layer_norm_rms_epsilon"),
-        "rope_theta": file.number(f"{name}.rope.freq_base", 10000.0),
-        "rope_scaling": _rope_scaling(file, name),
+        "num_key_value_heads": sizes.get("attention.head_count_kv", heads),
+        "head_dim": sizes.get("attention.key_length", hidden // heads),
+        "max_position_embeddings": sizes["context_length"],
+        "rms_norm_eps": sizes["attention.layer_norm_rms_epsilon"],
+        "rope_theta": sizes.get("rope.freq_base", 10000.0),
+        "rope_scaling": _rope_scaling(file),
         "tie_word_embeddings": "output.weight" not in file.places,
-        "attention_bias": "blk.0.attn_q.bias" in biases,
-        "mlp_bias": "blk.0.ffn_gate.bias" in biases,
-        "bos_token_id": next(iter(file.integers("tokenizer.ggml.bos_token_id")), None),
-        "eos_token_id": _end_tokens(file),
+        "attention_bias": "blk.0.attn_q.bias" in file.places,
+        "mlp_bias": "blk.0.ffn_gate.bias" in file.places,
+        "bos_token_id": next(iter(file.ids("bos_token_id")), None),
+        "eos_token_id": list(dict.fromkeys(ends)),
     }
 
 
-def _refuse_unknown_keys(file: GgufFile, name: str) -> None:
-    """Refuse keys of the architecture that are not read here, since they may change the forward pass."""
-    known = {f"{name}.{key}" for key in (*READ_KEYS, *NOTHING_SAID)}
-    if file.text(f"{name}.rope.scaling.type", "none") == "longrope":
-        known.add(f"{name}.{AMPLITUDE}")
-    unknown = [key for key in file.metadata if key.startswith(f"{name}.") and key not in known]
-    # Converters write a zero count for parts that a model does not have.
-    neutral = {f"{name}.{AMPLITUDE}": (1.0,)}
-    unread = [key for key in unknown if file.metadata[key] not in neutral.get(key, (0, False))]
-    refuse_values(str(file.path), file.metadata, dict.fromkeys(unread, ()))
+def _refuse_unknown_keys(file: GgufFile) -> None:
+    """Refuse keys of the architecture that are not read here, since they may change the forward pass, and heads of
+    which a part is rotated. Converters write a zero count for parts that a model does not have."""
+    sizes = file.sizes
+    size = sizes.get("attention.key_length", sizes["embedding_length"] // sizes["attention.head_count"])
+    supported: dict[str, tuple[Any, ...]] = dict.fromkeys(sizes.keys() - {*READ_KEYS, *NOTHING_SAID}, (0, False))
+    supported |= dict.fromkeys(("attention.value_length", "rope.dimension_count"), (size,))
+    supported[AMPLITUDE] = (1.0,) if sizes.get("rope.scaling.type") != "longrope" else (sizes.get(AMPLITUDE),)
+    named = {f"{file.architecture}.{key}": values for key, values in supported.items()}
+    refuse_values(str(file.path), file.metadata, named)
 
 
-def _head_dim(file: GgufFile, name: str, default: int) -> int:
-    size = file.integer(f"{name}.attention.key_length", default)
-    keys = (f"{name}.attention.value_length", f"{name}.rope.dimension_count")
-    refuse_values(str(file.path), file.metadata, dict.fromkeys(keys, (size,)))
-    return size
-
-
-def _end_tokens(file: GgufFile) -> list[int]:
-    """Return the tokens that end a text, a turn or a message, without duplicates."""
-    keys = (f"tokenizer.ggml.{end}_token_id" for end in ("eos", "eot", "eom"))
-    return list(dict.fromkeys(token for key in keys for token in file.integers(key)))
-
-
-def _rope_scaling(file: GgufFile, name: str) -> dict[str, Any] | None:
-    factors = _rope_factors(file, ROPE_FACTORS)
-    kind = file.text(f"{name}.rope.scaling.type", "none")
-    if factors is not None:
-        return _llama3_rope(file, name, factors)
+def _rope_scaling(file: GgufFile) -> dict[str, Any] | None:
+    sizes, factors = file.sizes, _rope_factors(file, ROPE_FACTORS)
+    kind = sizes.get("rope.scaling.type", "none")
+    if factors is not None and any(factor != 1.0 for factor in factors):
+        return _llama3_rope(file, factors)
     if kind == "none":
         return None
-    scaling = f"{name}.rope.scaling"
-    found: dict[str, Any] = {"rope_type": kind}
-    original = file.integer(f"{scaling}.original_context_length", 0)
-    if original:
-        found["original_max_position_embeddings"] = original
+    keys = {
+        "factor": "factor",
+        "original_max_position_embeddings": "original_context_length",
+        "beta_fast": "yarn_beta_fast",
+        "beta_slow": "yarn_beta_slow",
+    }
+    named = {key: sizes[f"rope.scaling.{name}"] for key, name in keys.items() if sizes.get(f"rope.scaling.{name}")}
     if kind == "longrope":
-        long, short = (_rope_factors(file, tensor) for tensor in (LONG_FACTORS, SHORT_FACTORS))
-        amplitude = file.number(f"{name}.{AMPLITUDE}", 1.0)
-        return found | {"long_factor": long, "short_factor": short, "attention_factor": amplitude}
-    if kind == "yarn":
-        found["beta_fast"] = file.number(f"{scaling}.yarn_beta_fast", 32.0)
-        found["beta_slow"] = file.number(f"{scaling}.yarn_beta_slow", 1.0)
-    return found | {"factor": file.number(f"{scaling}.factor")}
+        named["attention_factor"] = sizes.get(AMPLITUDE, 1.0)
+        named |= {"long_factor": _rope_factors(file, LONG_FACTORS), "short_factor": _rope_factors(file, SHORT_FACTORS)}
+    return {"rope_type": kind, **named}
 
 
 def _rope_factors(file: GgufFile, tensor: str) -> list[float] | None:
-    """Return the divisor of each frequency; None if there are none, or all of Llama 3's are 1."""
+    """Return the divisor of each frequency; None if there are none."""
     place = file.places.get(tensor)
     if place is None:
         return None
     count = prod(place.shape)
     with file.path.open("rb") as source:
         source.seek(file.data_start + place.offset)
-        factors = list(struct.unpack(f"<{count}f", source.read(4 * count)))
-    return None if tensor == ROPE_FACTORS and all(factor == 1.0 for factor in factors) else factors
+        return list(struct.unpack(f"<{count}f", source.read(4 * count)))
 
 
-def _llama3_rope(file: GgufFile, name: str, factors: list[float]) -> dict[str, Any]:
+def _llama3_rope(file: GgufFile, factors: list[float]) -> dict[str, Any]:
     """Find the Llama 3 scaling that has these divisors; the largest divisor, that of the slowest pair, is its
     factor."""
     scaling = LLAMA3_ROPE | {"factor": round(max(factors), 4)}
-    theta = file.number(f"{name}.rope.freq_base", 10000.0)
-    expected = [_llama3_divisor(theta ** (-pair / len(factors)), scaling) for pair in range(len(factors))]
+    theta = file.sizes.get("rope.freq_base", 10000.0)
+    expected = [llama3_divisor(theta ** (-pair / len(factors)), scaling) for pair in range(len(factors))]
     if not all(math.isclose(*both, rel_tol=1e-4) for both in zip(factors, expected, strict=True)):
         refuse_values(str(file.path), {ROPE_FACTORS: "other than Llama 3's"}, {ROPE_FACTORS: ()})
     return {"rope_type": "llama3", **scaling}
 
 
-def _llama3_divisor(frequency: float, scaling: Mapping[str, float]) -> float:
+def llama3_divisor(frequency: float, scaling: Mapping[str, float]) -> float:
     turns = scaling["original_max_position_embeddings"] * frequency / (2 * math.pi)
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     kept = min(1.0, max(0.0, (turns - low) / (high - low)))

@@ -55,6 +55,7 @@ class GgufFile:
     """The header of one file.
 
     Attributes:
+        metadata: every key and its value.
         data_start: offset at which the tensors begin.
     """
 
@@ -63,34 +64,20 @@ class GgufFile:
     places: Mapping[str, TensorPlace]
     data_start: int
 
-    def has(self, key: str) -> bool:
-        return key in self.metadata
+    @property
+    def architecture(self) -> str:
+        return str(self.metadata["general.architecture"])
 
-    def integer(self, key: str, default: int | None = None) -> int:
-        return int(self._read(key, default))
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """The keys of the architecture, without its name."""
+        prefix = f"{self.architecture}."
+        return {key.removeprefix(prefix): value for key, value in self.metadata.items() if key.startswith(prefix)}
 
-    def number(self, key: str, default: float | None = None) -> float:
-        return float(self._read(key, default))
-
-    def text(self, key: str, default: str | None = None) -> str:
-        return str(self._read(key, default))
-
-    def flag(self, key: str, default: bool) -> bool:
-        return bool(self._read(key, default))
-
-    def texts(self, key: str) -> list[str]:
-        """Read a list of texts, empty if the key is missing."""
-        values: list[str] = self._read(key, [])
-        return values
-
-    def integers(self, key: str) -> list[int]:
-        """Read one integer or a list of them, empty if the key is missing."""
-        value = self.metadata.get(key, [])
+    def ids(self, key: str) -> list[int]:
+        """Return one id or a list of them, empty if the key is missing."""
+        value = self.metadata.get(f"tokenizer.ggml.{key}", [])
         return value if isinstance(value, list) else [value]
-
-    def _read(self, key: str, default: Any) -> Any:
-        """Return a value; KeyError if it is missing and has no default."""
-        return self.metadata[key] if default is None else self.metadata.get(key, default)
 
 
 def read_head(path: Path) -> GgufFile:
@@ -103,50 +90,33 @@ def read_head(path: Path) -> GgufFile:
 def _read_head(path: Path, num_bytes: int, changed: int) -> GgufFile:
     refuse_lfs_pointer(path)
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return _Cursor(path, data).head()
+        at = 0
 
+        def take(count: int) -> bytes:
+            nonlocal at
+            at += count
+            return data[at - count : at]
 
-class _Cursor:
-    """Reads consecutive values."""
+        def numbers(code: str, count: int = 1) -> list[Any]:
+            return list(struct.unpack(f"<{count}{code}", take(struct.calcsize(f"<{code}") * count)))
 
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
-        self._path, self._data, self._at = path, data, 0
+        def text() -> str:
+            return take(numbers("Q")[0]).decode("utf-8")
 
-    def head(self) -> GgufFile:
-        magic, version = self._take(4), self._scalar("I")
-        refuse_values(str(self._path), {"magic": magic, "version": version}, {"magic": (MAGIC,), "version": VERSIONS})
-        num_tensors, num_keys = self._scalar("Q"), self._scalar("Q")
-        metadata = {self._text(): self._value(self._scalar("I")) for _ in range(num_keys)}
-        places = [self._place() for _ in range(num_tensors)]
+        def value(kind: int) -> Any:
+            if kind != ARRAY:
+                return text() if kind == STRING else numbers(SCALARS[kind])[0]
+            of, count = *numbers("I"), *numbers("Q")
+            return [text() for _ in range(count)] if of == STRING else numbers(SCALARS[of], count)
+
+        said = {"magic": take(4), "version": numbers("I")[0]}
+        refuse_values(str(path), said, {"magic": (MAGIC,), "version": VERSIONS})
+        num_tensors, num_keys = numbers("Q", 2)
+        metadata = {text(): value(numbers("I")[0]) for _ in range(num_keys)}
+        places = {}
+        for _ in range(num_tensors):
+            name = text()
+            shape = tuple(reversed(numbers("Q", numbers("I")[0])))
+            places[name] = TensorPlace(name, shape, *numbers("I"), *numbers("Q"))
         alignment = metadata.get("general.alignment", 32)
-        start = -(-self._at // alignment) * alignment
-        return GgufFile(self._path, metadata, {place.name: place for place in places}, start)
-
-    def _place(self) -> TensorPlace:
-        name, num_dimensions = self._text(), self._scalar("I")
-        shape = tuple(reversed(self._scalars("Q", num_dimensions)))
-        return TensorPlace(name, shape, self._scalar("I"), self._scalar("Q"))
-
-    def _value(self, kind: int) -> Any:
-        if kind == STRING:
-            return self._text()
-        if kind in SCALARS:
-            return self._scalar(SCALARS[kind])
-        assert kind == ARRAY, f"{self._path}: a value has the unknown type {kind}"
-        of, count = self._scalar("I"), self._scalar("Q")
-        return [self._text() for _ in range(count)] if of == STRING else self._scalars(SCALARS[of], count)
-
-    def _text(self) -> str:
-        return self._take(self._scalar("Q")).decode("utf-8")
-
-    def _scalar(self, code: str) -> Any:
-        return self._scalars(code, 1)[0]
-
-    def _scalars(self, code: str, count: int) -> list[Any]:
-        taken = self._take(struct.calcsize(f"<{code}") * count)
-        return list(struct.unpack(f"<{count}{code}", taken))
-
-    def _take(self, num_bytes: int) -> bytes:
-        taken = self._data[self._at : self._at + num_bytes]
-        self._at += num_bytes
-        return taken
+        return GgufFile(path, metadata, places, -(-at // alignment) * alignment)

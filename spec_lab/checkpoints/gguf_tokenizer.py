@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 MODEL = "tokenizer.ggml.model"
 TOKENS = "tokenizer.ggml.tokens"
-TOKEN_TYPES = "tokenizer.ggml.token_type"
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
 CHAT_TEMPLATE = "tokenizer.chat_template"
 
@@ -61,7 +60,7 @@ CUTTINGS: Mapping[str, Cutting] = {
 
 def has_tokenizer(path: Path) -> bool:
     """Return whether the file has a vocabulary in addition to its weights."""
-    return read_head(path).has(TOKENS)
+    return TOKENS in read_head(path).metadata
 
 
 def vocabulary_of(path: Path) -> dict[str, int]:
@@ -80,7 +79,7 @@ def gguf_tokenizer(path: Path) -> Tokenizer:
     file = read_head(path)
     cutting = _cutting(file)
     vocabulary = _vocabulary(file)
-    pairs = (line.partition(" ") for line in file.texts("tokenizer.ggml.merges"))
+    pairs = (line.partition(" ") for line in file.metadata["tokenizer.ggml.merges"])
     merges = [(left, right) for left, _, right in pairs]
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=cutting.whole_pieces))
     if cutting.composes:
@@ -94,8 +93,7 @@ def gguf_tokenizer(path: Path) -> Tokenizer:
 
 def chat_template(path: Path) -> str | None:
     """Return the file's chat template; None if it has none."""
-    file = read_head(path)
-    return file.text(CHAT_TEMPLATE) if file.has(CHAT_TEMPLATE) else None
+    return read_head(path).metadata.get(CHAT_TEMPLATE)
 
 
 def special_tokens(path: Path) -> dict[str, str]:
@@ -123,14 +121,14 @@ def _pieces(cutting: Cutting) -> Any:
 
 
 def _vocabulary(file: GgufFile) -> dict[str, int]:
-    return {token: token_id for token_id, token in enumerate(file.texts(TOKENS))}
+    return {token: token_id for token_id, token in enumerate(file.metadata[TOKENS])}
 
 
 def _add_tokens(tokenizer: Tokenizer, file: GgufFile, vocabulary: Mapping[str, int]) -> None:
     """Add the tokens that are found in a text before it is split into pieces."""
     from tokenizers import AddedToken
 
-    types = file.integers(TOKEN_TYPES)
+    types = file.ids("token_type")
     kinds = dict(zip(vocabulary, types, strict=False))
     special = [token for token, kind in kinds.items() if kind in (UNKNOWN, CONTROL) and token]
     plain = [token for token, kind in kinds.items() if kind == USER_DEFINED and token]
@@ -143,14 +141,13 @@ def _begin_texts(tokenizer: Tokenizer, file: GgufFile, cutting: Cutting) -> None
     from tokenizers import processors
 
     first = _token(file, "bos")
-    if first is None or not file.flag("tokenizer.ggml.add_bos_token", cutting.adds_bos):
+    if first is None or not file.metadata.get("tokenizer.ggml.add_bos_token", cutting.adds_bos):
         return
-    token_id = file.integers("tokenizer.ggml.bos_token_id")[0]
+    token_id = file.ids("bos_token_id")[0]
     tokenizer.post_processor = processors.TemplateProcessing(single=[first, "$A"], special_tokens=[(first, token_id)])
 
 
 def _token(file: GgufFile, name: str) -> str | None:
     """Return the text of the token with this name in the file; the first if there are several."""
-    key = f"tokenizer.ggml.{name}_token_id"
-    ids, tokens = file.integers(key), file.texts(TOKENS)
+    ids, tokens = file.ids(f"{name}_token_id"), file.metadata[TOKENS]
     return tokens[ids[0]] if ids else None

@@ -18,10 +18,8 @@ from spec_lab.checkpoints.checkpoint import check_floating, check_tensors, read_
 from spec_lab.checkpoints.checkpoint_files import StoredTensor
 from spec_lab.checkpoints.checks import refuse_other_target, refuse_values
 from spec_lab.checkpoints.config import ModelConfig, num_mtp_modules, text_part
-from spec_lab.checkpoints.families.deepseek import LATENT_ARCHITECTURES
-from spec_lab.checkpoints.families.table import READERS, read_decoder
-from spec_lab.checkpoints.hybrid_checkpoint import zero_centred
-from spec_lab.checkpoints.json_input import ConfigFields, read_json
+from spec_lab.checkpoints.families import FAMILIES, read_decoder
+from spec_lab.checkpoints.json_input import read_json
 from spec_lab.checkpoints.mtp_layouts import (
     EMBEDDING_NORM,
     FINAL_NORM,
@@ -30,6 +28,7 @@ from spec_lab.checkpoints.mtp_layouts import (
     MtpLayout,
     find_layout,
 )
+from spec_lab.checkpoints.target_tensors import zero_centred
 from spec_lab.checkpoints.tensor_shapes import layer_tensor_shapes
 from spec_lab.core.errors import UserError
 from spec_lab.core.types import NormSide
@@ -37,15 +36,7 @@ from spec_lab.core.types import NormSide
 KNOB = "drafter.path"
 # Other engines too use the target's embedding and head instead of these copies.
 SKIPPED_COPIES = ("embed_tokens.weight", "shared_head.head.weight")
-# With these keys the only layer of a config has experts, even if the target's first layer is dense.
-SPARSE_LAYER: Mapping[str, Any] = {
-    "first_k_dense_replace": 0,
-    "mlp_layer_types": None,
-    "mlp_only_layers": [],
-    "decoder_sparse_step": 1,
-}
 LATENT_TENSOR = "self_attn.kv_a_proj_with_mqa.weight"
-LATENT_ARCHITECTURE = "DeepseekV3ForCausalLM"
 QK_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 EXPERT_TENSORS = ("mlp.gate.", "mlp.experts.", "mlp.shared_expert")
 
@@ -79,24 +70,32 @@ def load_mtp(
             target; tensors missing, of another shape, not expected or in an unsupported quantization.
     """
     config, source = read_json(folder / "config.json"), str(folder / "config.json")
-    decoder = {"architectures": config.get("architectures"), **text_part(config, source)}
-    num_layers = ConfigFields(decoder, source).integer("num_hidden_layers")
-    count = num_mtp_modules(config, source) or 1
-    layout, prefixes, stored = _stored_modules(folder, num_layers, count, num_modules)
-    layer = _layer_config(decoder, layout, _names_below(stored, prefixes[0].layer), source)
+    decoder, count = text_part(config), num_mtp_modules(config) or 1
+    num_layers, stored = decoder["num_hidden_layers"], stored_tensors(folder)
+    layout = find_layout(stored, num_layers)
+    if layout is None or num_modules > count:
+        found = count if layout else 0
+        raise UserError(
+            f"{folder}: has {found} MTP modules, and {num_modules} are needed; use fewer drafts or another {KNOB}"
+        )
+    starts, first = zip(*(layout.prefixes(module, num_layers) for module in range(count)), strict=True)
+    own = {name: it for name, it in stored.items() if name.startswith(starts) and not name.endswith(SKIPPED_COPIES)}
+    names = {name.removeprefix(first[0]) for name in own if name.startswith(first[0])}
+    layer = _layer_config(decoder, layout, names, source)
     pairs = {
         "hidden_size": (layer.hidden_size, target.hidden_size),
         "vocab_size": (layer.vocab_size, target.vocab_size),
     }
     refuse_other_target(source, KNOB, pairs)
     shapes = mtp_tensor_shapes(layer)
-    file_names = [{name: of_module.file_name(layout, name) for name in shapes} for of_module in prefixes]
-    wanted = {of_module[name]: shape for of_module in file_names for name, shape in shapes.items()}
-    check_tensors(stored, wanted, (), str(folder))
-    check_floating(stored, str(folder))
+    wanted = [
+        {layout.file_name(name, module, num_layers): shape for name, shape in shapes.items()} for module in range(count)
+    ]
+    check_tensors(own, {name: shape for of_module in wanted for name, shape in of_module.items()}, (), str(folder))
+    check_floating(own, str(folder))
     modules = [
-        _common_form({name: stored[file_name] for name, file_name in of_module.items()}, layout, dtype, device)
-        for of_module in file_names[:num_modules]
+        _common_form({name: own[stored] for name, stored in zip(shapes, of_module, strict=True)}, layout, dtype, device)
+        for of_module in wanted[:num_modules]
     ]
     return MtpConfig(layer, count, layout.target_hidden, layout.recycled_hidden), modules
 
@@ -113,97 +112,26 @@ def mtp_tensor_shapes(layer: ModelConfig) -> dict[str, tuple[int, ...]]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class _Prefixes:
-    """The place of one module's tensors in the file."""
-
-    module: str
-    layer: str
-
-    @classmethod
-    def of(cls, layout: MtpLayout, module: int, num_layers: int) -> _Prefixes:
-        numbers = {"module": module, "layer": num_layers + module}
-        return cls(layout.module_prefix.format(**numbers), layout.layer_prefix.format(**numbers))
-
-    def file_name(self, layout: MtpLayout, name: str) -> str:
-        return self.module + layout.names[name] if name in layout.names else self.layer + name
-
-
-def _stored_modules(
-    folder: Path, num_layers: int, count: int, num_needed: int
-) -> tuple[MtpLayout, list[_Prefixes], dict[str, StoredTensor]]:
-    """Return the family's layout, the prefixes of the `count` modules, and their tensors without copies of the
-    target's."""
-    stored = stored_tensors(folder)
-    layout = find_layout(stored, num_layers)
-    if layout is None or num_needed > count:
-        found = count if layout else 0
-        raise UserError(
-            f"{folder}: has {found} MTP modules, and {num_needed} are needed; use fewer drafts or another {KNOB}"
-        )
-    prefixes = [_Prefixes.of(layout, module, num_layers) for module in range(count)]
-    skipped = {of_module.module + name for of_module in prefixes for name in SKIPPED_COPIES}
-    starts = tuple(of_module.module for of_module in prefixes)
-    ours = {name: tensor for name, tensor in stored.items() if name.startswith(starts) and name not in skipped}
-    return layout, prefixes, ours
-
-
-def _names_below(stored: Collection[str], prefix: str) -> set[str]:
-    return {name.removeprefix(prefix) for name in stored if name.startswith(prefix)}
-
-
 def _layer_config(decoder: Mapping[str, Any], layout: MtpLayout, names: Collection[str], source: str) -> ModelConfig:
-    """Return a module's decoder layer.
-
-    The config is read like one of the family that `_architecture` chooses. Some families refuse a
-    `partial_rotary_factor`, so it is read here if the config does not name that family itself.
+    """Return a module's decoder layer, which is one of the family that the config names if that is a known one.
 
     The stored `names` decide whether attention has biases, and whether there are experts. q and k have norms if the
     family or `names` have them.
     """
-    fields = ConfigFields(decoder, source)
-    named = fields.texts("architectures")
-    architecture = _architecture(named, layout, names)
-    one_layer = {"num_hidden_layers": 1, "layer_types": ["full_attention"], **SPARSE_LAYER}
-    options = {**layout.defaults, **decoder, **one_layer, "architectures": [architecture]}
-    if architecture in named:
-        layer = read_decoder(options, source)
-        rope = layer.only_layer.rope
-    else:
-        options, partial_rotary_factor = _without_partial_rotary(options, source)
-        layer = read_decoder(options, source)
-        rope = replace(layer.only_layer.rope, partial_rotary_factor=partial_rotary_factor)
     refuse_values(source, decoder, {"use_sliding_window": (False,)})
+    model_type = decoder.get("model_type")
+    if model_type not in FAMILIES:
+        model_type = "deepseek_v3" if LATENT_TENSOR in names else layout.model_type
+    one_layer = {"num_hidden_layers": 1, "layer_types": ["full_attention"], "mlp_layer_types": ["sparse"]}
+    layer = read_decoder({**decoder, **one_layer, "model_type": model_type}, source)
     plan = replace(
         layer.only_layer,
         qkv_bias="self_attn.q_proj.bias" in names,
         o_bias="self_attn.o_proj.bias" in names,
         qk_norm=layer.only_layer.qk_norm or any(name in names for name in QK_NORMS),
-        attention_gate=layout.attention_gate,
-        float32_norms=layout.zero_centred,
-        rope=rope,
         experts=layer.only_layer.experts if any(name.startswith(EXPERT_TENSORS) for name in names) else None,
     )
     return replace(layer, layers=(plan,))
-
-
-def _architecture(named: Collection[str], layout: MtpLayout, names: Collection[str]) -> str:
-    """Choose the family as which the layer's config is read. A config may name a family with latent attention while the
-    modules have none, or the other way round, so tensors decide."""
-    is_latent = LATENT_TENSOR in names
-    fitting = [name for name in named if name in READERS and (name in LATENT_ARCHITECTURES) == is_latent]
-    return next(iter(fitting), LATENT_ARCHITECTURE if is_latent else layout.architecture)
-
-
-def _without_partial_rotary(config: dict[str, Any], source: str) -> tuple[dict[str, Any], float]:
-    """Return the config without `partial_rotary_factor`, which the readers of `plain` refuse, and its value. The key
-    may be at the top level or among the rope keys."""
-    key = "partial_rotary_factor"
-    fields = ConfigFields(config, source)
-    rope_key = "rope_scaling" if fields.object("rope_scaling") else "rope_parameters"
-    rope = fields.object(rope_key)
-    factor = ConfigFields(rope, f"{source} (rope)").number(key, fields.number(key, 1.0))
-    return {**config, key: None, rope_key: {**rope, key: None}}, factor
 
 
 def _common_form(

@@ -8,8 +8,7 @@ ROCm/ATOM #1764). Older engines read DeepSeek's before it, which the drafter's k
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from spec_lab.core.types import NormSide
 
@@ -28,70 +27,68 @@ class MtpLayout:
     Attributes:
         module_prefix: prefix of the two input norms, the projection and the final norm.
         layer_prefix: prefix of the decoder layer's tensors.
-        marker: name of a tensor of module 0 that only this family has.
         names: the family's names, by DeepSeek's `enorm`, `hnorm`, `eh_proj` and `shared_head.norm`.
-        architecture: the decoder as which a layer's config is read if config.json names no fitting one. A layer with
+        model_type: the family as which a layer's config is read if config.json names none that is known. A layer with
             latent attention does not use it.
-        defaults: values of config keys that the file leaves out.
         hidden_first: whether the projection reads [hidden, embedding] rather than [embedding, hidden].
         zero_centred: whether norms multiply by 1 + weight.
-        attention_gate: see `LayerPlan`.
         target_hidden: whether a module reads the target's hidden state before or after the target's final norm.
         recycled_hidden: whether the next draft reads a module's hidden state before or after the module's final norm.
     """
 
     module_prefix: str
     layer_prefix: str
-    marker: str
     names: Mapping[str, str]
-    architecture: str
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    model_type: str
     hidden_first: bool = False
     zero_centred: bool = False
-    attention_gate: bool = False
     target_hidden: NormSide = NormSide.POST_NORM
     recycled_hidden: NormSide = NormSide.POST_NORM
+
+    def prefixes(self, module: int, num_layers: int) -> tuple[str, str]:
+        """Return what the names of a module, and of its decoder layer, begin with in the file."""
+        numbers = {"module": module, "layer": num_layers + module}
+        return self.module_prefix.format(**numbers), self.layer_prefix.format(**numbers)
+
+    def file_name(self, name: str, module: int, num_layers: int) -> str:
+        """Return the file's name of a module's tensor in the common form."""
+        of_module, of_layer = self.prefixes(module, num_layers)
+        return of_module + self.names[name] if name in self.names else of_layer + name
 
 
 DEEPSEEK = MtpLayout(
     module_prefix="model.layers.{layer}.",
     layer_prefix="model.layers.{layer}.",
-    marker="model.layers.{layer}.eh_proj.weight",
     names={name: name for name in (EMBEDDING_NORM, HIDDEN_NORM, PROJECTION, FINAL_NORM)},
-    architecture="LlamaForCausalLM",
+    model_type="llama",
 )
 MIMO = MtpLayout(
     module_prefix="model.mtp_layers.{module}.",
     layer_prefix="model.mtp_layers.{module}.",
-    marker="model.mtp_layers.{module}.input_proj.weight",
     names={
         EMBEDDING_NORM: "token_layernorm.weight",
         HIDDEN_NORM: "hidden_layernorm.weight",
         PROJECTION: "input_proj.weight",
         FINAL_NORM: "final_layernorm.weight",
     },
-    architecture="Qwen2ForCausalLM",
+    model_type="qwen2",
     hidden_first=True,
 )
 QWEN3_NEXT = MtpLayout(
     module_prefix="mtp.",
     layer_prefix="mtp.layers.{module}.",
-    marker="mtp.fc.weight",
     names={
         EMBEDDING_NORM: "pre_fc_norm_embedding.weight",
         HIDDEN_NORM: "pre_fc_norm_hidden.weight",
         PROJECTION: "fc.weight",
         FINAL_NORM: "norm.weight",
     },
-    architecture="Qwen3ForCausalLM",
-    defaults={"head_dim": 256, "partial_rotary_factor": 0.25},
+    model_type="qwen3_next",
     zero_centred=True,
-    attention_gate=True,
 )
 LAYOUTS = (DEEPSEEK, MIMO, QWEN3_NEXT)
 
 
 def find_layout(stored: Collection[str], num_layers: int) -> MtpLayout | None:
-    """Return the layout whose module 0 is among the stored names; None if there is none."""
-    found = (layout for layout in LAYOUTS if layout.marker.format(module=0, layer=num_layers) in stored)
-    return next(found, None)
+    """Return the layout whose module 0 is among the stored names, by its projection; None if there is none."""
+    return next((layout for layout in LAYOUTS if layout.file_name(PROJECTION, 0, num_layers) in stored), None)

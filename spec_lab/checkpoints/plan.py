@@ -60,8 +60,11 @@ class LayerPlan:
         kv_owner: the layer whose keys and values this layer reads instead of writing its own; None if it writes them.
         float32_norms: whether norms multiply by their weight in float32 and round once (Qwen3.5), rather than round
             both before and after it.
+        sinks: whether each head has a learned score of one more key, without a value (gpt-oss).
         latent: latent attention, which replaces grouped-query attention. `num_kv_heads` is then 1, and `head_dim` is
             the number of rotated channels. None for grouped-query attention.
+        wide_qk_norm: whether the norm of queries, and that of keys, is over all heads of a row together (MiniMax-M2).
+        norms_outputs: whether the outputs of attention and MLP are normed rather than their inputs (OLMo 3).
     """
 
     num_heads: int
@@ -80,9 +83,13 @@ class LayerPlan:
     experts: ExpertSizes | None = None
     latent: LatentSizes | None = None
     float32_norms: bool = False
+    sinks: bool = False
+    wide_qk_norm: bool = False
+    norms_outputs: bool = False
 
     @property
     def is_plain(self) -> bool:
         """Return whether this is a layer as in Llama and Qwen: attention that writes its own KV, and an MLP."""
         others = self.delta_net, self.experts, self.latent, self.kv_owner
-        return all(part is None for part in others) and not self.attention_gate
+        is_other = self.attention_gate or self.sinks or self.wide_qk_norm or self.norms_outputs
+        return all(part is None for part in others) and not is_other

@@ -15,7 +15,6 @@ from spec_lab.checkpoints.block_config import (
     SlotReading,
     Slots,
     default_taps,
-    embedding_scale,
 )
 from spec_lab.checkpoints.block_heads import (
     GruSizes,
@@ -84,7 +83,7 @@ def random_block_config(target: ModelConfig, parts: BlockParts) -> BlockConfig:
         causality=Causality.none,
         conv=ConvSizes(group_size=group) if parts.conv else None,
         confidence_reads=reads if parts.confidence else 0,
-        embedding_scale=embedding_scale(target),
+        embedding_scale=target.embedding_scale,
     )
 
 

@@ -60,12 +60,15 @@ def random_eagle3_config(target: ModelConfig, draft_vocab_size: int | None) -> E
     plan = replace(
         first,
         qk_norm=False,
+        wide_qk_norm=False,
+        norms_outputs=False,
         qkv_bias=False,
         window=None,
         attention_gate=False,
         delta_net=None,
         experts=None,
         float32_norms=False,
+        sinks=False,
     )
     return Eagle3Config(
         layer=replace(target, family="llama", layers=(plan,)),
@@ -81,10 +84,7 @@ def random_eagle3(
     target: ModelConfig, draft_vocab_size: int | None, dtype: torch.dtype, device: torch.device, seed: int
 ) -> tuple[Eagle3Config, dict[str, torch.Tensor]]:
     """Make a head with random weights. The ids of its draft vocabulary are evenly spaced in the target's."""
-    head = random_eagle3_config(target, draft_vocab_size)
-    shapes = eagle3_tensor_shapes(head)
-    del shapes["embed_tokens.weight"]  # the target's serves
-    tensors = random_tensors(shapes, dtype, device, seed)
+    head, tensors = _random_head(random_eagle3_config(target, draft_vocab_size), dtype, device, seed)
     if head.draft_vocab_size < target.vocab_size:
         draft_ids = torch.arange(head.draft_vocab_size, device=device)
         tensors["d2t"] = draft_ids * (target.vocab_size // head.draft_vocab_size) - draft_ids
@@ -96,8 +96,13 @@ def random_p_eagle(
 ) -> tuple[Eagle3Config, dict[str, torch.Tensor]]:
     """Make a P-EAGLE head with random weights. Further layers have the sizes of the first."""
     first = random_eagle3_config(target, None)
-    layers = first.layer.layers * (num_layers - 1)
-    head = replace(first, more_layers=layers, mask_token_id=target.vocab_size - 1)
+    more = first.layer.layers * (num_layers - 1)
+    return _random_head(replace(first, more_layers=more, mask_token_id=target.vocab_size - 1), dtype, device, seed)
+
+
+def _random_head(
+    head: Eagle3Config, dtype: torch.dtype, device: torch.device, seed: int
+) -> tuple[Eagle3Config, dict[str, torch.Tensor]]:
     shapes = eagle3_tensor_shapes(head)
     del shapes["embed_tokens.weight"]  # the target's serves
     return head, random_tensors(shapes, dtype, device, seed)

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from spec_lab.config.choices import Dtype, KernelsChoice, WeightDtype
-from spec_lab.config.devices import runs_on_cuda
 from spec_lab.config.offers import fewer_drafts
 from spec_lab.config.option import VALUES, Part, options
 from spec_lab.config.run import Run
@@ -75,8 +74,6 @@ def lossless_rule(run: Run) -> str:
 def _rules(run: Run) -> Iterator[str]:
     """Drafts, rule and sampling fit each other, so that the output has the distribution that the rule promises."""
     drafter, rule, temperature = run.drafter, run.acceptance, run.sampling.temperature
-    if drafter.drafts and drafter.num_draft_tokens == 0:
-        yield f"drafter={drafter.name} with drafter.num_draft_tokens=0 drafts nothing; use drafter=none"
     if rule.greedy_only is not None and temperature > 0:
         yield (
             f"acceptance={rule.name} {rule.greedy_only}, but sampling.temperature={temperature} samples; use "
@@ -143,9 +140,6 @@ def _graphs(run: Run) -> Iterator[str]:
     """Nothing needs the host where a graph leaves it out."""
     graph: Any = run.graph
     drafter = run.drafter
-    num_launched = graph.num_launched
-    if num_launched is not None and not getattr(graph, "verify", True) and drafter.num_draft_tokens <= num_launched:
-        yield f"graph.verify=false captures nothing with K={drafter.num_draft_tokens}; use graph.verify=true"
     if run.record.topk > 0 and graph.captures:
         yield f"record.topk={run.record.topk} reads rows between the stages of graph={graph.name}; use graph=eager"
     needs_host = {
@@ -168,11 +162,7 @@ def _graphs(run: Run) -> Iterator[str]:
 
 def _kernels(run: Run) -> Iterator[str]:
     """Kernels compute what the run asks for, in the types that they are right for."""
-    on_cuda = runs_on_cuda(run.device)
-    if "triton" in (run.attention.name, run.kernels) and run.device == "cpu" and run.dtype == Dtype.bfloat16:
-        yield "Triton's interpreter computes dtype=bfloat16 wrongly; use dtype=float32"
     wrong = {
-        f"device={run.device}": on_cuda,
         f"dtype={run.dtype}": run.dtype not in (Dtype.auto, Dtype.float32),
         f"attention={run.attention.name}": run.attention.name not in ("auto", "torch"),
         f"tree={run.tree.name}": run.sizes is not None,
@@ -185,10 +175,6 @@ def _kernels(run: Run) -> Iterator[str]:
         yield f"target.weight_dtype=bfloat16 is for kernels=native, not kernels={run.kernels}; use dtype=bfloat16"
     if narrow == WeightDtype.fp8 and run.target.tensor_parallel > 1:
         yield "target.weight_dtype=fp8 cannot be split; use target.tensor_parallel=1"
-    by_triton = run.kernels in (KernelsChoice.triton, KernelsChoice.auto)
-    has_products = by_triton and run.dtype != Dtype.float32 and run.row_invariant
-    if narrow == WeightDtype.fp8 and on_cuda and not has_products:
-        yield "target.weight_dtype=fp8 on a GPU needs kernels=triton dtype=bfloat16 row_invariant=true; use them"
 
 
 def _ranks(run: Run) -> Iterator[str]:
@@ -199,5 +185,3 @@ def _ranks(run: Run) -> Iterator[str]:
             f"target.tensor_parallel={wanted}, but {started} processes were started; start torchrun --nproc-per-node "
             f"{wanted} -m spec_lab, or use target.tensor_parallel={started}"
         )
-    if wanted > 1 and ":" in run.device:
-        yield f"device={run.device} is one GPU for target.tensor_parallel={wanted} processes; use device=cuda"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -52,10 +53,17 @@ def _second_comment(file: Path) -> str:
     return file.read_text(encoding="utf-8").splitlines()[1].removeprefix("# ")
 
 
+def _values(kind: type) -> Iterator[str]:
+    """Yield the values of a knob that has a fixed set of them, each with its explanation."""
+    for value in kind if issubclass(kind, StrEnum) else ():
+        explanation = getattr(value, "help", "")
+        yield f"{value} ({explanation})" if explanation else str(value)
+
+
 def _explained(key: str) -> str:
     field = keys()[key]
     default = field.default_factory() if callable(field.default_factory) else field.default
     bounds = [f"{word} {field.metadata[side]}" for side, word in WORDS.items() if field.metadata.get(side) is not None]
-    values = ", ".join(options(key)) if key in VALUES else ""
-    shown = "" if default is dataclasses.MISSING or dataclasses.is_dataclass(default) else f"[{default}]"
-    return " ".join(filter(None, [field.metadata.get("help", ""), values, ", ".join(bounds), shown]))
+    values = ", ".join(options(key)) if key in VALUES else ", ".join(_values(type(default)))
+    shown = "" if default is dataclasses.MISSING or dataclasses.is_dataclass(default) else f" [{default}]"
+    return "; ".join(filter(None, [field.metadata.get("help", ""), values, ", ".join(bounds)])) + shown

@@ -7,7 +7,6 @@ know of an option without asking for its name.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from spec_lab.core.types import Request
     from spec_lab.drafters.growth import TreeShape
     from spec_lab.engine.graphs.mode import GraphMode
+    from spec_lab.engines.plan import Plan, Refusal
     from spec_lab.record.recorder import Sink
     from spec_lab.workloads.tokenizer import Tokenizer
 
@@ -81,6 +81,7 @@ class DrafterConfig(Part):
         hands_hidden_on: whether a draft step reads `state.hidden`, and replaces only this and `state.tokens`.
         ingests_in_graphs: whether `ingest` may be captured for a prompt that comes alone, since it reads no spans.
         one_pass: whether one pass makes all drafts, so that there is no draft step to replay.
+        tells_offers: whether a round is known to have offered no draft, where none was found.
         follows_greedy_text: why its drafts fit only plain greedy decoding's output; None if they fit any.
     """
 
@@ -91,13 +92,14 @@ class DrafterConfig(Part):
     hands_hidden_on: ClassVar[bool] = False
     ingests_in_graphs: ClassVar[bool] = False
     one_pass: ClassVar[bool] = False
+    tells_offers: ClassVar[bool] = True
     follows_greedy_text: ClassVar[str | None] = None
 
     name: str = MISSING
     num_draft_tokens: int = knob(
         3,
         "draft tokens a round, K; a round of a chain verifies at most K + 1 rows a request",
-        least=0,
+        least=1,
         most=MAX_DRAFT_TOKENS,
     )
     plan: str = knob("none", "what decides how many drafts a round verifies and makes, at most num_draft_tokens")
@@ -210,19 +212,14 @@ class GraphConfig(Part):
     """The keys that every graph mode has.
 
     Class variables:
-        num_launched: number of draft steps in a round that run in Python, uncaptured; None if nothing is captured.
+        captures: whether anything is captured.
         runs_trees: whether draft steps may differ in their number of rows, as those of a tree do.
     """
 
-    num_launched: ClassVar[int | None] = 0
+    captures: ClassVar[bool] = True
     runs_trees: ClassVar[bool] = True
 
     name: str = MISSING
-
-    @property
-    def captures(self) -> bool:
-        """Whether anything is captured."""
-        return self.num_launched is not None
 
     def build(self, lab: Lab) -> GraphMode:
         """Make the mode of one engine."""
@@ -360,6 +357,25 @@ class LoggerConfig(Part):
         return []
 
 
+@option("engine", "lab")
+class EngineConfig(Part):
+    """engine=lab: the lab itself decodes. Other engines do so in processes of their own (`spec_lab.engines`)."""
+
+    lasting: ClassVar[bool] = True
+    """Whether a finished job stands for another one of the same configuration and files."""
+
+    name: str = "lab"
+
+    @property
+    def weights(self) -> list[Path]:
+        """The files that it reads in place of the target's and the drafter's."""
+        return []
+
+    def plan(self, run: Run) -> Plan | Refusal | None:
+        """Return what another engine is asked for, or why it cannot do the run; None if the lab itself decodes."""
+        return None
+
+
 @dataclass
 class StudyConfig:
     """What a study's runs show: `spec_lab.study.studies` explains the keys."""
@@ -390,6 +406,9 @@ class Run:
     logger: LoggerConfig = knob(MISSING, "where the records go")
     tree: TreeConfig = field(
         default_factory=TreeConfig, metadata={"help": "whether a round's drafts are a chain or a tree"}
+    )
+    engine: EngineConfig = field(
+        default_factory=EngineConfig, metadata={"help": "what decodes: the lab, or another engine beside it"}
     )
     recurrent: RecurrentConfig = field(default_factory=RecurrentConfig, metadata={"help": "layers that keep a state"})
     cache: CacheConfig = field(default_factory=CacheConfig, metadata={"help": "the paged KV cache"})
@@ -445,16 +464,8 @@ class Run:
         return dataclasses.replace(self, **parts)
 
 
-GROUPS: Mapping[str, type] = {
-    "target": TargetConfig,
-    "drafter": DrafterConfig,
-    "acceptance": AcceptanceConfig,
-    "prune": PruneConfig,
-    "graph": GraphConfig,
-    "attention": AttentionConfig,
-    "workload": WorkloadConfig,
-    "sampling": SamplingConfig,
-    "logger": LoggerConfig,
-    "tree": TreeConfig,
-}
-"""The base of every group that a run chooses an option of."""
+GROUPS = (
+    *("target", "drafter", "acceptance", "prune", "graph"),
+    *("attention", "workload", "sampling", "logger", "tree", "engine"),
+)
+"""The groups of which a run chooses an option."""

@@ -65,12 +65,6 @@ def describe_error(error: BaseException) -> str:
     return f"{kind} at {Path(places[-1].filename).name}:{places[-1].lineno}" if places else kind
 
 
-def describe_os_error(error: OSError) -> str:
-    """Describe the error like `FILE: No space left on device`. For a rename FILE is the target."""
-    reason, place = error.strerror or type(error).__name__, error.filename2 or error.filename
-    return reason if place is None else f"{place}: {reason}"
-
-
 def one_line(message: object) -> str:
     r"""Return a message without line breaks, and with control characters escaped like `\x1b`."""
     return visible(" ".join(str(message).split()))
@@ -84,7 +78,10 @@ def visible(text: str, keep: str = "") -> str:
     """
     if text.isprintable():
         return text
-    return "".join(letter if letter.isprintable() or letter in keep else _escaped(letter) for letter in text)
+    return "".join(
+        letter if letter.isprintable() or letter in keep else letter.encode("unicode_escape").decode("ascii")
+        for letter in text
+    )
 
 
 def without_folders(text: str) -> str:
@@ -92,7 +89,3 @@ def without_folders(text: str) -> str:
     for pattern in (QUOTED_PATH, BARE_PATH):
         text = pattern.sub(r"\g<before>\g<name>", text)
     return text
-
-
-def _escaped(letter: str) -> str:
-    return letter.encode("unicode_escape").decode("ascii")

@@ -1,11 +1,11 @@
-"""The protocols that a model's layers use: attention over a paged cache, and the selection of rows that go on.
+"""The protocols that a model's layers use: attention over a paged cache.
 
 Most implementations are in `spec_lab.attention` and `spec_lab.core`; those for training are in `spec_lab.train`.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import torch
 
@@ -80,45 +80,9 @@ class AttentionBackend(MetadataMover, Protocol):
         metadata: AttentionMetadata,
         window: int | None,
         scale: float,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attend with queries [rows, num_heads, head_dim] over the keys up to `metadata.lens_in(window)`; return
-        [rows, num_heads * head_dim]."""
-        ...
-
-
-class RowSelection(Protocol):
-    """Chooses which rows of a layer go on past its KV write, and where the others are dropped.
-
-    Attributes:
-        is_empty: whether no row goes on, so that the layer only writes KV.
-    """
-
-    is_empty: ClassVar[bool]
-
-    @property
-    def live_rows(self) -> torch.Tensor | None:
-        """The flat indices [live rows] of the rows that go on, within the layer or after it; None if all or none do."""
-        ...
-
-    def queries(self, queries: torch.Tensor, metadata: AttentionMetadata) -> tuple[torch.Tensor, AttentionMetadata]:
-        """Pick the rows that attend, and return them with their metadata."""
-        ...
-
-    def attended(self, rows: torch.Tensor) -> torch.Tensor:
-        """Pick the rows of the attention output that go on."""
-        ...
-
-    def residual(self, rows: torch.Tensor) -> torch.Tensor:
-        """Pick the residual rows of the rows that go on."""
-        ...
-
-    def live(self, rows: torch.Tensor) -> torch.Tensor:
-        """Pick the live rows of the layer's output, if they were not picked inside the layer."""
-        ...
-
-    def behind(self, metadata: AttentionMetadata) -> AttentionMetadata | None:
-        """Return the metadata of the rows that go on, for the layers after this one.
-
-        None if the selection has no such metadata. Then no layer may follow.
-        """
+        [rows, num_heads * head_dim]. `sinks` [num_heads], if given, is the score of one more key for each head, whose
+        value is zero."""
         ...

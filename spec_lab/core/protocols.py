@@ -12,8 +12,8 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
+from spec_lab.core.kept import Kept
 from spec_lab.core.kv_cache import PagedKVCache
-from spec_lab.core.layer_protocols import RowSelection
 from spec_lab.core.prompts import PromptPack
 from spec_lab.core.types import (
     AcceptanceInputs,
@@ -41,7 +41,7 @@ class Target(Protocol):
         token_ids: torch.Tensor,
         cache: PagedKVCache,
         attention: AttentionMetadata,
-        selection: RowSelection,
+        kept: Kept,
         features: FeatureSpec,
     ) -> TargetOutput:
         """Run tokens [rows] and write their KV. After the last KV write only the selected rows go on.

@@ -92,12 +92,13 @@ def attend(
     metadata: AttentionMetadata,
     window: int | None,
     scale: float,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Call `AttentionBackend.attend` for each even batch of a forward, which may be ragged."""
     if not metadata.batches:
-        return backend.attend(queries, cache, metadata, window, scale)
+        return backend.attend(queries, cache, metadata, window, scale, sinks)
     return in_even_batches(
-        lambda batch: backend.attend(queries[batch.rows], cache, batch.metadata, window, scale), metadata
+        lambda batch: backend.attend(queries[batch.rows], cache, batch.metadata, window, scale, sinks), metadata
     )
 
 

@@ -201,7 +201,7 @@ class TargetOutput:
     """The output of a target's forward.
 
     Attributes:
-        hidden: [live rows, hidden_size] of the selection, after the final norm.
+        hidden: [live rows, hidden_size], after the final norm.
         features: [rows, feature_size] for all rows, or for the kept rows if features include the final hidden state;
             None if the drafter reads none.
         num_shared_rows: rows that entered the layers after the last one that writes KV; 0 if there are no such layers.

@@ -44,13 +44,12 @@ def _examine(run: Run) -> int:
     from spec_lab.doctor.report import format_findings
     from spec_lab.doctor.subject import load_subject
     from spec_lab.measure.lab import use_threads
-    from spec_lab.record.progress import announced
 
     if not run.acceptance.keeps_greedy_text or run.sampling.temperature > 0:
         print("examined with strict greedy acceptance, where a draft is right or wrong", file=sys.stderr)
     use_threads(with_auto_chosen(run))
-    with announced("examining"):
-        findings = examine(load_subject(run))
+    print("examining ...", file=sys.stderr, flush=True)
+    findings = examine(load_subject(run))
     print(format_findings(findings))
     return 1 if faults(findings) else 0
 

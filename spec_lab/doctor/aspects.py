@@ -14,7 +14,7 @@ from spec_lab.build.engine import DrafterMaker
 from spec_lab.build.lab import Lab
 from spec_lab.checkpoints.block_config import BlockConfig
 from spec_lab.checkpoints.eagle3_config import Eagle3Config, default_tap_layer_inputs
-from spec_lab.checkpoints.gemma4_assistant_config import AssistantConfig, TargetLayerKV
+from spec_lab.checkpoints.gemma4_assistant_config import AssistantConfig, form_of_kv, owns_kv
 from spec_lab.checkpoints.mtp_checkpoint import MtpConfig
 from spec_lab.checkpoints.mtp_layouts import PROJECTION
 from spec_lab.core.errors import UserError
@@ -165,7 +165,7 @@ def frozen_kv_aspects(option: FrozenKv, assistant: AssistantConfig, tensors: Ten
     """List the choices in reading an assistant: its inputs, the position of its queries, and its KV sources."""
     factory = partial(read_as, option)
     others = [position for position in FrozenKvPosition if position != option.position]
-    sources = tuple(layer.kv_source for layer in assistant.layers)
+    sources = assistant.kv_sources
     swapped = _swap_halves(tensors, ("pre_projection.weight",))
     return [
         Aspect(
@@ -182,7 +182,7 @@ def frozen_kv_aspects(option: FrozenKv, assistant: AssistantConfig, tensors: Ten
             "KV source layers",
             f"layers {_listed(sources)}",
             [
-                Reading(f"layers {_listed(other)}", partial(factory, _with_sources(assistant, other), tensors))
+                Reading(f"layers {_listed(other)}", partial(factory, assistant.reading(other), tensors))
                 for other in other_sources(assistant)
             ],
         ),
@@ -267,37 +267,33 @@ def _other_maps(d2t: torch.Tensor, vocab_size: int) -> dict[str, torch.Tensor]:
 def other_sources(assistant: AssistantConfig) -> list[tuple[int, ...]]:
     """Return other source layers: the nearest earlier and later layers of the same kind, for all layers of the head or
     for those of one kind; the last layers of the kind, as in engines; and the same layers in reverse."""
-    sources = tuple(layer.kv_source for layer in assistant.layers)
-    layers = assistant.target.layers
-    last = {layer.is_sliding: index for index, layer in enumerate(layers) if layer.owns_kv}
+    sources, plans = assistant.kv_sources, assistant.target.layers
+    forms = [(*form_of_kv(plan), owns_kv(plan)) for plan in plans]
+    sliding = [plan.window is not None for plan in plans]
+    last = {sliding[index]: index for index, plan in enumerate(plans) if owns_kv(plan)}
     candidates = [
-        tuple(_beside(layers, source, step) if layers[source].is_sliding in kinds else source for source in sources)
+        tuple(_beside(forms, source, step) if sliding[source] in kinds else source for source in sources)
         for step in (-1, 1)
         for kinds in ((True, False), (True,), (False,))
     ]
-    candidates += [tuple(last[layers[source].is_sliding] for source in sources), sources[::-1]]
+    candidates += [tuple(last[sliding[source]] for source in sources), sources[::-1]]
     fitting = [
         other
         for other in dict.fromkeys(candidates)
-        if all(0 <= index < len(layers) for index in other)
-        and all(layers[new] == layers[old] for new, old in zip(other, sources, strict=True))
+        if all(0 <= index < len(plans) for index in other)
+        and all(forms[new] == forms[old] for new, old in zip(other, sources, strict=True))
     ]
     return [other for other in fitting if other != sources]
 
 
-def _beside(layers: Sequence[TargetLayerKV], source: int, step: int) -> int:
+def _beside(forms: Sequence[object], source: int, step: int) -> int:
     """Return the nearest layer in one direction whose KV has the same form as that of `source`; -1 if there is none."""
     index = source + step
-    while 0 <= index < len(layers):
-        if layers[index] == layers[source]:
+    while 0 <= index < len(forms):
+        if forms[index] == forms[source]:
             return index
         index += step
     return -1
-
-
-def _with_sources(assistant: AssistantConfig, sources: Sequence[int]) -> AssistantConfig:
-    layers = tuple(replace(layer, kv_source=source) for layer, source in zip(assistant.layers, sources, strict=True))
-    return replace(assistant, layers=layers)
 
 
 def _swap_halves(tensors: Tensors, names: Sequence[str]) -> dict[str, torch.Tensor]:

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import torch
 
-from spec_lab.checkpoints.checkpoint import FLOAT_DTYPES, read_tensors, stored_tensors, without_mtp
+from spec_lab.checkpoints.checkpoint import FLOAT_DTYPES, read_tensors, stored_tensors
 from spec_lab.checkpoints.checkpoint_files import StoredTensor
 from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.checkpoints.gguf_tokenizer import has_tokenizer, vocabulary_of
+from spec_lab.checkpoints.target_tensors import without_mtp
 from spec_lab.doctor.findings import Finding, Verdict, does_not_apply
 from spec_lab.doctor.subject import Subject
 

@@ -42,7 +42,6 @@ class DraftRecorder:
         self.drafts: dict[tuple[str, int], tuple[int, ...]] = {}
         self.counts = engine.graph.counts
         self.rounds_per_replay = engine.graph.rounds_per_replay
-        self.skips_rounds = engine.graph.skips_rounds
         self.looks_at_lengths = engine.graph.looks_at_lengths
         self.recorder = engine.graph.recorder
         self._graph = engine.graph

@@ -121,7 +121,7 @@ def strict_greedy(run: Run) -> Run:
     every_draft = {"draft_sampling": DraftSampling.greedy, "plan": "none"}
     return run.with_parts(
         drafter=_changed(run.drafter, every_draft),
-        graph=_changed(run.graph, {"rounds_per_replay": 1, "skip_ended": False}),
+        graph=_changed(run.graph, {"rounds_per_replay": 1}),
         acceptance=get("acceptance", "strict")(),
         sampling=SamplingConfig(),
     )

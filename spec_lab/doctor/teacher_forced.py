@@ -16,14 +16,14 @@ import torch
 
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.build.caches import build_cache
-from spec_lab.build.engine import DrafterMaker, build_prune_policy
+from spec_lab.build.engine import DrafterMaker, prune_policy
 from spec_lab.build.lab import Lab
 from spec_lab.build.references import unpruned_config
+from spec_lab.core.kept import Kept
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, PagedKVCache
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.protocols import Drafter
 from spec_lab.core.ragged import whole_prompt
-from spec_lab.core.selection import AllRows
 from spec_lab.core.types import FeatureSpec, Request
 from spec_lab.doctor.rounds import LoopRound
 from spec_lab.doctor.subject import Subject
@@ -123,7 +123,7 @@ class TeacherForcedDrafts:
             states = slot_states(cache)
             states.clear(0)
             attention.recurrent = states.of_prompts(torch.zeros(1, dtype=torch.int64, device=self._device))
-            output = target.forward(token_ids, cache, attention, AllRows(), spec)
+            output = target.forward(token_ids, cache, attention, Kept(), spec)
             self._features[text, spec] = output.features
         return self._features[text, spec]
 
@@ -147,7 +147,14 @@ class TeacherForcedDrafts:
         subject = self._subject
         run = unpruned_config(subject.of_spine)
         seeds = SlotSeeds(1, run.seed, self._device)
-        return Lab(run, subject.reference, self._limits, build_prune_policy(run), seeds, self._texts[text].cache)
+        return Lab(
+            run,
+            subject.reference,
+            self._limits,
+            prune_policy(run, subject.reference.backend),
+            seeds,
+            self._texts[text].cache,
+        )
 
     def _drafts(self, drafter: Drafter[Any], loop_round: LoopRound, features: torch.Tensor | None) -> torch.Tensor:
         """Return the drafts [num_draft_tokens] after the first `kv_len` tokens and the pending token."""

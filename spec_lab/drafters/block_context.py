@@ -9,56 +9,52 @@ must wait for the number of accepted rows, so a round in a graph writes all rows
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
+from spec_lab.core.kept import PrunePolicy
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.prompts import PromptPack
 from spec_lab.core.protocols import DrafterRequirements
-from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.core.rows import rows_at
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, VerifiedRound
 from spec_lab.drafters.block import RunBlock, Spans
-from spec_lab.drafters.catchup import catchup_planner
+from spec_lab.drafters.catchup import plan_catchup
 from spec_lab.drafters.picking import DraftedRows
 from spec_lab.models.blocks.body import BlockPlace
 from spec_lab.models.blocks.model import BlockModel
 from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet
 
 
+@dataclass(kw_only=True, eq=False)
 class ContextPass:
-    """Writes context from the target's features, and runs blocks after it. Its KV cache uses the target's slots."""
+    """Writes context from the target's features, and runs blocks after it. Its KV cache uses the target's slots.
 
-    def __init__(
-        self,
-        num_draft_tokens: int,
-        model: BlockModel,
-        features: FeatureSpec,
-        cache: PagedKVCache,
-        backend: AttentionBackend,
-        prune: PrunePolicy,
-        span: Spans,
-        kernels: KernelSet = TORCH_FORMS,
-        host_waits: bool = True,
-    ) -> None:
-        """`host_waits`: whether the host may wait for the device in a round, which is not in a graph."""
-        assert num_draft_tokens <= model.config.slots.most_drafts
-        self.num_draft_tokens = num_draft_tokens
-        self.gathers = prune.drops_rows and host_waits
+    Attributes:
+        host_waits: whether the host may wait for the device in a round, which is not in a graph.
+    """
+
+    num_draft_tokens: int
+    model: BlockModel
+    features: FeatureSpec
+    cache: PagedKVCache
+    backend: AttentionBackend
+    prune: PrunePolicy
+    span: Spans
+    kernels: KernelSet = TORCH_FORMS
+    host_waits: bool = True
+
+    def __post_init__(self) -> None:
+        assert self.num_draft_tokens <= self.model.config.slots.most_drafts
+        self.head = self.model.head
         self.requirements = DrafterRequirements(
-            features,
-            catchup_rows=(num_draft_tokens + 1,),
-            count_catchup=_count_accepted if self.gathers else _count_verified,
-            prunes_catchup=host_waits,
+            self.features,
+            catchup_rows=(self.num_draft_tokens + 1,),
+            count_catchup=self._count_rows,
+            prunes_catchup=self.host_waits,
         )
-        self.model = model
-        self.head = model.head
-        self.cache = cache
-        self.backend = backend
-        self._span = span
-        self._plan = catchup_planner(kernels)
 
     def of_prompts(self, pack: PromptPack) -> RunBlock | None:
         """Write the context of prompt chunks, and run a block after each prompt that ends."""
@@ -74,21 +70,29 @@ class ContextPass:
         committed rows."""
         assert verified.features is not None
         batch, emitted = verified.batch, verified.verification
-        plan = self._plan(verified, self.backend, self.num_draft_tokens)
+        plan = plan_catchup(verified, self.backend, self.num_draft_tokens, self.kernels)
         features, attention, last = verified.features, plan.attention, plan.live_rows
-        if self.gathers:
+        if self._gathers(batch.num_rows):
             features, attention, last = _accepted(features, attention, emitted.num_emitted)
         context = rows_at(self._write(features, attention), last)
         pending = emitted.tokens.gather(1, emitted.num_live.unsqueeze(1) - 1).squeeze(1)
         place = BlockPlace(plan.live_lens, batch.page_table, batch.max_kv_len + emitted.tokens.shape[1])
         return self._draft(pending, context, place, DraftedRows(batch.slot_ids, plan.live_lens))
 
+    def _gathers(self, num_requests: int) -> bool:
+        """Return whether only accepted rows are written."""
+        return self.host_waits and self.prune.catchup(num_requests).is_inside
+
+    def _count_rows(self, num_emitted: Sequence[int], num_verified: int) -> int:
+        """Count the rows that a catch-up step writes."""
+        return sum(num_emitted) if self._gathers(len(num_emitted)) else len(num_emitted) * num_verified
+
     def _write(self, features: torch.Tensor, attention: AttentionMetadata) -> torch.Tensor:
-        with self._span("context"):
+        with self.span("context"):
             return self.model.body.write(features, self.cache, attention)
 
     def _draft(self, pending: torch.Tensor, context: torch.Tensor, place: BlockPlace, rows: DraftedRows) -> RunBlock:
-        with self._span("block"):
+        with self.span("block"):
             slots = self.model.run(pending, context, place, self.cache, self.num_draft_tokens)
         return RunBlock(slots, pending, rows)
 
@@ -108,11 +112,3 @@ def _accepted(
         attention, positions=attention.positions[rows], slot_mapping=attention.slot_mapping[rows], num_queries=1
     )
     return rows_at(features, rows), gathered, (num_emitted.cumsum(0) - 1).clamp(min=0)
-
-
-def _count_accepted(num_emitted: Sequence[int], num_verified: int) -> int:
-    return sum(num_emitted)
-
-
-def _count_verified(num_emitted: Sequence[int], num_verified: int) -> int:
-    return len(num_emitted) * num_verified

@@ -3,7 +3,7 @@
 The rows of each level are written after those of the level before. Of the branches' keys, each is to see those of its
 own ancestors only. So when branches are chosen, the list of keys that each one sees is gathered with it, as in EAGLE's
 own code. SGLang gathers only the hidden state. There, from the second level on, a branch may see keys of another
-branch. `tree.branches=approximate` does that too, to measure its cost.
+branch.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class BranchDrafter(ABC):
     shape: TreeShape[Any]
     siblings: SiblingPicker
     head: Any
-    tree_backend: TreeAttentionBackend
+    backend: TreeAttentionBackend
 
     @abstractmethod
     def take_prompts(self, pack: PromptPack) -> CaughtUp | None:
@@ -76,7 +76,7 @@ class BranchDrafter(ABC):
         """Choose the branches of the newest level, run them, and pick tokens below each."""
         branches = self.shape.branch(state.growth, state.hidden)
         batch, width = branches.tokens.shape
-        attention = see_ancestors(self.tree_backend, state, branches, self.shape.exact_branches)
+        attention = see_ancestors(self.backend, state, branches)
         out = self.run_branches(branches, attention)
         state.hidden = out.view(batch, width, -1)
         self.shape.add(state.growth, self.siblings.pick(self.head, state.hidden, state.rows, step.index))
@@ -98,17 +98,9 @@ class BranchDrafter(ABC):
         )
 
 
-def see_ancestors(
-    backend: TreeAttentionBackend, state: BranchState, branches: Branches, exact: bool
-) -> AttentionMetadata:
-    """Build the metadata of new branches: each sees the keys that its parent branch sees, and its own.
-
-    If not `exact`, this holds only for the first branches. A later branch sees the keys that the branch with the same
-    index saw in the level before, and its own.
-    """
+def see_ancestors(backend: TreeAttentionBackend, state: BranchState, branches: Branches) -> AttentionMetadata:
+    """Build the metadata of new branches: each sees the keys that its parent branch sees, and its own."""
     came_from, before, live = branches.came_from, state.newest, state.live
-    if not exact and before is not None:
-        came_from = torch.arange(came_from.shape[1], device=came_from.device).expand_as(came_from)
     num_rows = came_from.shape[1] + (0 if before is None else before.num_tail)
     attention = backend.build_branches(before, came_from, live.seq_lens, live.page_table, live.max_seq_len + num_rows)
     state.newest = attention.tree

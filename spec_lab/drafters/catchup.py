@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.types import AttentionMetadata, VerifiedRound
 from spec_lab.drafters.picking import DraftedRows
-from spec_lab.operators.kernel_set import KernelSet, Op
+from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
 
 
 @dataclass(slots=True)
@@ -49,22 +48,21 @@ class CaughtUp:
     rows: DraftedRows
 
 
-class CatchupPlanner(Protocol):
-    """`plan_catchup`, or an equivalent function."""
-
-    def __call__(
-        self, verified: VerifiedRound, backend: AttentionBackend, num_draft_tokens: int, first_position: int = 0
-    ) -> Catchup: ...
-
-
 def plan_catchup(
-    verified: VerifiedRound, backend: AttentionBackend, num_draft_tokens: int, first_position: int = 0
+    verified: VerifiedRound,
+    backend: AttentionBackend,
+    num_draft_tokens: int,
+    kernels: KernelSet = TORCH_FORMS,
+    first_position: int = 0,
 ) -> Catchup:
     """Plan rows j = 0..K at positions L + first_position + j; row n - 1 is live.
 
     The live row sees the keys up to its own. With the sequence length of all rows it would also see rejected rows
     (tokenspeed #217). An inactive request is treated as if n were 1 (`Verification.num_live`).
     """
+    places: Callable[..., tuple[torch.Tensor, ...]] | None = kernels.get(Op.CATCHUP_PLACES, None)
+    if places is not None:
+        return _plan_at_once(places, verified, backend, num_draft_tokens, first_position)
     batch, emitted = verified.batch, verified.verification
     num_rows = emitted.tokens.shape[1]
     offsets = torch.arange(num_rows, device=batch.kv_lens.device)
@@ -87,12 +85,12 @@ def plan_catchup(
     return Catchup(attention, live_attention, first_rows + num_live - 1, batch.kv_lens + num_live)
 
 
-def plan_at_once(
+def _plan_at_once(
     places: Callable[..., tuple[torch.Tensor, ...]],
     verified: VerifiedRound,
     backend: AttentionBackend,
     num_draft_tokens: int,
-    first_position: int = 0,
+    first_position: int,
 ) -> Catchup:
     """Do the same as `plan_catchup`, with a kernel `places` that computes all positions in one call."""
     batch, emitted = verified.batch, verified.verification
@@ -115,9 +113,3 @@ def plan_at_once(
         live_rows,
         live_lens,
     )
-
-
-def catchup_planner(kernels: KernelSet) -> CatchupPlanner:
-    """Return a planner that uses the set's kernel if there is one, else `plan_catchup`."""
-    places = kernels.get(Op.CATCHUP_PLACES, None)
-    return plan_catchup if places is None else partial(plan_at_once, places)

@@ -7,7 +7,6 @@ acceptance would leave a hole in the cache: the last draft was picked, but never
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -15,17 +14,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from spec_lab.core.kept import Kept, PrunePolicy
 from spec_lab.core.kv_cache import PagedKVCache
-from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
-from spec_lab.core.prompts import LiveRows, PromptPack, PromptSpan
+from spec_lab.core.layer_protocols import AttentionBackend
+from spec_lab.core.prompts import LiveRows, PromptPack
 from spec_lab.core.protocols import DrafterRequirements, Target
-from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.core.ragged import build_metadata
-from spec_lab.core.selection import AllRows
 from spec_lab.core.tree_protocols import TreeAttentionBackend
 from spec_lab.core.types import AttentionKind, AttentionMetadata, DraftStep, FeatureSpec, Request, VerifiedRound
 from spec_lab.drafters.branching import BranchDrafter
-from spec_lab.drafters.catchup import CaughtUp, catchup_planner
+from spec_lab.drafters.catchup import CaughtUp, plan_catchup
 from spec_lab.drafters.growth import Branches, TreeShape
 from spec_lab.drafters.picking import DraftedRows, DraftPicker
 from spec_lab.drafters.siblings import SiblingPicker
@@ -61,30 +59,26 @@ class LanguageModelHead:
         return ScoredTokens(self.target_logits(hidden))
 
 
+@dataclass(kw_only=True, eq=False)
 class DraftModelCatchup:
     """The first step of drafters that are language models. The KV cache uses the target's slot numbering: a row writes
     the slot of its position.
+
+    Attributes:
+        vocab_size: the target's; None if it is the model's.
     """
 
-    def __init__(
-        self,
-        num_draft_tokens: int,
-        model: Target,
-        cache: PagedKVCache,
-        backend: AttentionBackend,
-        prune: PrunePolicy,
-        kernels: KernelSet = TORCH_FORMS,
-        vocab_size: int | None = None,
-    ) -> None:
-        """`vocab_size`: the target's; None if it is the model's."""
-        self.num_draft_tokens = num_draft_tokens
-        self.requirements = DrafterRequirements(catchup_rows=(num_draft_tokens + 1,))
-        self.model = model
-        self.head = LanguageModelHead(model, vocab_size or model.vocab_size)
-        self.cache = cache
-        self.backend = backend
-        self.prune = prune
-        self._plan = catchup_planner(kernels)
+    num_draft_tokens: int
+    model: Target
+    cache: PagedKVCache
+    backend: AttentionBackend
+    prune: PrunePolicy
+    kernels: KernelSet = TORCH_FORMS
+    vocab_size: int | None = None
+
+    def __post_init__(self) -> None:
+        self.requirements = DrafterRequirements(catchup_rows=(self.num_draft_tokens + 1,))
+        self.head = LanguageModelHead(self.model, self.vocab_size or self.model.vocab_size)
 
     def admit(self, slot: int, request: Request) -> None:
         """Do nothing: rows past a slot's length are never read."""
@@ -93,26 +87,28 @@ class DraftModelCatchup:
         """Run the tokens of the chunks. If a prompt ends, also run its sampled token, whose output gives draft 1."""
         ends = pack.ends
         if ends is None:
-            self._forward(pack.token_ids, pack.attention, self.prune.prompt.drafter_selection(None))
+            self._forward(pack.token_ids, pack.attention, self.prune.prompt.in_drafter(None))
             return None
         longer = [replace(span, end=span.end + 1) if span.is_last else span for span in pack.spans]
         attention = build_metadata(self.backend, longer, pack.attention.page_table)
         self.backend.advance(ends.live.attention)  # from the prompt's last token to the sampled one
-        live = LiveRows(_last_rows(longer, pack.token_ids.device), ends.live.attention)
-        selection = self.prune.prompt.drafter_selection(live)
-        hidden = self._forward(_with_sampled(pack), attention, selection)
+        row_ends = accumulate(span.num_rows for span in longer)
+        last_rows = [end - 1 for span, end in zip(longer, row_ends, strict=True) if span.is_last]
+        live = LiveRows(torch.tensor(last_rows, device=pack.token_ids.device), ends.live.attention)
+        kept = self.prune.prompt.in_drafter(live)
+        hidden = self._forward(_with_sampled(pack), attention, kept)
         return CaughtUp(hidden, ends.live.attention, DraftedRows.of_prompts(ends))
 
     def take_round(self, verified: VerifiedRound) -> CaughtUp:
         """Run the emitted tokens at L+1..L+N. The live row n - 1 is at L + n and sees L + n + 1 keys."""
-        plan = self._plan(verified, self.backend, self.num_draft_tokens, first_position=1)
-        selection = self.prune.of_catchup(plan.live_rows, plan.live_attention)
-        hidden = self._forward(verified.verification.tokens.reshape(-1), plan.attention, selection)
+        plan = plan_catchup(verified, self.backend, self.num_draft_tokens, self.kernels, first_position=1)
+        kept = self.prune.of_catchup(plan.live_rows, plan.live_attention)
+        hidden = self._forward(verified.verification.tokens.reshape(-1), plan.attention, kept)
         return CaughtUp(hidden, plan.live_attention, DraftedRows(verified.batch.slot_ids, plan.live_lens))
 
-    def _forward(self, token_ids: torch.Tensor, attention: AttentionMetadata, selection: RowSelection) -> torch.Tensor:
+    def _forward(self, token_ids: torch.Tensor, attention: AttentionMetadata, kept: Kept) -> torch.Tensor:
         """Run tokens [rows], and return the live rows' output after the final norm, [live rows, hidden_size]."""
-        return self.model.forward(token_ids, self.cache, attention, selection, FeatureSpec()).hidden
+        return self.model.forward(token_ids, self.cache, attention, kept, FeatureSpec()).hidden
 
 
 def _with_sampled(pack: PromptPack) -> torch.Tensor:
@@ -126,12 +122,6 @@ def _with_sampled(pack: PromptPack) -> torch.Tensor:
     return torch.cat(parts)
 
 
-def _last_rows(spans: Sequence[PromptSpan], device: torch.device) -> torch.Tensor:
-    """Return the flat index of the last row of each prompt that ends, [ended]."""
-    row_ends = accumulate(span.num_rows for span in spans)
-    return torch.tensor([end - 1 for span, end in zip(spans, row_ends, strict=True) if span.is_last], device=device)
-
-
 @dataclass(slots=True)
 class DraftModelState:
     """The newest drafts [batch], and one-row metadata that is advanced in place."""
@@ -141,25 +131,20 @@ class DraftModelState:
     rows: DraftedRows
 
 
+@dataclass(kw_only=True, eq=False)
 class DraftModelDrafter(DraftModelCatchup):
-    """Drafts a chain with a small model."""
+    """Drafts a chain with a small model.
 
-    def __init__(
-        self,
-        num_draft_tokens: int,
-        model: Target,
-        cache: PagedKVCache,
-        backend: AttentionBackend,
-        prune: PrunePolicy,
-        picker: DraftPicker,
-        kernels: KernelSet = TORCH_FORMS,
-        kinds: tuple[AttentionKind, ...] = (),
-        vocab_size: int | None = None,
-    ) -> None:
-        """`kinds`: those of the model's attention."""
-        super().__init__(num_draft_tokens, model, cache, backend, prune, kernels, vocab_size)
-        self.requirements = replace(self.requirements, step_kinds=kinds)
-        self.picker = picker
+    Attributes:
+        kinds: those of the model's attention.
+    """
+
+    picker: DraftPicker
+    kinds: tuple[AttentionKind, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.requirements = replace(self.requirements, step_kinds=self.kinds)
 
     def ingest(self, pack: PromptPack) -> DraftModelState | None:
         live = self.take_prompts(pack)
@@ -169,7 +154,7 @@ class DraftModelDrafter(DraftModelCatchup):
         return self._start(self.take_round(verified))
 
     def step(self, state: DraftModelState, step: DraftStep) -> None:
-        hidden = self._forward(state.tokens, state.attention, AllRows())
+        hidden = self._forward(state.tokens, state.attention, Kept())
         state.tokens = self.picker.pick(self.head, hidden, state.rows, step.column)
 
     def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
@@ -179,23 +164,13 @@ class DraftModelDrafter(DraftModelCatchup):
         return DraftModelState(self.picker.first(self.head, live.hidden, live.rows), live.attention, live.rows)
 
 
+@dataclass(kw_only=True, eq=False)
 class DraftModelTreeDrafter(DraftModelCatchup, BranchDrafter):
     """Drafts a tree with a small model. A branch needs nothing of its ancestors but their KV."""
 
-    def __init__(
-        self,
-        shape: TreeShape[Any],
-        siblings: SiblingPicker,
-        model: Target,
-        cache: PagedKVCache,
-        backend: TreeAttentionBackend,
-        prune: PrunePolicy,
-        vocab_size: int | None = None,
-    ) -> None:
-        super().__init__(shape.depth, model, cache, backend, prune, vocab_size=vocab_size)
-        self.shape = shape
-        self.siblings = siblings
-        self.tree_backend = backend
+    shape: TreeShape[Any]
+    siblings: SiblingPicker
+    backend: TreeAttentionBackend
 
     def run_branches(self, branches: Branches, attention: AttentionMetadata) -> torch.Tensor:
-        return self._forward(branches.tokens.reshape(-1), attention, AllRows())
+        return self._forward(branches.tokens.reshape(-1), attention, Kept())

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -26,25 +25,8 @@ from spec_lab.core.types import (
     Request,
     VerifiedRound,
 )
-from spec_lab.drafters.picking import DraftedRows, DraftHead, DraftPicker
-
-
-class FrozenHead(DraftHead, Protocol):
-    """A draft head that reads the target's KV cache. `greedy` and `project` take what `forward` returns."""
-
-    def forward(
-        self,
-        token_ids: torch.Tensor,
-        recurrent: torch.Tensor,
-        caches: Sequence[LayerCache],
-        attention: AttentionMetadata,
-    ) -> torch.Tensor:
-        """Turn [batch] tokens and [batch, target hidden_size] recurrent vectors into [batch, hidden_size]."""
-        ...
-
-    def project(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Turn [batch, hidden_size] into the next step's recurrent vectors."""
-        ...
+from spec_lab.drafters.picking import DraftedRows, DraftPicker
+from spec_lab.models.gemma4_assistant import Gemma4Assistant
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +73,7 @@ class FrozenFirstStep:
     def __init__(
         self,
         num_draft_tokens: int,
-        head: FrozenHead,
+        head: Gemma4Assistant,
         caches: Sequence[LayerCache],
         backend: AttentionBackend,
         anchor: Anchor,
@@ -175,7 +157,7 @@ class FrozenKVDrafter(FrozenFirstStep):
     def __init__(
         self,
         num_draft_tokens: int,
-        head: FrozenHead,
+        head: Gemma4Assistant,
         caches: Sequence[LayerCache],
         backend: AttentionBackend,
         picker: DraftPicker,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -17,14 +17,11 @@ from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.prompts import PromptPack
 from spec_lab.core.types import AttentionMetadata, DraftStep, VerifiedRound
-from spec_lab.drafters.frozen_kv import Anchor, FirstStepOutput, FrozenFirstStep, FrozenHead
+from spec_lab.drafters.frozen_kv import Anchor, FirstStepOutput, FrozenFirstStep
 from spec_lab.drafters.growth import TreeShape
 from spec_lab.drafters.picking import DraftedRows
-from spec_lab.drafters.siblings import BranchHead, SiblingPicker
-
-
-class FrozenBranchHead(FrozenHead, BranchHead, Protocol):
-    """A frozen-KV draft head that can rank several tokens."""
+from spec_lab.drafters.siblings import SiblingPicker
+from spec_lab.models.gemma4_assistant import Gemma4Assistant
 
 
 @dataclass(slots=True)
@@ -46,13 +43,11 @@ class FrozenTreeState:
 class FrozenKVTreeDrafter(FrozenFirstStep):
     """Drafts a tree over the target's KV."""
 
-    head: FrozenBranchHead
-
     def __init__(
         self,
         shape: TreeShape[Any],
         siblings: SiblingPicker,
-        head: FrozenBranchHead,
+        head: Gemma4Assistant,
         caches: Sequence[LayerCache],
         backend: AttentionBackend,
         anchor: Anchor,

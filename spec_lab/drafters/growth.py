@@ -44,14 +44,11 @@ class TreeShape(Protocol[Growth]):
         depth: the number of levels.
         num_rows: the number of rows that are verified, which includes the root.
         topk: the number of candidate tokens below a branch.
-        exact_branches: a branch sees the keys of its own ancestors. If false, it sees the keys that the branch with the
-            same index saw in the level before.
     """
 
     depth: int
     num_rows: int
     topk: int
-    exact_branches: bool
 
     def start(self, ranked: Ranked, rows: DraftedRows) -> Growth:
         """Begin the trees of the requests `rows`. `ranked` has level 1, the candidates below the root."""
@@ -104,13 +101,10 @@ class DynamicTree:
     always chosen too.
     """
 
-    def __init__(
-        self, depth: int, num_rows: int, topk: int, exact_branches: bool = True, kernels: KernelSet = TORCH_FORMS
-    ) -> None:
+    def __init__(self, depth: int, num_rows: int, topk: int, kernels: KernelSet = TORCH_FORMS) -> None:
         self.depth = depth
         self.num_rows = num_rows
         self.topk = topk
-        self.exact_branches = exact_branches
         self._choose_branches = kernels.get(Op.CHOOSE_BRANCHES, choose_branches_reference)
         self._choose_rows = kernels.get(Op.CHOOSE_ROWS, choose_rows_reference)
 
@@ -194,8 +188,6 @@ class StaticLevel:
 
 class StaticTree:
     """Takes the same paths in every round, without scoring or sorting."""
-
-    exact_branches = True
 
     def __init__(self, paths: DraftPaths, device: torch.device) -> None:
         self.depth = paths.depth

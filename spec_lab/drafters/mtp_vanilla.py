@@ -29,19 +29,19 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from spec_lab.core.kept import Kept, PrunePolicy
 from spec_lab.core.kv_cache import LayerCache
-from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
+from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.prompts import LiveRows, PromptPack
 from spec_lab.core.protocols import DrafterRequirements
-from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.core.ragged import build_metadata, even_batches
 from spec_lab.core.types import AttentionMetadata, DraftStep, FeatureSpec, Request, VerifiedRound
 from spec_lab.drafters.mtp_window import MtpRows, MtpWindow, pair_with_next, slide, with_room
 from spec_lab.drafters.picking import DraftedRows, DraftPicker
 from spec_lab.drafters.recurrent import DraftModule
 
-RowPruning = Callable[[LiveRows], RowSelection]
-"""Makes the row selection of a module, given the last row of each request."""
+RowPruning = Callable[[LiveRows], Kept]
+"""Chooses the rows that a module keeps, given the last row of each request."""
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class MtpVanillaState:
         last_row: metadata of one query at P, the same for all modules of a round. Nothing is advanced between steps, so
             `attention` is None.
         drafted: the requests that draft.
-        pruning: makes the row selection of a module, for a prompt or a catch-up step.
+        pruning: chooses the rows that a module keeps, in a prompt or a catch-up step.
     """
 
     tokens: torch.Tensor
@@ -68,33 +68,29 @@ class MtpVanillaState:
     attention: AttentionMetadata | None = None
 
 
+@dataclass(kw_only=True, eq=False)
 class MtpVanillaDrafter:
-    """Drafts one token with each of `modules`; `caches` holds the KV of each, in the target's slots."""
+    """Drafts one token with each of `modules`; `caches` holds the KV of each, in the target's slots.
 
-    def __init__(
-        self,
-        modules: Sequence[DraftModule],
-        caches: Sequence[LayerCache],
-        window: MtpWindow,
-        features: FeatureSpec,
-        backend: AttentionBackend,
-        prune: PrunePolicy,
-        picker: DraftPicker,
-        only_window: bool = False,
-    ) -> None:
-        """`only_window`: every module runs over K rows, so that its cache has holes and rows of drafts."""
-        assert len(modules) == len(caches) == window.size
-        self.num_draft_tokens = len(modules)
-        self._only_window = only_window
-        self._num_rows = self.num_draft_tokens + (0 if only_window else 1)
-        passes = tuple(self._num_rows + (0 if only_window else index) for index in range(len(modules)))
-        self.requirements = DrafterRequirements(features, catchup_rows=passes, distinct_steps=True)
-        self.modules = modules
-        self.caches = caches
-        self.window = window
-        self.backend = backend
-        self.prune = prune
-        self.picker = picker
+    Attributes:
+        only_window: every module runs over K rows, so that its cache has holes and rows of drafts.
+    """
+
+    modules: Sequence[DraftModule]
+    caches: Sequence[LayerCache]
+    window: MtpWindow
+    features: FeatureSpec
+    backend: AttentionBackend
+    prune: PrunePolicy
+    picker: DraftPicker
+    only_window: bool = False
+
+    def __post_init__(self) -> None:
+        assert len(self.modules) == len(self.caches) == self.window.size
+        self.num_draft_tokens = len(self.modules)
+        self._num_rows = self.num_draft_tokens + (0 if self.only_window else 1)
+        passes = tuple(self._num_rows + (0 if self.only_window else index) for index in range(len(self.modules)))
+        self.requirements = DrafterRequirements(self.features, catchup_rows=passes, distinct_steps=True)
 
     def admit(self, slot: int, request: Request) -> None:
         self.window.clear(slot)
@@ -102,7 +98,7 @@ class MtpVanillaDrafter:
     def ingest(self, pack: PromptPack) -> MtpVanillaState | None:
         """Write a chunk's pairs to the cache of every module. After a prompt's last chunk, also draft."""
         assert pack.features is not None
-        ends, pruning = pack.ends, self.prune.prompt.drafter_selection
+        ends, pruning = pack.ends, self.prune.prompt.in_drafter
         self._slide(pack, pack.features)
         live = None if ends is None else ends.live
         hidden = self.modules[0].forward(
@@ -146,7 +142,7 @@ class MtpVanillaDrafter:
         num_rows = state.rows.num_rows - self.num_draft_tokens + 1 + step.index
         state.rows.put(num_rows - 1, state.tokens, state.hidden)
         rows = state.rows.first(num_rows)
-        if self._only_window:
+        if self.only_window:
             rows = rows.last(self.num_draft_tokens)
         state.hidden = self._output(step.index, rows, state.last_row, state.pruning)
         state.tokens = self.picker.pick(self.modules[step.index], state.hidden, state.drafted, step.column)
@@ -174,7 +170,7 @@ class MtpVanillaDrafter:
         room = with_room(rows, self.num_draft_tokens - 1)
         return MtpVanillaState(tokens, room, hidden, last_row, drafted, pruning)
 
-    def _catchup_rows(self, live: LiveRows) -> RowSelection:
+    def _catchup_rows(self, live: LiveRows) -> Kept:
         return self.prune.of_catchup(live.rows, live.attention)
 
     def _output(self, index: int, rows: MtpRows, last_row: AttentionMetadata, pruning: RowPruning) -> torch.Tensor:
@@ -187,7 +183,7 @@ class MtpVanillaDrafter:
         positions = lengths.unsqueeze(1) + torch.arange(-num_rows, 0, device=lengths.device)
         attention = self.backend.build(positions, lengths, last_row.page_table, last_row.max_seq_len)
         row_ends = torch.arange(1, lengths.shape[0] + 1, device=lengths.device) * num_rows
-        selection = pruning(LiveRows(row_ends - 1, last_row))
+        kept = pruning(LiveRows(row_ends - 1, last_row))
         return self.modules[index].forward(
-            rows.tokens.flatten(), rows.hidden.flatten(0, 1), self.caches[index], attention, selection
+            rows.tokens.flatten(), rows.hidden.flatten(0, 1), self.caches[index], attention, kept
         )

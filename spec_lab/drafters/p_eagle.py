@@ -12,13 +12,12 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
+from spec_lab.core.kept import Kept, PrunePolicy
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.prompts import PromptEnds, PromptPack
 from spec_lab.core.protocols import DrafterRequirements
-from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.core.rows import rows_at
-from spec_lab.core.selection import AllRows
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, VerifiedRound
 from spec_lab.drafters.block import RunBlock
 from spec_lab.drafters.picking import DraftedRows
@@ -53,9 +52,9 @@ class PEaglePass:
         """Run the rows of prompt chunks, and K - 1 mask rows after each prompt that ends."""
         assert pack.features is not None
         ends = pack.ends
-        selection = self.prune.prompt.drafter_selection(None if ends is None else ends.live)
+        kept = self.prune.prompt.in_drafter(None if ends is None else ends.live)
         fused = self.model.fuse(pack.features)
-        hidden = self.model.forward(pack.next_token_ids, fused, self.cache, pack.attention, selection)
+        hidden = self.model.forward(pack.next_token_ids, fused, self.cache, pack.attention, kept)
         if ends is None:
             return None
         slots = torch.cat((hidden.unsqueeze(1), self._masks(ends)), dim=1)
@@ -77,8 +76,8 @@ class PEaglePass:
         drafting = self._rows(first, self.num_draft_tokens, batch.page_table, batch.max_kv_len + num_verified)
         first_rows = torch.arange(num_requests, device=first.device) * num_rows + emitted.num_live - 1
         live_rows = (first_rows.unsqueeze(1) + self._drafts).flatten()
-        selection = self.prune.of_catchup(live_rows, drafting)
-        hidden = self.model.forward(tokens.flatten(), fused.flatten(0, 1), self.cache, attention, selection)
+        kept = self.prune.of_catchup(live_rows, drafting)
+        hidden = self.model.forward(tokens.flatten(), fused.flatten(0, 1), self.cache, attention, kept)
         pending = rows_at(tokens.flatten(), first_rows)
         return self._slots(hidden.unflatten(0, (num_requests, -1)), pending, DraftedRows(batch.slot_ids, first + 1))
 
@@ -90,7 +89,7 @@ class PEaglePass:
             return features.view(num_requests, 0, features.shape[1])
         attention = self._rows(ends.kv_lens, num_masks, ends.live.attention.page_table, ends.max_kv_len)
         tokens = ends.tokens.new_full((num_requests * num_masks,), self.model.mask_token_id)
-        hidden = self.model.forward(tokens, features, self.cache, attention, AllRows())
+        hidden = self.model.forward(tokens, features, self.cache, attention, Kept())
         return hidden.view(num_requests, num_masks, -1)
 
     def _rows(self, first: torch.Tensor, num_rows: int, page_table: torch.Tensor, max_first: int) -> AttentionMetadata:
@@ -106,4 +105,4 @@ class PEaglePass:
     def _count_rows(self, num_emitted: Sequence[int], num_verified: int) -> int:
         """Count the rows of a catch-up step that are computed after its KV writes."""
         most = self.num_draft_tokens
-        return len(num_emitted) * (most if self.prune.drops_rows else num_verified + most - 1)
+        return len(num_emitted) * (most if self.prune.catchup(len(num_emitted)).is_inside else num_verified + most - 1)

@@ -11,16 +11,15 @@ from typing import Any, Protocol
 
 import torch
 
+from spec_lab.core.kept import Kept, PrunePolicy
 from spec_lab.core.kv_cache import LayerCache
-from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
+from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.prompts import PromptPack
 from spec_lab.core.protocols import DrafterRequirements
-from spec_lab.core.pruning_protocols import PrunePolicy
-from spec_lab.core.selection import AllRows
 from spec_lab.core.tree_protocols import TreeAttentionBackend
 from spec_lab.core.types import AttentionKind, AttentionMetadata, DraftStep, FeatureSpec, Request, VerifiedRound
 from spec_lab.drafters.branching import BranchDrafter
-from spec_lab.drafters.catchup import CaughtUp, catchup_planner
+from spec_lab.drafters.catchup import CaughtUp, plan_catchup
 from spec_lab.drafters.growth import Branches, TreeShape
 from spec_lab.drafters.picking import DraftedRows, DraftHead, DraftPicker
 from spec_lab.drafters.siblings import SiblingPicker
@@ -40,11 +39,11 @@ class DraftModule(DraftHead, Protocol):
         hidden: torch.Tensor,
         cache: LayerCache,
         attention: AttentionMetadata,
-        selection: RowSelection,
+        kept: Kept,
     ) -> torch.Tensor:
         """Run tokens t[p+1] [rows] and hidden states h[p] [rows, hidden_size], and return the live rows' output.
 
-        The output has no rows if the selection is empty.
+        The output has no rows if `kept` is empty.
         """
         ...
 
@@ -64,28 +63,22 @@ class RecurrentHead(DraftModule, Protocol):
         ...
 
 
+@dataclass(kw_only=True, eq=False)
 class RecurrentCatchup:
     """The first step of drafters that reuse one layer. The KV cache uses the target's slot numbering: a row writes the
     slot of its position.
     """
 
-    def __init__(
-        self,
-        num_draft_tokens: int,
-        head: RecurrentHead,
-        features: FeatureSpec,
-        cache: LayerCache,
-        backend: AttentionBackend,
-        prune: PrunePolicy,
-        kernels: KernelSet = TORCH_FORMS,
-    ) -> None:
-        self.num_draft_tokens = num_draft_tokens
-        self.requirements = DrafterRequirements(features, catchup_rows=(num_draft_tokens + 1,))
-        self.head = head
-        self.cache = cache
-        self.backend = backend
-        self.prune = prune
-        self._plan = catchup_planner(kernels)
+    num_draft_tokens: int
+    head: RecurrentHead
+    features: FeatureSpec
+    cache: LayerCache
+    backend: AttentionBackend
+    prune: PrunePolicy
+    kernels: KernelSet = TORCH_FORMS
+
+    def __post_init__(self) -> None:
+        self.requirements = DrafterRequirements(self.features, catchup_rows=(self.num_draft_tokens + 1,))
 
     def admit(self, slot: int, request: Request) -> None:
         """Do nothing: rows past a slot's length are never read."""
@@ -94,19 +87,19 @@ class RecurrentCatchup:
         """Run the rows of prompt chunks. Only the last row of each prompt drafts."""
         assert pack.features is not None
         ends = pack.ends
-        selection = self.prune.prompt.drafter_selection(None if ends is None else ends.live)
+        kept = self.prune.prompt.in_drafter(None if ends is None else ends.live)
         fused = self.head.fuse(pack.features)
-        hidden = self.head.forward(pack.next_token_ids, fused, self.cache, pack.attention, selection)
+        hidden = self.head.forward(pack.next_token_ids, fused, self.cache, pack.attention, kept)
         return None if ends is None else CaughtUp(hidden, ends.live.attention, DraftedRows.of_prompts(ends))
 
     def take_round(self, verified: VerifiedRound) -> CaughtUp:
         """Run the N verified rows, from L on, with the emitted tokens. The live row is n - 1 and sees L + n keys."""
         assert verified.features is not None
-        plan = self._plan(verified, self.backend, self.num_draft_tokens)
-        selection = self.prune.of_catchup(plan.live_rows, plan.live_attention)
+        plan = plan_catchup(verified, self.backend, self.num_draft_tokens, self.kernels)
+        kept = self.prune.of_catchup(plan.live_rows, plan.live_attention)
         tokens = verified.verification.tokens.reshape(-1)
         fused = self.head.fuse(verified.features)
-        hidden = self.head.forward(tokens, fused, self.cache, plan.attention, selection)
+        hidden = self.head.forward(tokens, fused, self.cache, plan.attention, kept)
         return CaughtUp(hidden, plan.live_attention, DraftedRows(verified.batch.slot_ids, plan.live_lens))
 
 
@@ -121,28 +114,26 @@ class RecurrentState:
     rows: DraftedRows
 
 
+@dataclass(kw_only=True, eq=False)
 class RecurrentDrafter(RecurrentCatchup):
-    """A `Drafter` that reuses one layer for a chain."""
+    """A `Drafter` that reuses one layer for a chain.
 
-    def __init__(
-        self,
-        num_draft_tokens: int,
-        head: RecurrentHead,
-        features: FeatureSpec,
-        cache: LayerCache,
-        backend: AttentionBackend,
-        prune: PrunePolicy,
-        picker: DraftPicker,
-        kernels: KernelSet = TORCH_FORMS,
-        kinds: tuple[AttentionKind, ...] = (),
-    ) -> None:
-        """`kinds`: that of the layer's attention."""
-        super().__init__(num_draft_tokens, head, features, cache, backend, prune, kernels)
-        self.requirements = replace(self.requirements, step_kinds=kinds)
-        self.picker = picker
-        self._chain = head.chain if picker.takes_likeliest else None
+    Attributes:
+        kinds: that of the layer's attention.
+    """
+
+    picker: DraftPicker
+    kinds: tuple[AttentionKind, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.requirements = replace(self.requirements, step_kinds=self.kinds)
         if self._chain is not None:
             self.requirements = replace(self.requirements, draft_rest=self._draft_rest)
+
+    @property
+    def _chain(self) -> ChainAtOnce | None:
+        return self.head.chain if self.picker.takes_likeliest else None
 
     def ingest(self, pack: PromptPack) -> RecurrentState | None:
         live = self.take_prompts(pack)
@@ -155,7 +146,7 @@ class RecurrentDrafter(RecurrentCatchup):
         return self.picker.kept_logits(slot_ids)
 
     def step(self, state: RecurrentState, step: DraftStep) -> None:
-        state.hidden = self.head.forward(state.tokens, state.hidden, self.cache, state.attention, AllRows())
+        state.hidden = self.head.forward(state.tokens, state.hidden, self.cache, state.attention, Kept())
         state.tokens = self.picker.pick(self.head, state.hidden, state.rows, step.column)
 
     def _draft_rest(self, state: RecurrentState, num_drafts: int) -> torch.Tensor:
@@ -166,7 +157,9 @@ class RecurrentDrafter(RecurrentCatchup):
         """Run the catch-up step and pick draft 1 in one call; None if no such call is available."""
         if self._chain is None:
             return None
-        draft = self._chain.start(verified, self.cache, self.prune.drop, self.num_draft_tokens)
+        draft = self._chain.start(
+            verified, self.cache, self.prune.catchup(verified.batch.num_rows), self.num_draft_tokens
+        )
         if draft is None:
             return None
         rows = DraftedRows(verified.batch.slot_ids, draft.live_lens)
@@ -177,23 +170,13 @@ class RecurrentDrafter(RecurrentCatchup):
         return RecurrentState(tokens, live.hidden, live.attention, live.rows)
 
 
+@dataclass(kw_only=True, eq=False)
 class RecurrentTreeDrafter(RecurrentCatchup, BranchDrafter):
     """Drafts a tree with one reused layer."""
 
-    def __init__(
-        self,
-        shape: TreeShape[Any],
-        siblings: SiblingPicker,
-        head: RecurrentHead,
-        features: FeatureSpec,
-        cache: LayerCache,
-        backend: TreeAttentionBackend,
-        prune: PrunePolicy,
-    ) -> None:
-        super().__init__(shape.depth, head, features, cache, backend, prune)
-        self.shape = shape
-        self.siblings = siblings
-        self.tree_backend = backend
+    shape: TreeShape[Any]
+    siblings: SiblingPicker
+    backend: TreeAttentionBackend
 
     def run_branches(self, branches: Branches, attention: AttentionMetadata) -> torch.Tensor:
-        return self.head.forward(branches.tokens.reshape(-1), branches.hidden, self.cache, attention, AllRows())
+        return self.head.forward(branches.tokens.reshape(-1), branches.hidden, self.cache, attention, Kept())

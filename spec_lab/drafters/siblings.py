@@ -123,19 +123,17 @@ class DrawnSiblings:
         """Draw the children of branches with these logits [batch, branches, vocab]."""
         scaled = logits.float() / self._temperature
         weights = torch.softmax(scaled, dim=-1)
-        tokens = self._drawn_anew(weights, rows, depth) if self._replacement else self._drawn(weights, rows, depth)
+        places = self._rows[depth]
+        if self._replacement:
+            keys = [self._keys(rows, places + rank * self._num_rows) for rank in range(self._topk)]
+            tokens = torch.stack([race_speeds(weights, of_rank).argmax(dim=-1) for of_rank in keys], dim=-1)
+        else:
+            tokens = first_in_order(race_speeds(weights, self._keys(rows, places)), self._topk)
         self._kept.write_rows(rows.slot_ids, self._numbers[depth], scaled)
         return Ranked(tokens, weights.gather(-1, tokens).log())
 
     def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
         return self._kept.of(slot_ids)
-
-    def _drawn(self, weights: torch.Tensor, rows: DraftedRows, depth: int) -> torch.Tensor:
-        return first_in_order(race_speeds(weights, self._keys(rows, self._rows[depth])), self._topk)
-
-    def _drawn_anew(self, weights: torch.Tensor, rows: DraftedRows, depth: int) -> torch.Tensor:
-        keys = [self._keys(rows, self._rows[depth] + rank * self._num_rows) for rank in range(self._topk)]
-        return torch.stack([race_speeds(weights, of_rank).argmax(dim=-1) for of_rank in keys], dim=-1)
 
     def _keys(self, rows: DraftedRows, places: torch.Tensor) -> torch.Tensor:
         """Make the noise keys [batch, branches] of draws at `places` [branches]."""

@@ -64,12 +64,8 @@ class _Node:
         if child.count == 0:
             del self.children[token]
         if child is self.likeliest:
-            self.likeliest = max(self.children.values(), key=_count, default=None)
+            self.likeliest = max(self.children.values(), key=lambda node: node.count, default=None)
         return child if child.count else None
-
-
-def _count(node: _Node) -> int:
-    return node.count
 
 
 @dataclass(frozen=True, slots=True)

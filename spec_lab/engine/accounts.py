@@ -17,7 +17,7 @@ from itertools import chain
 from typing import Any
 
 from spec_lab.core.origins import round_origins
-from spec_lab.core.pruning_protocols import CatchupPruning, LayerRows
+from spec_lab.core.pruning import Drop, LayerRows
 from spec_lab.core.results import RequestRecord, RoundRecord, RowCounts
 from spec_lab.core.types import FinishReason, Sequence
 from spec_lab.engine.graphs.mode import GraphMode
@@ -96,7 +96,7 @@ class RoundAccounts:
         self,
         parts: Parts,
         graph: GraphMode,
-        catchup: CatchupPruning,
+        catchup: Callable[[int], Drop],
         tree_rows: int | None,
         overlap: bool,
         now: Callable[[], float],
@@ -172,12 +172,12 @@ class RoundAccounts:
     def _settle(self, read: _Read) -> None:
         """Account for the rounds of a launch.
 
-        Once all requests have ended, a further round of the launch is wasted, or the device skips it. A wasted round is
-        only counted, and its time goes to other rounds. A skipped round is not even counted.
+        Once all requests have ended, a further round of the launch is wasted. It is only counted, and its time goes to
+        other rounds.
         """
         launched, num_launched = read.launched, self._graph.rounds_per_replay
         results = [result for result in read.result.split(num_launched) if any(result.num_emitted)]
-        self.num_wasted_rounds += 0 if self._graph.skips_rounds else num_launched - len(results)
+        self.num_wasted_rounds += num_launched - len(results)
         if not results:
             self.rounds[-1].seconds += read.seconds  # a wasted replay counts as time of the last round
         for result, stages in zip(results, self._stage_seconds(launched, len(results)), strict=True):
@@ -243,9 +243,7 @@ class RoundAccounts:
         requirements = self._parts.drafter.requirements
         num_rows = result.num_rows if settled.num_catchup_rows is None else settled.num_catchup_rows
         passes = requirements.rows_of_passes(num_rows) if num_rows else ()
-        live_lens = _live_lens(settled, result, emitted)
-        live_lens += [1] * (padded - len(live_lens))
-        by_pass = [self._catchup.num_computed(live_lens, rows) for rows in passes]
+        by_pass = [LayerRows.of(self._catchup(padded), padded, padded * rows) for rows in passes]
         if requirements.count_catchup is not None and num_rows:
             by_pass = [LayerRows(*[requirements.count_catchup(result.num_emitted, num_rows)] * 3)]
         num_drafted, num_offered = self._count_drafts(settled, emitted, padded)
@@ -280,17 +278,6 @@ class RoundAccounts:
             {name: seconds for name, seconds in stages.items() if name not in absent}
             for stages in self._parts.timer.collect(settled.spans, num_rounds)
         ]
-
-
-def _live_lens(settled: Launch, result: RoundResult, emitted: list[_Emitted]) -> list[int]:
-    """Return L + n of each request as the device had it, even for ended requests; 1 for one that emitted nothing."""
-    settled_here = {part.index for part in emitted}
-    lens = []
-    for index, sequence in enumerate(settled.sequences):
-        num_emitted = result.num_emitted[index]
-        surplus = 0 if index in settled_here else num_emitted
-        lens.append(sequence.kv_len + surplus if num_emitted else 1)
-    return lens
 
 
 def _tokens_to_end(sequence: Sequence) -> int:

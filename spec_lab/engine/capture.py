@@ -10,15 +10,14 @@ from __future__ import annotations
 import ctypes
 import gc
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 import torch
 
 from spec_lab.core.errors import describe_error
-from spec_lab.engine.if_nodes import IfNodes, has_if_nodes
 
 Result = TypeVar("Result")
 Result_co = TypeVar("Result_co", covariant=True)
@@ -43,8 +42,6 @@ class CapturedGraph(Protocol[Result_co]):
     def num_nodes(self) -> int | None:
         """Count the graph's device operations: kernels, copies and fills; None if they cannot be counted.
 
-        Bodies that a replay may skip are counted in full.
-
         The tape counts operators that compute or write, but no views or allocations. One operator may launch several
         kernels, and one kernel may replace several operators. So the numbers of the two devices differ.
         """
@@ -59,21 +56,11 @@ class GraphRecorder(Protocol):
     """Captures functions of one device.
 
     Attributes:
-        skips: whether a replay can skip the body of `when_any`; if not, the body always runs.
         num_copies: graphs to make of one function, which are replayed in turn. With two, the events inside one can be
             read while the other runs.
     """
 
-    skips: bool
     num_copies: int
-
-    def when_any(self, values: torch.Tensor, idle: int) -> AbstractContextManager[None]:
-        """Enclose a part of a captured function that is not needed if all of `values` [batch] equal `idle`.
-
-        `values` are 64-bit integers. Later code may only read what the body copies into tensors that existed before it.
-        Bodies can be nested.
-        """
-        ...
 
     def capture(self, function: Callable[[], Result]) -> CapturedGraph[Result]:
         """Record `function`, after some warm-up runs.
@@ -116,26 +103,16 @@ class CudaGraphRecorder:
         these kernels."""
         self._device = device
         self._num_warmups = num_warmups
-        self.skips = has_if_nodes()
-        self._if_nodes: IfNodes | None = None
         with torch.cuda.device(device):
             self._stream = torch.cuda.Stream()
             self._pool = torch.cuda.graph_pool_handle()
-
-    def when_any(self, values: torch.Tensor, idle: int) -> AbstractContextManager[None]:
-        if not self.skips:
-            return nullcontext()
-        if self._if_nodes is None:  # this is a warm-up: no kernel can be loaded during a capture
-            self._if_nodes = IfNodes(self._device)
-        return self._if_nodes.when_any(values, idle)
 
     def capture(self, function: Callable[[], Result]) -> CudaCapturedGraph[Result]:
         with torch.inference_mode(), torch.cuda.device(self._device):
             self._warm_up(function)
             graph = torch.cuda.CUDAGraph(keep_graph=True)
             outputs = self._record(graph, function)
-            bodies = [] if self._if_nodes is None else self._if_nodes.take_bodies()
-            num_nodes = count_graph_nodes([graph.raw_cuda_graph(), *bodies])
+            num_nodes = count_graph_nodes(graph.raw_cuda_graph())
             graph.instantiate()
         return CudaCapturedGraph(outputs, num_nodes, graph, function)
 
@@ -206,8 +183,8 @@ _TORCH_FOLDER = torch.__path__[0]
 _WORK_NODES = {0, 1, 2}
 
 
-def count_graph_nodes(addresses: Sequence[int]) -> int | None:
-    """Count kernels, copies and fills of the graphs at these addresses; None if the driver is missing or fails.
+def count_graph_nodes(graph: int) -> int | None:
+    """Count kernels, copies and fills of the graph at this address; None if the driver is missing or fails.
 
     It calls the driver through ctypes, since torch exposes a graph's address but no node count.
     """
@@ -215,12 +192,6 @@ def count_graph_nodes(addresses: Sequence[int]) -> int | None:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return None
-    counts = [_count_nodes(driver, address) for address in addresses]
-    known = [count for count in counts if count is not None]
-    return sum(known) if len(known) == len(counts) else None
-
-
-def _count_nodes(driver: ctypes.CDLL, graph: int) -> int | None:
     address, count = ctypes.c_void_p(graph), ctypes.c_size_t()
     if driver.cuGraphGetNodes(address, None, ctypes.byref(count)) != 0:
         return None

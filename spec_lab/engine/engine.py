@@ -8,8 +8,8 @@ from time import perf_counter, sleep
 
 import torch
 
+from spec_lab.core.kept import PrunePolicy
 from spec_lab.core.protocols import HostDrafter
-from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.core.results import GenerationResult, PrefillRecord, RequestRecord, RowCounts
 from spec_lab.core.types import Request, Sequence
 from spec_lab.engine.accounts import Launch, RoundAccounts, request_record

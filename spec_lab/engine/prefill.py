@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from spec_lab.core.kept import PrunePolicy
 from spec_lab.core.prompts import NO_ROUNDING, LiveRows, PromptEnds, PromptPack, PromptRounding, PromptSpan
-from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.core.ragged import build_metadata, even_batches
 from spec_lab.core.results import RowCounts
 from spec_lab.core.types import AttentionMetadata, Sequence, TargetOutput
@@ -94,8 +94,8 @@ class PromptPass:
         parts, ended = self._parts, rows.ended
         live = None if ended is None else ended.live
         features = parts.drafter.requirements.features
-        selection = self._prune.prompt.target_selection(live, features)
-        output = parts.target.forward(rows.token_ids, parts.cache, rows.attention, selection, features)
+        kept = self._prune.prompt.in_target(live, features)
+        output = parts.target.forward(rows.token_ids, parts.cache, rows.attention, kept, features)
         hidden = self._prune.prompt.logit_rows(output.hidden, live)
         logits = parts.target.logits(hidden) if hidden.shape[0] else None
         ends = None

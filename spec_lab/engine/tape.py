@@ -13,7 +13,6 @@ takes: draws from a random generator, and launches on an address, which the tape
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Generic
@@ -81,17 +80,12 @@ class TapeGraph(Generic[Result]):
 class TapeRecorder:
     """Records a function by executing it, then undoes the effects: it restores buffers and poisons results."""
 
-    skips = False
     num_copies = 1
 
     def __init__(self, num_warmups: int = 1) -> None:
         """Set the number of warm-ups. As on a GPU, a warm-up computes the values that a function caches outside the
         tape."""
         self._num_warmups = num_warmups
-
-    def when_any(self, values: torch.Tensor, idle: int) -> AbstractContextManager[None]:
-        """Skip nothing: a tape has no conditions."""
-        return nullcontext()
 
     def capture(self, function: Callable[[], Result]) -> TapeGraph[Result]:
         with torch.inference_mode():

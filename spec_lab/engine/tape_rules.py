@@ -66,7 +66,9 @@ def check_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None
         refuse(*_CALLS[func])
     if func in _CONVERSIONS and not isinstance(args[0], torch.Tensor):
         refuse(_CONVERSIONS[func], _HOST_WRITE)
-    if func is torch.Tensor.to and "cpu" in [value for value in (*args[1:], *kwargs.values()) if _is_text(value)]:
+    if func is torch.Tensor.to and "cpu" in [
+        value for value in (*args[1:], *kwargs.values()) if isinstance(value, str)
+    ]:
         refuse('Tensor.to("cpu")', _HOST_READ)
 
 
@@ -125,10 +127,6 @@ def _declared(func: Any) -> tuple[list[str], dict[str, Any]]:
     """Return the names of all arguments, and the default values of those that have one."""
     arguments = schema_of(func).arguments
     return [a.name for a in arguments], {a.name: a.default_value for a in arguments if a.has_default_value()}
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
 
 
 def _place() -> str:

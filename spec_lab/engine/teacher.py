@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import torch
 
 from spec_lab.core.errors import UserError
+from spec_lab.core.kept import Kept, LastPromptRow
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, PagedKVCache
-from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
+from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.prompts import NO_ROUNDING, LiveRows, PromptRounding, PromptSpan
 from spec_lab.core.protocols import Target
+from spec_lab.core.pruning import Drop
 from spec_lab.core.ragged import build_metadata
-from spec_lab.core.selection import AllRows, LastPromptRow, NoRows, UnreadRows
 from spec_lab.core.types import AttentionMetadata, FeatureSpec
 from spec_lab.engine.pages import PageTable
 from spec_lab.engine.states import slot_states
@@ -157,40 +158,38 @@ class TeacherForcing:
             span = PromptSpan(0, start, end, is_last=end == length)
             spans = (span, *self._rounding.filling((span,), 0))
             attention = build_metadata(self._backend, spans, self._page_table.expand(len(spans), -1))
-            unread_rows = NoRows() if self._backend.prewrite else UnreadRows()
-            selection = self._last_row(span) if span.is_last else unread_rows
+            unread_rows = Kept(Drop.EVERYTHING) if self._backend.prewrite else Kept(Drop.AFTER_LAYER)
+            kept = self._last_row(span) if span.is_last else unread_rows
             unread = [0] * sum(filling.num_rows for filling in spans[1:])
             with self._rounding.products():
-                hidden = self._forward([*prompt_ids[start:end], *unread], start, attention, selection)
+                hidden = self._forward([*prompt_ids[start:end], *unread], start, attention, kept)
                 logits = self._target.logits(hidden).float() if span.is_last else None
         assert logits is not None, "a prompt has a token"
         yield logits
         for first in range(0, len(fed_ids), step):
             yield self._target.logits(self._hidden(fed_ids[first : first + step], length + first)).float()
 
-    def _last_row(self, span: PromptSpan) -> RowSelection:
+    def _last_row(self, span: PromptSpan) -> Kept:
         """Select the row that plain decoding's prompt pass selects (`prune.prefill=last_row`)."""
         device = self._page_table.device
         end = torch.tensor([span.end], device=device)
         attention = self._backend.build((end - 1).unsqueeze(1), end.clone(), self._page_table, span.end)
         live = LiveRows(torch.tensor([span.num_rows - 1], device=device), attention, self._rounding.is_promised)
         prewrite = self._backend.prewrite
-        return LastPromptRow().target_selection(live, FeatureSpec()) if prewrite else AllRows(live.rows)
+        return LastPromptRow().in_target(live, FeatureSpec()) if prewrite else Kept(Drop.AFTER_LAYER, live.rows)
 
     def _hidden(self, token_ids: list[int], start: int) -> torch.Tensor:
         """Return the [rows, hidden_size] hidden states of the chunk that begins at position `start`."""
         device, end = self._page_table.device, start + len(token_ids)
         positions = torch.arange(start, end, device=device).unsqueeze(0)
         attention = self._backend.build(positions, torch.tensor([end], device=device), self._page_table, end)
-        return self._forward(token_ids, start, attention, AllRows())
+        return self._forward(token_ids, start, attention, Kept())
 
-    def _forward(
-        self, token_ids: list[int], start: int, attention: AttentionMetadata, selection: RowSelection
-    ) -> torch.Tensor:
+    def _forward(self, token_ids: list[int], start: int, attention: AttentionMetadata, kept: Kept) -> torch.Tensor:
         """Run a chunk, and return the hidden states [rows, hidden_size] of the selected rows."""
         if start == 0:
             self._states.clear(0)
         device = self._page_table.device
         attention.recurrent = self._states.of_prompts(torch.zeros(1, dtype=torch.int64, device=device))
         ids = torch.tensor(token_ids, device=device)
-        return self._target.forward(ids, self._cache, attention, selection, FeatureSpec()).hidden
+        return self._target.forward(ids, self._cache, attention, kept, FeatureSpec()).hidden

@@ -12,7 +12,6 @@ import torch
 
 from spec_lab.build.auto import why_not_native, with_auto_chosen
 from spec_lab.build.engine import build_engine, build_teacher
-from spec_lab.build.kernels import require_native
 from spec_lab.build.limits import Limits, engine_limits
 from spec_lab.build.models import LastModels, Models
 from spec_lab.build.references import UNPRUNED, eager_config, plain_config, unpruned_config
@@ -20,7 +19,7 @@ from spec_lab.build.workloads import check_requests, longest_sequence, open_work
 from spec_lab.config.choices import KernelsChoice, Rollback
 from spec_lab.config.run import PruneConfig, Run
 from spec_lab.core.errors import UserError
-from spec_lab.core.selection import AllPromptRows
+from spec_lab.core.kept import AllPromptRows
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.teacher import TeacherForcing
@@ -90,7 +89,6 @@ def use_threads(config: Run) -> None:
     num_threads = config.num_threads or default_num_threads(config)
     torch.set_num_threads(num_threads)
     if config.kernels == KernelsChoice.native:
-        require_native()
         from spec_kernels.native import compiled
 
         if (given := compiled.use_threads(num_threads)) < num_threads:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
@@ -16,8 +17,7 @@ from spec_lab.acceptance.phase import thinking_mask
 from spec_lab.build.limits import engine_limits
 from spec_lab.build.models import LastModels
 from spec_lab.checkpoints.digest import target_digest
-from spec_lab.checkpoints.gguf import quantizations
-from spec_lab.checkpoints.gguf_file import is_gguf
+from spec_lab.checkpoints.quantised import stored_types
 from spec_lab.config.choices import KernelsChoice, WeightDtype, Weights
 from spec_lab.config.extensions import load_options
 from spec_lab.config.run import Run
@@ -36,7 +36,7 @@ from spec_lab.record import models
 from spec_lab.record.metric import EXTENSION_METRICS, Measured, Metric
 from spec_lab.record.models import Divergence, Target
 from spec_lab.record.models import Request as RequestRow
-from spec_lab.record.progress import Progress, announced
+from spec_lab.record.progress import Progress
 from spec_lab.record.provenance import machine_of, origins
 from spec_lab.record.recorder import Recorder, begun, request_row
 from spec_lab.record.summary import finished_run
@@ -71,10 +71,11 @@ def _record_in(
     last: LastModels | None,
 ) -> models.Run:
     """Run and record. What is loaded here can be freed when this returns, before the process group is closed."""
-    with announced("loading prompts and weights"):
-        lab = load_lab(config, world, last)
+    print("loading prompts and weights ...", file=sys.stderr, flush=True)
+    lab = load_lab(config, world, last)
     metrics = list(EXTENSION_METRICS.values())
-    info = begun(dataclasses.asdict(lab.config), choices).model_copy(update=_identity(lab))
+    taken = {group: getattr(lab.config, group).name for group, name in choices.items() if name == "auto"}
+    info = begun(dataclasses.asdict(lab.config), choices | taken).model_copy(update=identity(lab))
     with Recorder(folder, info, config.logger.sinks()) as recorder:
         recorded = _measure(lab, info, recorder, memory, metrics)
         recorder.finish(recorded)
@@ -85,7 +86,7 @@ def _measure(
     lab: LoadedRun, info: models.Run, recorder: Recorder, memory: MemoryWatch, metrics: list[Metric]
 ) -> models.Run:
     """Warm up, time the repeats, audit and profile, and return the finished record."""
-    config, offered = lab.config, _offered(lab)
+    config, offered = lab.config, offered_requests(lab.config, lab.requests, lab.world.size)
     passes: dict[str, list[GenerationResult]] = {name: [] for name in lab.engines}
     rows: dict[str, list[RequestRow]] = {}
 
@@ -108,8 +109,8 @@ def _measure(
                 for record in progress.counted("checking the outputs", records if config.record.audit else []):
                     lab.teacher.require_finite([*record.prompt_ids, *record.output_ids[:-1]])
                 divergences = _audit(lab, passes, progress)
-                rows = {name: _rows(lab, name, passes[name][0].requests, {}) for name in passes if name != MAIN}
-                rows[MAIN] = _rows(lab, MAIN, records, divergences or {}, note=True)
+                rows = {name: request_rows(lab, name, passes[name][0].requests, {}) for name in passes if name != MAIN}
+                rows[MAIN] = request_rows(lab, MAIN, records, divergences or {}, note=True)
                 finished.clear()
                 recorder.requests(rows[MAIN])
         gc.unfreeze()
@@ -122,7 +123,13 @@ def _measure(
     }
     work = {**profile.work, **memory.read(lab.models.device)}
     main = Measured(
-        rows[MAIN], passes[MAIN], lab.engines[MAIN].num_draft_tokens, references, divergences is not None, work
+        rows[MAIN],
+        passes[MAIN],
+        lab.engines[MAIN].num_draft_tokens,
+        references,
+        is_compared=divergences is not None,
+        work=work,
+        tells_offers=config.drafter.tells_offers,
     )
     traits = lab.engines[MAIN].parts.rule.traits
     return finished_run(
@@ -156,16 +163,16 @@ def order_of_turn(names: Sequence[str], turn: int) -> list[str]:
     return [*names[shift:], *names[:shift]]
 
 
-def _offered(lab: LoadedRun) -> list[Request]:
+def offered_requests(config: Run, requests: list[Request], num_processes: int = 1) -> list[Request]:
     """Return the requests of a timed pass, with their arrival times if there is a rate: the same in every pass."""
-    load = lab.config.workload
+    load = config.workload
     if load.request_rate is None:
         if load.duration is not None:
             raise UserError("workload.duration ends arrivals, so it needs workload.request_rate")
-        return lab.requests
-    if lab.world.size > 1:
+        return requests
+    if num_processes > 1:
         raise UserError("workload.request_rate needs one process, since arrivals differ between processes")
-    offered = arriving(lab.requests, load.request_rate, load.burstiness, load.duration, lab.config.seed)
+    offered = arriving(requests, load.request_rate, load.burstiness, load.duration, config.seed)
     if not offered:
         raise UserError(f"workload.duration={load.duration} ends before the first request arrives; raise it")
     return offered
@@ -243,8 +250,7 @@ def check_replayed(before: GraphCounts, result: GenerationResult, must_replay: b
 
     `before`: the counts at the start of the pass; they accumulate over passes.
 
-    `must_replay` is false for references: with graph.verify=false a reference may have nothing to capture. A run that
-    captures nothing is refused earlier.
+    `must_replay` is false for references: with graph.verify=false a reference may have nothing to capture.
     """
     graph = result.graph
     if graph.captures > before.captures and not may_capture:
@@ -283,11 +289,11 @@ def _kept_if_interrupted(lab: LoadedRun, recorder: Recorder) -> Iterator[list[Re
     except KeyboardInterrupt as error:
         if finished:
             error.add_note(f"{len(finished)} requests were decoded and are kept; their outputs were not checked")
-            recorder.requests(_rows(lab, MAIN, finished, {}))
+            recorder.requests(request_rows(lab, MAIN, finished, {}))
         raise
 
 
-def _rows(
+def request_rows(
     lab: LoadedRun,
     name: str,
     records: Sequence[RequestRecord],
@@ -344,7 +350,7 @@ def _keep_verify_rows(lab: LoadedRun, records: list[RequestRecord], folder: Path
     save_verify_rows(folder, rows)
 
 
-def _identity(lab: LoadedRun) -> dict[str, object]:
+def identity(lab: LoadedRun) -> dict[str, object]:
     """Return what decoded, on which machine: fields of the record."""
     config = lab.config
     dtype, narrow = str(lab.models.dtype).removeprefix("torch."), config.target.weight_dtype
@@ -357,7 +363,7 @@ def _identity(lab: LoadedRun) -> dict[str, object]:
             thinking_markers=lab.models.markers is not None,
             dtype=dtype,
             weight_dtype=dtype if narrow == WeightDtype.auto else str(narrow),
-            stored_types=quantizations(path) if is_gguf(path) and not is_random else None,
+            stored_types=None if is_random else stored_types(path),
         ),
         "machine": machine_of(
             str(lab.models.device),

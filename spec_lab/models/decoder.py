@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.core.kept import Kept
 from spec_lab.core.kv_cache import PagedKVCache
-from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
+from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.rows import rows_at
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide, TargetOutput
 from spec_lab.models.delta_net import GatedDeltaNet
@@ -81,7 +82,7 @@ class Decoder(ABC):
         token_ids: torch.Tensor,
         cache: PagedKVCache,
         attention: AttentionMetadata,
-        selection: RowSelection,
+        kept: Kept,
         features: FeatureSpec,
     ) -> TargetOutput:
         """Run rows through all layers (`Target.forward`)."""
@@ -137,13 +138,13 @@ class DecoderTarget(Decoder):
         token_ids: torch.Tensor,
         cache: PagedKVCache,
         attention: AttentionMetadata,
-        selection: RowSelection,
+        kept: Kept,
         features: FeatureSpec,
     ) -> TargetOutput:
         with self._launching(token_ids.shape[0]):
             stream = rows_at(self.embedding, token_ids)
-            stream, taps = self._stack(stream, cache, attention, selection, features.layer_inputs)
-            hidden = self._norm(selection.live(stream))
+            stream, taps = self._stack(stream, cache, attention, kept, features.layer_inputs)
+            hidden = self._norm(kept.live(stream))
         return TargetOutput(hidden, read_features(features, taps, stream, hidden, token_ids.shape[0]))
 
 

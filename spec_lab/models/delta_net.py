@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
-from spec_lab.core.layer_protocols import RowSelection
+from spec_lab.core.kept import Kept
 from spec_lab.core.ragged import in_even_batches
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.delta_caches import DeltaCache
@@ -63,10 +63,10 @@ class GatedDeltaNet:
         rotary: RotaryRows,
         cache: DeltaCache[Any],
         metadata: AttentionMetadata,
-        selection: RowSelection,
+        kept: Kept,
     ) -> torch.Tensor:
         """Give all rows to the cache, and return the input of `o` for the kept rows; there must be at least one."""
-        return self.attended(self.qkv(rows), rotary, cache, metadata, selection)
+        return self.attended(self.qkv(rows), rotary, cache, metadata, kept)
 
     def attended(
         self,
@@ -74,11 +74,11 @@ class GatedDeltaNet:
         rotary: RotaryRows,
         cache: DeltaCache[Any],
         metadata: AttentionMetadata,
-        selection: RowSelection,
+        kept: Kept,
     ) -> torch.Tensor:
         """Compute everything between the products: from the output of `qkv` to the input of `o`."""
         outputs, gate = self._run(projected, cache, metadata)
-        return self._steps.gated(selection.residual(outputs), selection.residual(gate)).flatten(1)
+        return self._steps.gated(kept.residual(outputs), kept.residual(gate)).flatten(1)
 
     def write(
         self, rows: torch.Tensor, rotary: RotaryRows, cache: DeltaCache[Any], metadata: AttentionMetadata

@@ -9,9 +9,9 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
+from spec_lab.core.kept import Kept
 from spec_lab.core.kv_cache import LayerCache
-from spec_lab.core.layer_protocols import RowSelection
-from spec_lab.core.pruning_protocols import Drop
+from spec_lab.core.pruning import Drop
 from spec_lab.core.types import AttentionMetadata, StartedDraft, VerifiedRound
 from spec_lab.models.layer_stack import Layer
 from spec_lab.models.layers import LayerParts
@@ -92,7 +92,7 @@ class DraftLayers(Protocol):
         hidden: torch.Tensor,
         cache: LayerCache,
         attention: AttentionMetadata,
-        selection: RowSelection,
+        kept: Kept,
     ) -> torch.Tensor:
         """Run tokens [rows] and hidden states [rows, hidden_size], and return the live rows' output [live rows,
         hidden_size]."""
@@ -118,19 +118,19 @@ class HeadLayer:
         hidden: torch.Tensor,
         cache: LayerCache,
         attention: AttentionMetadata,
-        selection: RowSelection,
+        kept: Kept,
     ) -> torch.Tensor:
         rows, normed = self.inputs(token_ids, hidden)
         stream = normed if self.residual_is_normed else hidden
         rotary = self.rotary.rows(attention.positions)
-        return selection.live(self.layer(stream, rotary, cache, attention, selection, rows))
+        return kept.live(self.layer(stream, rotary, cache, attention, kept, rows))
 
 
 class ChainAtOnce(Protocol):
     """Drafts a greedy chain in two calls."""
 
     def start(
-        self, verified: VerifiedRound, cache: LayerCache, drop: Drop | None, num_draft_tokens: int
+        self, verified: VerifiedRound, cache: LayerCache, drop: Drop, num_draft_tokens: int
     ) -> StartedDraft | None:
         """Run the catch-up step over the rows of `verified`, up to the first draft.
 

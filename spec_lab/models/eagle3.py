@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from spec_lab.checkpoints.eagle3_config import NUM_TAPS, Eagle3Config
+from spec_lab.core.kept import Kept
 from spec_lab.core.kv_cache import LayerCache
-from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
+from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.draft_parts import DraftInput, LikeliestToken, RecurrentParts
 from spec_lab.models.layer_builder import build_layer
@@ -84,12 +85,12 @@ class Eagle3Head:
         hidden: torch.Tensor,
         cache: LayerCache,
         attention: AttentionMetadata,
-        selection: RowSelection,
+        kept: Kept,
     ) -> torch.Tensor:
         """Run tokens [rows] and features [rows, hidden_size]; return the live rows' output [live rows, hidden_size]."""
         with self._launching(token_ids.shape[0]):
-            out = self._run(token_ids, hidden, cache, attention, selection)
-        return self._norm(out) if self.config.norm_output and not selection.is_empty else out
+            out = self._run(token_ids, hidden, cache, attention, kept)
+        return self._norm(out) if self.config.norm_output and not kept.is_empty else out
 
     def draft_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Turn the output of `forward` [rows, hidden_size] into logits [rows, draft_vocab_size]."""

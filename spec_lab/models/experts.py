@@ -120,18 +120,67 @@ class SortedExperts:
         by_expert, order = routing.expert_ids.flatten().sort(stable=True)
         ends = torch.searchsorted(by_expert, self._expert_ids, right=True).to(torch.int32)
         sources = torch.div(order, num_chosen, rounding_mode="floor")
-        gate, up = self._product(rows.index_select(0, sources), self._gate_up, ends).chunk(2, dim=-1)
-        inner = self._activation(gate) * up
-        out = self._product(inner, self._down, ends)
+        inner = self.inner(self._product(rows.index_select(0, sources), self._gate_up, ends), by_expert)
+        out = self.outer(self._product(inner, self._down, ends), by_expert)
         # The terms are reordered by row before they are summed, so that a row's sum always has the same order.
         in_rows = torch.empty_like(out).index_copy_(0, order, out).unflatten(0, (-1, num_chosen))
         return (in_rows * routing.weights.unsqueeze(-1)).sum(dim=1).to(rows.dtype)
+
+    def inner(self, gate_up: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
+        """Return the inputs of `down` for rows [rows, 2 * intermediate] of gate and up, by the experts of the rows."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return self._activation(gate) * up
+
+    def outer(self, down: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
+        """Return the outputs of experts from those of `down`."""
+        return down
 
     def made_by(self, make: ExpertsMaker) -> RoutedExperts:
         return make(self._gate_up, self._down, self._activation)
 
     def _product(self, rows: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
         return F.grouped_mm(rows, weights.transpose(1, 2), offs=ends)
+
+
+SLOPE = 1.702
+"""The factor of the gate inside its sigmoid, with which x * sigmoid(x) resembles GELU."""
+
+
+class ClampedExperts(SortedExperts):
+    """Runs each chosen expert on the rows that chose it; an expert is down((up + 1) * gate * sigmoid(1.702 * gate)).
+
+    Gate is at most `limit`, and up is between `-limit` and `limit`. There is no kernel for it, so `made_by` keeps it.
+    Source: openai/gpt-oss.
+    """
+
+    __slots__ = ("_down_bias", "_gate_up_bias", "_limit")
+
+    def __init__(
+        self,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        *,
+        gate_up_bias: torch.Tensor,
+        down_bias: torch.Tensor,
+        limit: float,
+    ) -> None:
+        """The biases are [experts, 2 * intermediate] and [experts, hidden_size]; for the weights see
+        `SortedExperts`."""
+        super().__init__(gate_up, down)
+        self._gate_up_bias, self._down_bias, self._limit = gate_up_bias, down_bias, limit
+
+    def inner(self, gate_up: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
+        gate, up = (gate_up + self._gate_up_bias[expert_ids]).chunk(2, dim=-1)
+        gate, up = gate.clamp(max=self._limit), up.clamp(-self._limit, self._limit)
+        return (up + 1) * (gate * torch.sigmoid(gate * SLOPE))
+
+    def outer(self, down: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
+        return down + self._down_bias[expert_ids]
+
+    def made_by(self, make: ExpertsMaker) -> RoutedExperts:
+        if not has_grouped_product(self._down.dtype, self._down.device):
+            raise UserError("dtype: experts of gpt-oss run in bfloat16 on a GPU; use dtype=bfloat16 or device=cpu")
+        return self
 
 
 def has_grouped_product(dtype: torch.dtype, device: torch.device) -> bool:
@@ -160,12 +209,14 @@ def build_experts(
     """Build router, experts and shared expert from the names of `expert_tensor_shapes` below `prefix` (ending in
     `mlp.`)."""
     router = build_router(sizes, tensors, f"{prefix}gate.")
-    return ExpertMLP(
-        sizes,
-        router,
-        SortedExperts(tensors[f"{prefix}experts.gate_up_proj"], tensors[f"{prefix}experts.down_proj"], activation),
-        _shared_expert(sizes, tensors, prefix),
-    )
+    gate_up, down = (f"{prefix}experts.{name}_proj" for name in ("gate_up", "down"))
+    experts: RoutedExperts
+    if sizes.clamp is None:
+        experts = SortedExperts(tensors[gate_up], tensors[down], activation)
+    else:
+        biases = {"gate_up_bias": tensors[f"{gate_up}_bias"], "down_bias": tensors[f"{down}_bias"]}
+        experts = ClampedExperts(tensors[gate_up], tensors[down], **biases, limit=sizes.clamp)
+    return ExpertMLP(sizes, router, experts, _shared_expert(sizes, tensors, prefix))
 
 
 def _shared_expert(sizes: ExpertSizes, tensors: Mapping[str, torch.Tensor], prefix: str) -> SharedExpert | None:

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 
 from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.core.kept import Kept
 from spec_lab.core.kv_cache import PagedKVCache
-from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
-from spec_lab.core.selection import AllRows
+from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, TargetOutput
 from spec_lab.models.decoder import Decoder, read_features
 from spec_lab.models.gemma4_layers import build_gemma4_layer
@@ -69,31 +69,31 @@ class Gemma4Target(Decoder):
         token_ids: torch.Tensor,
         cache: PagedKVCache,
         attention: AttentionMetadata,
-        selection: RowSelection,
+        kept: Kept,
         features: FeatureSpec,
     ) -> TargetOutput:
         with self._launching():
             stream = F.embedding(token_ids, self.embedding) * self._embedding_scale
             of_layers = None if self._embed_per_layer is None else self._embed_per_layer(token_ids, stream)
             rows = self._rows(attention, of_layers)
-            behind = selection.behind(attention)
-            cut = self._cut(behind, features)
+            cut = self._cut(features)
             taps: list[torch.Tensor] = []
-            all_rows = AllRows()
             for index, layer in enumerate(self.layers):
                 if index in features.layer_inputs:
                     taps.append(stream)
-                kept = selection if index == cut else all_rows
                 rotary = rows.rotary[self._table_of_layer[index]]
-                stream = layer(stream, rows.embedded(index), rotary, cache.layers[index], rows.attention, kept)
+                here = kept if index == cut else Kept()
+                stream = layer(stream, rows.embedded(index), rotary, cache.layers[index], rows.attention, here)
                 if index == cut:
-                    if selection.is_empty:
+                    if kept.is_empty:
                         break
-                    if behind is not None and behind is not attention:
-                        rows = self._rows(behind, None if of_layers is None else selection.residual(of_layers))
-            hidden, num_rows = self._norm(selection.live(stream)), token_ids.shape[0]
+                    if kept.drop.is_inside:
+                        of_kept = None if of_layers is None else kept.residual(of_layers)
+                        rows = self._rows(kept.behind(attention), of_kept)
+            hidden, num_rows = self._norm(kept.live(stream)), token_ids.shape[0]
             read = read_features(features, taps, stream, hidden, num_rows)
-            return TargetOutput(hidden, read, self._num_shared_rows(cut, num_rows, stream.shape[0]))
+            num_shared = stream.shape[0] if cut == self.last_writer else num_rows
+            return TargetOutput(hidden, read, num_shared if self.last_writer < len(self.layers) - 1 else 0)
 
     def _all_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits = self._head(hidden)
@@ -102,21 +102,15 @@ class Gemma4Target(Decoder):
     def _rows(self, attention: AttentionMetadata, of_layers: torch.Tensor | None) -> Gemma4Rows:
         return Gemma4Rows(attention, [table.rows(attention.positions) for table in self.rotary_tables], of_layers)
 
-    def _cut(self, behind: AttentionMetadata | None, features: FeatureSpec) -> int:
+    def _cut(self, features: FeatureSpec) -> int:
         """Choose the layer in which unread rows are dropped: the last one that writes KV.
 
-        If a drafter taps a later layer, all rows go on to the last layer, since the tap needs them. They also do if
-        `behind`, the metadata of the rows that go on, is None.
+        If a drafter taps a later layer, all rows go on to the last layer, since the tap needs them.
         """
         last = len(self.layers) - 1
-        if behind is None or any(tap > self.last_writer for tap in features.layer_inputs):
+        if any(tap > self.last_writer for tap in features.layer_inputs):
             return last
         return self.last_writer
-
-    def _num_shared_rows(self, cut: int, num_rows: int, num_kept: int) -> int:
-        if self.last_writer == len(self.layers) - 1:
-            return 0
-        return num_kept if cut == self.last_writer else num_rows
 
 
 @dataclass(frozen=True, slots=True)

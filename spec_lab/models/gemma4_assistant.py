@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 
 from spec_lab.checkpoints.gemma4_assistant_checkpoint import TOKEN_ORDERING
-from spec_lab.checkpoints.gemma4_assistant_config import AssistantConfig, AssistantLayerConfig
+from spec_lab.checkpoints.gemma4_assistant_config import AssistantConfig
+from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.checkpoints.slices import kept_part
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend
@@ -71,11 +72,11 @@ class Gemma4Assistant:
             AssistantLayer(
                 config, layer, tensors, f"model.layers.{index}.", backend, extra_window_keys, partition, products
             )
-            for index, layer in enumerate(config.layers)
+            for index, layer in enumerate(config.body.layers)
         ]
-        self._norm = products.norm(Float32Norm(tensors["model.norm.weight"], config.rms_norm_eps))
+        self._norm = products.norm(Float32Norm(tensors["model.norm.weight"], config.body.rms_norm_eps))
         self._head = build_token_head(config, tensors, products)
-        self._rotary_keys = [(layer.rope.config, layer.head_dim) for layer in config.layers]
+        self._rotary_keys = [(layer.rope, layer.head_dim) for layer in config.body.layers]
         like = target_embedding
         self._rotary = {
             key: rotary_table(*key, max_positions, like.dtype, like.device) for key in dict.fromkeys(self._rotary_keys)
@@ -134,7 +135,7 @@ class AssistantLayer:
     def __init__(
         self,
         config: AssistantConfig,
-        layer: AssistantLayerConfig,
+        layer: LayerPlan,
         tensors: Mapping[str, torch.Tensor],
         prefix: str,
         backend: AttentionBackend,
@@ -146,7 +147,7 @@ class AssistantLayer:
             return kept_part(partition, name, tensors[f"{prefix}{name}"])
 
         def norm(name: str) -> Float32Norm:
-            return Float32Norm(tensors[f"{prefix}{name}.weight"], config.rms_norm_eps)
+            return Float32Norm(tensors[f"{prefix}{name}.weight"], config.body.rms_norm_eps)
 
         self._backend = backend
         self._head_dim = layer.head_dim

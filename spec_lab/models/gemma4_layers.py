@@ -15,8 +15,9 @@ import torch.nn.functional as F
 
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.plan import LayerPlan
+from spec_lab.core.kept import Kept
 from spec_lab.core.kv_cache import LayerCache
-from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
+from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.gemma4_experts import ExpertsBeside, build_experts_beside
@@ -86,7 +87,7 @@ class Gemma4Layer:
         rotary: RotaryRows,
         cache: LayerCache,
         metadata: AttentionMetadata,
-        selection: RowSelection,
+        kept: Kept,
     ) -> torch.Tensor:
         """Turn the residual stream [rows, hidden_size] into [selected rows, hidden_size], possibly no rows.
 
@@ -94,18 +95,18 @@ class Gemma4Layer:
         """
         parts = self.parts
         projected = parts.project(stream)
-        if selection.is_empty:
+        if kept.is_empty:
             self.attention.write_projected(projected, rotary, cache, metadata)
             return stream[:0]
-        attended = parts.output(self.attention.attended(projected, rotary, cache, metadata, selection))
-        stream, normed = parts.after_attention(selection.residual(stream), attended)
+        attended = parts.output(self.attention.attended(projected, rotary, cache, metadata, kept))
+        stream, normed = parts.after_attention(kept.residual(stream), attended)
         out = parts.mlp(normed)
         if self.beside is not None:
             out = self.beside(stream, out)
         stream = parts.after_mlp(stream, out)
         if parts.gate is not None:
             assert embedded is not None and parts.after_gate is not None
-            stream = parts.after_gate(stream, parts.gate(stream, selection.residual(embedded)))
+            stream = parts.after_gate(stream, parts.gate(stream, kept.residual(embedded)))
         return stream
 
     @property

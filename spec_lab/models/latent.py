@@ -16,9 +16,10 @@ import torch
 
 from spec_lab.checkpoints.latent_sizes import LatentSizes
 from spec_lab.core.errors import UserError
+from spec_lab.core.kept import Kept
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.latent_protocols import LatentAttentionBackend, LatentKernels
-from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
+from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.ragged import in_even_batches
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.linear import Linear, make_linear
@@ -85,14 +86,14 @@ class LatentAttention:
         rotary: RotaryRows,
         cache: LayerCache,
         metadata: AttentionMetadata,
-        selection: RowSelection,
+        kept: Kept,
     ) -> torch.Tensor:
         """Write the latent rows of all rows, and return the input of `o` for the kept rows; there must be at least
         one."""
         self.write(rows, rotary, cache, metadata)
-        attending, live_metadata = selection.queries(rows, metadata)
-        turns = RotaryRows(*(selection.queries(turn, metadata)[0] for turn in (rotary.cos, rotary.signed_sin)))
-        return self.attended(self.query(attending), turns, cache, live_metadata, selection)
+        attending, live_metadata = kept.queries(rows, metadata)
+        turns = RotaryRows(*(kept.queries(turn, metadata)[0] for turn in (rotary.cos, rotary.signed_sin)))
+        return self.attended(self.query(attending), turns, cache, live_metadata, kept)
 
     def attended(
         self,
@@ -100,16 +101,16 @@ class LatentAttention:
         turns: RotaryRows,
         cache: LayerCache,
         live_metadata: AttentionMetadata,
-        selection: RowSelection,
+        kept: Kept,
     ) -> torch.Tensor:
         """Attend with the queries of the attending rows, and return the input of `o`. The latent rows must already be
         written."""
         heads = queries.unflatten(-1, (-1, self.sizes.query_width))
         if self.sizes.unfolding_is_cheaper(live_metadata.num_queries, live_metadata.max_seq_len):
-            values = selection.attended(self._attend_unfolded(heads, turns, cache, live_metadata))
+            values = kept.attended(self._attend_unfolded(heads, turns, cache, live_metadata))
         else:
             latents = self._attend_absorbed(self.absorb(heads, turns), cache, live_metadata)
-            values = self.values(selection.attended(latents))
+            values = self.values(kept.attended(latents))
         return values.flatten(1)
 
     def written_and_attended(
@@ -119,11 +120,11 @@ class LatentAttention:
         rotary: RotaryRows,
         cache: LayerCache,
         metadata: AttentionMetadata,
-        selection: RowSelection,
+        kept: Kept,
     ) -> torch.Tensor:
         """Do `write_projected` and `attended`, for rows that all attend."""
         self.write_projected(projected, rotary, cache, metadata)
-        return self.attended(queries, rotary, cache, metadata, selection)
+        return self.attended(queries, rotary, cache, metadata, kept)
 
     def write(self, rows: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata) -> None:
         """Write the latent rows of all rows. If a layer's output is not read, this is all it does."""
@@ -204,11 +205,11 @@ class FusedLatentAttention(LatentAttention):
         rotary: RotaryRows,
         cache: LayerCache,
         metadata: AttentionMetadata,
-        selection: RowSelection,
+        kept: Kept,
     ) -> torch.Tensor:
         is_unfolded = self.sizes.unfolding_is_cheaper(metadata.num_queries, metadata.max_seq_len)
         if is_unfolded or not 0 < len(queries) <= self.kernels.max_head_rows:
-            return super().written_and_attended(queries, projected, rotary, cache, metadata, selection)
+            return super().written_and_attended(queries, projected, rotary, cache, metadata, kept)
         heads = queries.unflatten(-1, (-1, self.sizes.query_width))
         absorbed = heads.new_empty((*heads.shape[:2], self.sizes.row_width))
         self.kernels.absorb_and_write(
@@ -224,7 +225,7 @@ class FusedLatentAttention(LatentAttention):
             self.norm.eps,
         )
         latents = self._attend_absorbed(absorbed, cache, metadata)
-        return self.values(selection.attended(latents)).flatten(1)
+        return self.values(kept.attended(latents)).flatten(1)
 
     def absorb(self, heads: torch.Tensor, rotary: RotaryRows) -> torch.Tensor:
         sizes = self.sizes

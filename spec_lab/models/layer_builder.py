@@ -14,7 +14,7 @@ from spec_lab.models.experts import ExpertMLP, build_experts
 from spec_lab.models.latent import LatentAttention, build_latent_attention
 from spec_lab.models.layers import Attention, FusedRopeAndWrite, LayerParts, RopeAndWrite, RopeThenWrite
 from spec_lab.models.linear import GatedMLP, Linear, fused_linear
-from spec_lab.models.norms import head_weights, make_norm, per_head_norm
+from spec_lab.models.norms import WideHeadNorm, head_weights, make_norm, per_head_norm
 from spec_lab.models.partition import WHOLE, Partition
 
 
@@ -45,12 +45,15 @@ def build_layer(
         mlp = dense = build_mlp(plan, tensors, f"{prefix}mlp.", partition)
     else:
         mlp = experts = build_experts(plan.experts, tensors, f"{prefix}mlp.")
+    first = None if plan.norms_outputs else tensors[f"{prefix}input_layernorm.weight"]
+    last = tensors[f"{prefix}post_feedforward_layernorm.weight"] if plan.norms_outputs else None
     return LayerParts(
         mixer,
         mixer.o,
         mlp,
-        make_norm(tensors[f"{prefix}input_layernorm.weight"], eps, plan.float32_norms),
+        None if first is None else make_norm(first, eps, plan.float32_norms),
         make_norm(tensors[f"{prefix}post_attention_layernorm.weight"], eps, plan.float32_norms),
+        None if last is None else make_norm(last, eps, plan.float32_norms),
         attention=attention,
         latent=latent,
         delta_net=delta_net,
@@ -83,6 +86,7 @@ def build_attention(
         backend=backend,
         window=plan.window,
         gated=plan.attention_gate,
+        sinks=tensors[f"{prefix}sinks"] if plan.sinks else None,
     )
 
 
@@ -97,6 +101,9 @@ def _rope_and_write(
     """Return the step that norms, rotates and writes KV: the backend's kernel if it has one, else torch's."""
     num_heads, num_kv_heads = plan.num_heads, plan.num_kv_heads
     weight = None
+    if plan.wide_qk_norm:
+        weights = (tensors[f"{prefix}{name}.weight"].view(-1, plan.head_dim) for name in ("q_norm", "k_norm"))
+        return RopeThenWrite(num_heads, num_kv_heads, backend, WideHeadNorm(torch.cat([*weights]), num_heads, eps))
     if plan.qk_norm:
         q_weight, k_weight = tensors[f"{prefix}q_norm.weight"], tensors[f"{prefix}k_norm.weight"]
         weight = head_weights(q_weight, k_weight, num_heads, num_kv_heads)

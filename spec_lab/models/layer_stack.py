@@ -8,9 +8,8 @@ from typing import Any, Protocol
 
 import torch
 
+from spec_lab.core.kept import Kept
 from spec_lab.core.kv_cache import PagedKVCache
-from spec_lab.core.layer_protocols import RowSelection
-from spec_lab.core.selection import AllRows
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.rope import RotaryRows, RotaryTable
@@ -28,7 +27,7 @@ class Layer(Protocol):
         rotary: RotaryRows,
         cache: Any,
         metadata: AttentionMetadata,
-        selection: RowSelection,
+        kept: Kept,
         rows: torch.Tensor | None = None,
     ) -> torch.Tensor: ...
 
@@ -50,23 +49,23 @@ class LayerStack:
         stream: torch.Tensor,
         cache: PagedKVCache,
         attention: AttentionMetadata,
-        selection: RowSelection,
+        kept: Kept,
         tapped: Sequence[int],
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Turn the residual stream [rows, hidden_size] into [kept rows, hidden_size], and return it with the inputs of
         the layers `tapped`.
 
-        In the last layer `selection` drops rows.
+        `kept` is for the last layer; the others drop no row.
         """
         rotary = [table.rows(attention.positions) for table in self.rotary_tables]
         taps: list[torch.Tensor] = []
         last_layer = len(self.layers) - 1
-        all_rows = AllRows()
+        all_rows = Kept()
         for index, layer in enumerate(self.layers):
             if index in tapped:
                 taps.append(stream)
-            kept = selection if index == last_layer else all_rows
-            stream = layer(stream, rotary[self.table_of_layer[index]], cache.layers[index], attention, kept)
+            here = kept if index == last_layer else all_rows
+            stream = layer(stream, rotary[self.table_of_layer[index]], cache.layers[index], attention, here)
         return stream, taps
 
 
@@ -78,6 +77,6 @@ class Stack(Protocol):
         stream: torch.Tensor,
         cache: PagedKVCache,
         attention: AttentionMetadata,
-        selection: RowSelection,
+        kept: Kept,
         tapped: Sequence[int],
     ) -> tuple[torch.Tensor, list[torch.Tensor]]: ...

@@ -12,8 +12,9 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
+from spec_lab.core.kept import Kept
 from spec_lab.core.kv_cache import LayerCache
-from spec_lab.core.layer_protocols import AttentionBackend, RopeWrite, RowSelection
+from spec_lab.core.layer_protocols import AttentionBackend, RopeWrite
 from spec_lab.core.ragged import attend
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.delta_net import GatedDeltaNet
@@ -93,7 +94,7 @@ class Attention:
     `num_heads` more heads at the end of the `qkv` product.
     """
 
-    __slots__ = ("backend", "gated", "head_dim", "num_heads", "o", "qkv", "rope_and_write", "scale", "window")
+    __slots__ = ("backend", "gated", "head_dim", "num_heads", "o", "qkv", "rope_and_write", "scale", "sinks", "window")
 
     def __init__(
         self,
@@ -106,8 +107,14 @@ class Attention:
         window: int | None = None,
         gated: bool = False,
         scale: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> None:
-        """`scale`: of attention scores; None for 1 / sqrt(head_dim)."""
+        """Set the parts.
+
+        Args:
+            scale: of attention scores; None for 1 / sqrt(head_dim).
+            sinks: [num_heads] float32, the learned score of a key without a value (gpt-oss); None without one.
+        """
         self.qkv = qkv
         self.o = o
         self.num_heads = num_heads
@@ -117,6 +124,7 @@ class Attention:
         self.backend = backend
         self.window = window
         self.gated = gated
+        self.sinks = sinks
 
     def __call__(
         self,
@@ -124,11 +132,11 @@ class Attention:
         rotary: RotaryRows,
         cache: LayerCache,
         metadata: AttentionMetadata,
-        selection: RowSelection,
+        kept: Kept,
     ) -> torch.Tensor:
         """Write the KV of all rows, attend, and return the input of `o` for the kept rows; there must be at least
         one."""
-        return self.attended(self.qkv(rows), rotary, cache, metadata, selection)
+        return self.attended(self.qkv(rows), rotary, cache, metadata, kept)
 
     def attended(
         self,
@@ -136,21 +144,19 @@ class Attention:
         rotary: RotaryRows,
         cache: LayerCache,
         metadata: AttentionMetadata,
-        selection: RowSelection,
+        kept: Kept,
     ) -> torch.Tensor:
         """Compute everything between the products: from the output of `qkv` to the input of `o`."""
         heads = projected.unflatten(-1, (-1, self.head_dim))
-        out = self.mixed(self.rope_and_write(heads, rotary, cache, metadata), cache, metadata, selection)
+        out = self.mixed(self.rope_and_write(heads, rotary, cache, metadata), cache, metadata, kept)
         if self.gated:
-            out = out * torch.sigmoid(selection.residual(heads[:, -self.num_heads :].flatten(1)))
+            out = out * torch.sigmoid(kept.residual(heads[:, -self.num_heads :].flatten(1)))
         return out
 
-    def mixed(
-        self, queries: torch.Tensor, cache: LayerCache, metadata: AttentionMetadata, selection: RowSelection
-    ) -> torch.Tensor:
+    def mixed(self, queries: torch.Tensor, cache: LayerCache, metadata: AttentionMetadata, kept: Kept) -> torch.Tensor:
         """Attend with rotated queries [rows, num_heads, head_dim] over the cache, and return [kept rows, width]."""
-        queries, metadata = selection.queries(queries, metadata)
-        return selection.attended(attend(self.backend, queries, cache, metadata, self.window, self.scale))
+        queries, metadata = kept.queries(queries, metadata)
+        return kept.attended(attend(self.backend, queries, cache, metadata, self.window, self.scale, self.sinks))
 
     def write(self, rows: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata) -> None:
         """Only write the KV of all rows, for a layer whose output is not read."""
@@ -175,7 +181,7 @@ class Mixer(Protocol[Cache]):
         rotary: RotaryRows,
         cache: Cache,
         metadata: AttentionMetadata,
-        selection: RowSelection,
+        kept: Kept,
     ) -> torch.Tensor:
         """Update the cache with all rows, and return the kept rows [kept rows, width] before the output product."""
         ...
@@ -192,6 +198,8 @@ class LayerParts:
     Attributes:
         o: the product after the mixer.
         norm: the norm before `mixer`; None if its input is already normed.
+        mlp_norm: the norm before `mlp`; with an `output_norm` that of the output of `o`.
+        output_norm: the norm of the output of `mlp`, in a layer that norms outputs rather than inputs (OLMo 3).
         attention: `mixer` if it is attention over keys and values, else None; `latent` and `delta_net` likewise.
         dense: `mlp` if it is a dense MLP, else None; `experts` likewise.
     """
@@ -201,6 +209,7 @@ class LayerParts:
     mlp: RowsPart
     norm: WeightedNorm | None
     mlp_norm: WeightedNorm
+    output_norm: WeightedNorm | None = None
     attention: Attention | None = None
     latent: LatentAttention | None = None
     delta_net: GatedDeltaNet | None = None
@@ -233,6 +242,22 @@ class AddPart:
 
 
 @dataclass(slots=True)
+class AddNormedPart:
+    """Adds the normed output of a part to the residual stream, in a layer that norms outputs rather than inputs."""
+
+    part: RowsPart
+    norm: RowsPart
+
+    def __call__(self, stream: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return stream + self.norm(self.part(rows))
+
+    def close(self, mixed: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """End the first half of the layer: the second half reads the stream as it is."""
+        stream = self(residual, mixed)
+        return stream, stream
+
+
+@dataclass(slots=True)
 class DecoderLayer:
     """A pre-norm residual block. All rows update the cache, and only the selected rows go on.
 
@@ -252,6 +277,9 @@ class DecoderLayer:
     @classmethod
     def of(cls, parts: LayerParts) -> DecoderLayer:
         """Make the layer of the parts without any kernels."""
+        if parts.output_norm is not None:
+            halves = AddNormedPart(parts.o, parts.mlp_norm), AddNormedPart(parts.mlp, parts.output_norm)
+            return cls(None, parts.mixer, halves[0].close, halves[1], parts.experts)
         close, finish = AddThenNorm(parts.o, parts.mlp_norm), AddPart(parts.mlp)
         return cls(parts.norm, parts.mixer, close, finish, parts.experts)
 
@@ -261,7 +289,7 @@ class DecoderLayer:
         rotary: RotaryRows,
         cache: Any,
         metadata: AttentionMetadata,
-        selection: RowSelection,
+        kept: Kept,
         rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Turn the residual stream [rows, hidden_size] into [kept rows, hidden_size], possibly no rows.
@@ -270,10 +298,10 @@ class DecoderLayer:
         """
         if rows is None:
             rows = stream if self.norm is None else self.norm(stream)
-        if selection.is_empty:
+        if kept.is_empty:
             self.mixer.write(rows, rotary, cache, metadata)
             return stream[:0]
-        residual = selection.residual(stream)
-        mixed = self.mixer(rows, rotary, cache, metadata, selection)
+        residual = kept.residual(stream)
+        mixed = self.mixer(rows, rotary, cache, metadata, kept)
         stream, rows = self.close(mixed, residual)
         return self.finish(stream, rows)

@@ -12,8 +12,9 @@ import torch
 
 from spec_lab.checkpoints.mtp_checkpoint import MtpConfig
 from spec_lab.checkpoints.mtp_layouts import EMBEDDING_NORM, FINAL_NORM, HIDDEN_NORM, PROJECTION
+from spec_lab.core.kept import Kept
 from spec_lab.core.kv_cache import LayerCache
-from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
+from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.types import AttentionMetadata, NormSide
 from spec_lab.models.draft_parts import DraftInput, LikeliestToken
 from spec_lab.models.experts import ExpertMLP
@@ -70,7 +71,7 @@ class MtpModule:
         hidden: torch.Tensor,
         cache: LayerCache,
         attention: AttentionMetadata,
-        selection: RowSelection,
+        kept: Kept,
     ) -> torch.Tensor:
         """Run tokens t[p+1] [rows] and hidden states h[p] [rows, hidden_size].
 
@@ -79,7 +80,7 @@ class MtpModule:
         with self._launching(token_ids.shape[0]):
             stream = self._projection(self._draft_input(token_ids, hidden)[0])
             rotary = self.rotary.rows(attention.positions)
-            live = selection.live(self.layer(stream, rotary, cache, attention, selection))
+            live = kept.live(self.layer(stream, rotary, cache, attention, kept))
             return self._norm(live) if self._recycles_normed else live
 
     def draft_logits(self, hidden: torch.Tensor) -> torch.Tensor:

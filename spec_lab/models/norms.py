@@ -86,6 +86,25 @@ class Float32HeadNorm:
         return (F.rms_norm(rows.float(), rows.shape[-1:], None, self.eps) * self.weight).to(rows.dtype)
 
 
+@dataclass(frozen=True, slots=True)
+class WideHeadNorm:
+    """An RMSNorm over all query heads of a row together, and one over all its key heads.
+
+    Attributes:
+        weight: [num_heads + num_kv_heads, head_dim].
+    """
+
+    weight: torch.Tensor
+    num_heads: int
+    eps: float
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """Norm heads [rows, num_heads + num_kv_heads, head_dim]."""
+        halves = rows[:, : self.num_heads], rows[:, self.num_heads :]
+        normed = [F.rms_norm(half.contiguous(), half.shape[1:], None, self.eps) for half in halves]
+        return torch.cat(normed, dim=1) * self.weight
+
+
 def make_norm(weight: torch.Tensor, eps: float, in_float32: bool) -> WeightedNorm:
     """Make one of the two kinds of RMSNorm (`LayerPlan.float32_norms`)."""
     return Float32Norm(weight, eps) if in_float32 else RMSNorm(weight, eps)

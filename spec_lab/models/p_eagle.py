@@ -11,9 +11,9 @@ from dataclasses import replace
 import torch
 
 from spec_lab.checkpoints.eagle3_config import Eagle3Config
+from spec_lab.core.kept import Kept
 from spec_lab.core.kv_cache import PagedKVCache
-from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
-from spec_lab.core.selection import AllRows
+from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.blocks.scores import SlotScores
 from spec_lab.models.eagle3 import Eagle3Head, draft_to_target_ids
@@ -69,19 +69,18 @@ class PEagleHead:
         hidden: torch.Tensor,
         cache: PagedKVCache,
         attention: AttentionMetadata,
-        selection: RowSelection,
+        kept: Kept,
     ) -> torch.Tensor:
         """Run tokens [rows] and features [rows, hidden_size]; return the live rows' output [live rows, hidden_size]."""
-        whole = AllRows()
-        kept = selection if not self._layers else whole
-        stream = self._first.forward(token_ids, hidden, cache.layers[0], attention, kept)
+        whole = Kept()
+        stream = self._first.forward(token_ids, hidden, cache.layers[0], attention, whole if self._layers else kept)
         if not self._layers:
             return stream
         rotary = self._first.rotary.rows(attention.positions)
         last = len(self._layers) - 1
         for index, (layer, layer_cache) in enumerate(zip(self._layers, cache.layers[1:], strict=True)):
-            stream = layer(stream, rotary, layer_cache, attention, selection if index == last else whole)
-        return stream if selection.is_empty else selection.live(stream)
+            stream = layer(stream, rotary, layer_cache, attention, kept if index == last else whole)
+        return stream if kept.is_empty else kept.live(stream)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Turn the output of `forward` [rows, hidden_size] into logits [rows, draft vocabulary]."""

@@ -60,7 +60,10 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int, max_positions: int = 0)
     """Return the rotation of each pair of channels in radians per position, [rotary_dim / 2] float32, in a table of
     `max_positions`."""
     if rope.scaling == "proportional":
-        return _proportional_frequencies(rope, head_dim)
+        # The exponents are of the whole head; pairs past the rotated part are not rotated.
+        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+        turns = torch.arange(head_dim // 2) < int(rope.partial_rotary_factor * head_dim // 2)
+        return torch.where(turns, 1.0 / rope.theta**exponents, 0.0)
     rotary_dim = int(head_dim * rope.partial_rotary_factor)
     exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
     frequencies = 1.0 / (rope.theta**exponents)
@@ -83,13 +86,6 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int, max_positions: int = 0)
             return _yarn_frequencies(frequencies, rope)
 
 
-def _proportional_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
-    """Compute exponents over the whole head; pairs past the rotated part are not rotated."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-    turns = torch.arange(head_dim // 2) < int(rope.partial_rotary_factor * head_dim // 2)
-    return torch.where(turns, 1.0 / rope.theta**exponents, 0.0)
-
-
 def _llama3_frequencies(frequencies: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
     """Divide low frequencies by `factor`, keep high ones, and blend those between by their number of turns."""
     wavelengths = 2 * math.pi / frequencies
@@ -103,19 +99,17 @@ def _yarn_frequencies(frequencies: torch.Tensor, rope: RopeConfig) -> torch.Tens
     """Keep frequencies of many turns within the original positions, divide low ones by `factor`, and blend those
     between by the index of the pair."""
     num_pairs = len(frequencies)
-    first, last = (_pair_of(turns, rope, num_pairs) for turns in (rope.beta_fast, rope.beta_slow))
+    # The wavelengths of the pairs that turn so often within the original positions; the pairs follow from them.
+    wavelengths = (
+        rope.original_max_position_embeddings / (turns * 2 * math.pi) for turns in (rope.beta_fast, rope.beta_slow)
+    )
+    first, last = (num_pairs * math.log(wavelength) / math.log(rope.theta) for wavelength in wavelengths)
     if rope.whole_channels:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, 2 * num_pairs - 1)
     width = last - first or 0.001
     divided = ((torch.arange(num_pairs, dtype=torch.float32) - first) / width).clamp(0.0, 1.0)
     return frequencies / rope.factor * divided + frequencies * (1 - divided)
-
-
-def _pair_of(turns: float, rope: RopeConfig, num_pairs: int) -> float:
-    """Return the index of the pair of channels that turns `turns` times within the original positions."""
-    wavelength = rope.original_max_position_embeddings / (turns * 2 * math.pi)
-    return num_pairs * math.log(wavelength) / math.log(rope.theta)
 
 
 def rotary_table(

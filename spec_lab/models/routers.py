@@ -44,13 +44,17 @@ RouterMaker = Callable[[torch.Tensor, torch.Tensor | None, ExpertSizes], Router]
 
 
 class SoftmaxRouter:
-    """Chooses the likeliest experts, and weighs them by their softmax probability (Qwen3-MoE, Qwen3-Next)."""
+    """Chooses the likeliest experts, and weighs them by their softmax probability (Qwen3-MoE, Qwen3-Next).
 
-    __slots__ = ("_logits", "_sizes", "_weight")
+    A softmax over the chosen alone, as in gpt-oss, is the same with `sizes.renormalized`.
+    """
 
-    def __init__(self, weight: torch.Tensor, sizes: ExpertSizes) -> None:
-        """`weight` is [num_experts, hidden_size]."""
-        self._logits = float32_product(weight)
+    __slots__ = ("_bias", "_logits", "_sizes", "_weight")
+
+    def __init__(self, weight: torch.Tensor, sizes: ExpertSizes, bias: torch.Tensor | None = None) -> None:
+        """`weight` is [num_experts, hidden_size]; `bias` [num_experts] is added to the logits (gpt-oss)."""
+        self._logits = float32_product(weight, bias)
+        self._bias = bias
         self._weight = weight
         self._sizes = sizes
 
@@ -60,7 +64,7 @@ class SoftmaxRouter:
         return Routing(expert_ids, chosen_weights(scores, expert_ids, self._sizes))
 
     def made_by(self, make: RouterMaker) -> Router:
-        return make(self._weight, None, self._sizes)
+        return self if self._bias is not None else make(self._weight, None, self._sizes)
 
 
 class SigmoidRouter:
@@ -93,6 +97,8 @@ class SigmoidRouter:
 
 def build_router(sizes: ExpertSizes, tensors: Mapping[str, torch.Tensor], prefix: str) -> Router:
     """Build the router from its Hugging Face names below `prefix` (ending in `gate.`)."""
+    if sizes.clamp is not None:
+        return SoftmaxRouter(tensors[f"{prefix}weight"], sizes, tensors[f"{prefix}bias"])
     return torch_router(tensors[f"{prefix}weight"], tensors.get(f"{prefix}e_score_correction_bias"), sizes)
 
 
@@ -129,6 +135,6 @@ def chosen_weights(scores: torch.Tensor, expert_ids: torch.Tensor, sizes: Expert
     return weights if sizes.scaling == 1.0 else weights * sizes.scaling
 
 
-def float32_product(weight: torch.Tensor) -> Linear:
+def float32_product(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
     """Make the product of float32 rows with a weight of any dtype."""
-    return make_linear(weight.float())
+    return make_linear(weight.float(), None if bias is None else bias.float())

@@ -8,14 +8,12 @@ from pathlib import Path
 
 import torch
 
-from spec_lab.checkpoints.checkpoint import OwnTensors, open_tensors, without_mtp
-from spec_lab.checkpoints.checkpoint_files import StoredTensor
+from spec_lab.checkpoints.checkpoint import OwnTensors, open_tensors
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.gemma4_checkpoint import gemma4_tensor_shapes, own_tensors
-from spec_lab.checkpoints.hybrid_checkpoint import counts_from_one, hybrid_tensors
 from spec_lab.checkpoints.keep_fp8 import with_narrow_products, with_wide_products
 from spec_lab.checkpoints.lazy_tensors import LazyTensors
 from spec_lab.checkpoints.random_weights import random_tensors
+from spec_lab.checkpoints.target_tensors import counts_from_one, target_tensors
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.core.errors import enough_memory
 from spec_lab.core.layer_protocols import AttentionBackend
@@ -52,7 +50,7 @@ class WeightSource:
         return self.kept_in is torch.float8_e4m3fn
 
     def read(
-        self, shapes: Shapes, own: OwnTensors = without_mtp, in_float32: Callable[[str], bool] = lambda name: False
+        self, shapes: Shapes, own: OwnTensors = dict, in_float32: Callable[[str], bool] = lambda name: False
     ) -> Tensors:
         """Read or randomly draw tensors of these names and shapes.
 
@@ -83,52 +81,12 @@ def with_rounded_matrices(tensors: Tensors, dtype: torch.dtype) -> Tensors:
     return LazyTensors(tensors.keys(), read)
 
 
-def read_plain(config: ModelConfig, source: WeightSource) -> Tensors:
-    """Read or draw the tensors of `decoder_tensor_shapes`."""
-    return source.read(decoder_tensor_shapes(config))
-
-
-def read_gemma4_tensors(config: ModelConfig, source: WeightSource) -> Tensors:
-    """Read a Gemma 4 decoder, alone or as part of a multimodal model, or draw one."""
-
-    def own(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-        return own_tensors(stored, config)
-
-    return source.read(gemma4_tensor_shapes(config), own)
-
-
-def read_hybrid(config: ModelConfig, source: WeightSource) -> Tensors:
-    """Read a Qwen3.5 or Qwen3-Next, alone or as part of a vision model, or draw one."""
+def read_target(config: ModelConfig, source: WeightSource) -> Tensors:
+    """Read the tensors of a decoder, alone or as part of a multimodal model, or draw them."""
     shapes = decoder_tensor_shapes(config)
-    return source.read(shapes, lambda stored: hybrid_tensors(stored, config), counts_from_one)
-
-
-@dataclass(frozen=True, slots=True)
-class TargetFamily:
-    """The specifics of a family of targets; the defaults are those of Llama.
-
-    Attributes:
-        read: reads or draws the tensors, under the names that `target` expects.
-        target: makes a target of the family.
-    """
-
-    read: Callable[[ModelConfig, WeightSource], Tensors] = read_plain
-    target: Callable[[ModelConfig, Tensors, AttentionBackend, int, Partition, Products], Decoder] = DecoderTarget
-
-
-LIKE_LLAMA = TargetFamily()
-FAMILIES: Mapping[str, TargetFamily] = {
-    "llama": LIKE_LLAMA,
-    "qwen2": LIKE_LLAMA,
-    "qwen3": LIKE_LLAMA,
-    "gemma4": TargetFamily(read_gemma4_tensors, Gemma4Target),
-    "qwen3_moe": LIKE_LLAMA,
-    "glm4_moe": LIKE_LLAMA,
-    "deepseek_v3": LIKE_LLAMA,
-    "kimi_k2": LIKE_LLAMA,
-    "glm4_moe_lite": LIKE_LLAMA,
-    "hybrid": TargetFamily(read_hybrid),
-}
+    is_hybrid = config.family == "hybrid"
+    in_float32 = counts_from_one if is_hybrid else lambda name: False
+    return source.read(shapes, lambda stored: target_tensors(stored, config), in_float32)
 
 
 def load_target(
@@ -146,9 +104,9 @@ def load_target(
     """
     for plan in config.layers:
         source.partition.share(plan)  # refuse what cannot be split before reading it
-    family = FAMILIES[config.family]
+    target = DecoderTarget if config.gemma4 is None else Gemma4Target
     with enough_memory(_without_room(config, source)):
-        return family.target(config, family.read(config, source), backend, max_positions, source.partition, products)
+        return target(config, read_target(config, source), backend, max_positions, source.partition, products)
 
 
 def _without_room(config: ModelConfig, source: WeightSource) -> str:

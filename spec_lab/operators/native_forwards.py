@@ -8,9 +8,9 @@ import torch
 
 from spec_kernels.native import forwards as native
 from spec_kernels.native.parts import NativeProduct
+from spec_lab.core.kept import Kept
 from spec_lab.core.kv_cache import LayerCache, PagedKVCache
-from spec_lab.core.layer_protocols import RowSelection
-from spec_lab.core.pruning_protocols import Drop
+from spec_lab.core.pruning import Drop
 from spec_lab.core.types import AttentionMetadata, StartedDraft, VerifiedRound
 from spec_lab.models.draft_parts import DraftLayers
 from spec_lab.models.layer_stack import LayerStack
@@ -42,12 +42,11 @@ class NativeStack:
         stream: torch.Tensor,
         cache: PagedKVCache,
         attention: AttentionMetadata,
-        selection: RowSelection,
+        kept: Kept,
         tapped: Sequence[int],
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        is_whole = selection.behind(attention) is attention and not selection.is_empty
-        if not is_whole or not are_few(stream, attention):
-            return self._plain(stream, cache, attention, selection, tapped)
+        if kept.drop.is_inside or not are_few(stream, attention):
+            return self._plain(stream, cache, attention, kept, tapped)
         streams = stream.new_empty(len(self._layers), *stream.shape)
         native.decoder_layers(
             streams,
@@ -65,7 +64,7 @@ class NativeStack:
 
 
 class NativeHeadLayer:
-    """A draft head's layer and its input as one C call, or part by part in the cases that `__init__` lists.
+    """A draft head's layer and its input as one C call, or part by part if rows are many.
 
     Attributes:
         layer: the layer as the kernels read it.
@@ -75,7 +74,7 @@ class NativeHeadLayer:
     __slots__ = ("_parts", "layer", "table")
 
     def __init__(self, parts: DraftLayers, rotary: RotaryTable, layer: native.NativeDraftLayer) -> None:
-        """`parts` handles rows that are not few (`are_few`), are dropped after attention, or only write KV."""
+        """`parts` handles rows that are not few (`are_few`)."""
         self.table = rotary.rows_of_positions
         self.layer = layer
         self._parts = parts
@@ -86,13 +85,14 @@ class NativeHeadLayer:
         hidden: torch.Tensor,
         cache: LayerCache,
         attention: AttentionMetadata,
-        selection: RowSelection,
+        kept: Kept,
     ) -> torch.Tensor:
-        behind = selection.behind(attention)
-        if behind is None or selection.is_empty or not are_few(token_ids, attention):
-            return self._parts(token_ids, hidden, cache, attention, selection)
-        live_rows = None if behind is attention else selection.live_rows
-        out = hidden.new_empty(len(token_ids) if live_rows is None else len(live_rows), hidden.shape[1])
+        if not are_few(token_ids, attention):
+            return self._parts(token_ids, hidden, cache, attention, kept)
+        attending = kept.behind(attention) if kept.drop is Drop.BEFORE_ATTENTION else attention
+        live_rows = kept.rows if kept.drop.is_inside else None
+        num_live = len(token_ids) if live_rows is None else len(live_rows)
+        out = hidden.new_empty(0 if kept.is_empty else num_live, hidden.shape[1])
         native.draft_layer(
             out,
             cache.kv,
@@ -101,13 +101,14 @@ class NativeHeadLayer:
             self.table,
             attention.positions,
             attention.slot_mapping,
-            behind.page_table,
-            behind.seq_lens,
+            attending.page_table,
+            attending.seq_lens,
             live_rows,
-            behind.num_queries,
+            attending.num_queries,
+            attending is attention,
             self.layer.address,
         )
-        return selection.live(out)
+        return kept.live(out)
 
 
 class NativeChain:
@@ -123,11 +124,11 @@ class NativeChain:
         self._head = head
 
     def start(
-        self, verified: VerifiedRound, cache: LayerCache, drop: Drop | None, num_draft_tokens: int
+        self, verified: VerifiedRound, cache: LayerCache, drop: Drop, num_draft_tokens: int
     ) -> StartedDraft | None:
-        if self._fuse is None or drop not in (Drop.NOWHERE, Drop.BEFORE_ATTENTION):
+        if self._fuse is None:
             return None
-        is_pruned = drop is Drop.BEFORE_ATTENTION
+        is_pruned = drop.is_inside
         batch, emitted, features = verified.batch, verified.verification, verified.features
         assert features is not None
         num_requests, num_rows = emitted.tokens.shape
@@ -149,6 +150,7 @@ class NativeChain:
             table,
             batch.page_table,
             is_pruned,
+            drop is not Drop.BEFORE_ATTENTION,
             self._layer.layer.address,
             self._fuse.address,
             *self._head.arguments,

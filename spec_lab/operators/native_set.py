@@ -20,8 +20,8 @@ from spec_kernels.native.packing import PanelMemory
 from spec_kernels.native.parts import NativeLayer, NativeLayerParts, NativeNorm
 from spec_kernels.native.rounds import catchup_places, commit_rows, extend_and_look_up, strict_accept
 from spec_lab.checkpoints.plan import LayerPlan
-from spec_lab.core.kv_cache import LayerCache
-from spec_lab.core.layer_protocols import RowSelection
+from spec_lab.core.kept import Kept
+from spec_lab.core.pruning import Drop
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.draft_parts import (
     DraftInput,
@@ -67,8 +67,7 @@ NATIVE_FUNCTIONS: Mapping[Op, Callable[..., Any]] = {
 
 
 class NativeDecoderLayer:
-    """A decoder layer as one C call. It takes three if rows are dropped and the selection has no metadata for the rows
-    that go on.
+    """A decoder layer as one C call.
 
     Attributes:
         row_invariant: whether a row's result, including attention, does not depend on the other rows if they are few.
@@ -93,41 +92,15 @@ class NativeDecoderLayer:
         rotary: RotaryRows,
         cache: Any,
         metadata: AttentionMetadata,
-        selection: RowSelection,
+        kept: Kept,
         rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if not are_few(stream, metadata):
-            return self._many(stream, rotary, cache, metadata, selection, rows)
+            return self._many(stream, rotary, cache, metadata, kept, rows)
         if rows is None:
             rows = stream
-        if selection.is_empty:
-            self._project(rows, rotary, cache, metadata)
-            return stream[:0]
-        residual, behind = selection.residual(stream), selection.behind(metadata)
-        if behind is not None:
-            live_rows = None if behind is metadata else selection.live_rows
-            return self._whole(rows, residual, rotary, cache, metadata, behind, live_rows)
-        layer = self.layer
-        queries, metadata = selection.queries(self._project(rows, rotary, cache, metadata), metadata)
-        attended = queries.new_empty(queries.shape[0], layer.num_attended)
-        native.attend(
-            attended, cache.kv, queries, metadata.page_table, metadata.seq_lens, metadata.num_queries, layer.address
-        )
-        out = residual.new_empty(residual.shape)
-        native.finish(out, selection.attended(attended), residual.contiguous(), layer.address)
-        return out
-
-    def _whole(
-        self,
-        rows: torch.Tensor,
-        residual: torch.Tensor,
-        rotary: RotaryRows,
-        cache: LayerCache,
-        metadata: AttentionMetadata,
-        behind: AttentionMetadata,
-        live_rows: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Write KV for all rows, and compute the rest for `live_rows` (all if None) with the metadata `behind`."""
+        residual = kept.residual(stream)
+        attending = kept.behind(metadata) if kept.drop is Drop.BEFORE_ATTENTION else metadata
         out = residual.new_empty(residual.shape)
         native.decoder_layer(
             out,
@@ -137,21 +110,14 @@ class NativeDecoderLayer:
             rotary.cos,
             rotary.signed_sin,
             metadata.slot_mapping,
-            behind.page_table,
-            behind.seq_lens,
-            live_rows,
-            behind.num_queries,
+            attending.page_table,
+            attending.seq_lens,
+            kept.rows if kept.drop.is_inside else None,
+            attending.num_queries,
+            attending is metadata,
             self.layer.address,
         )
         return out
-
-    def _project(
-        self, rows: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata
-    ) -> torch.Tensor:
-        """Write KV, and return all heads [rows, heads * head_dim], queries first."""
-        heads = rows.new_empty(rows.shape[0], self.layer.num_projected)
-        native.project(heads, cache.kv, rows, rotary.cos, rotary.signed_sin, metadata.slot_mapping, self.layer.address)
-        return heads
 
 
 class NativeProducts(PlainProducts):

@@ -32,4 +32,5 @@ def has_dense_mlp(plan: LayerPlan) -> bool:
 def triton_rows_are_invariant(plan: LayerPlan) -> bool:
     """Return whether, with few rows in Triton, a row of such a layer does not depend on the other rows."""
     is_other = plan.latent is not None or plan.delta_net is not None or plan.float32_norms or plan.attention_gate
+    is_other = is_other or plan.wide_qk_norm or plan.norms_outputs
     return has_dense_mlp(plan) and not is_other

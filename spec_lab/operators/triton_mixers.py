@@ -16,8 +16,8 @@ import torch
 from spec_kernels.product_tiles import MAX_ROWS
 from spec_kernels.project_heads import fits_scales, project_heads
 from spec_lab.checkpoints.plan import LayerPlan
+from spec_lab.core.kept import Kept
 from spec_lab.core.kv_cache import LayerCache
-from spec_lab.core.layer_protocols import RowSelection
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.delta_net import GatedDeltaNet
 from spec_lab.models.latent import LatentAttention, NarrowQuery
@@ -44,9 +44,9 @@ class ProjectedAttention:
         rotary: RotaryRows,
         cache: Any,
         metadata: AttentionMetadata,
-        selection: RowSelection,
+        kept: Kept,
     ) -> torch.Tensor:
-        return self.attention.attended(self.qkv(rows), rotary, cache, metadata, selection)
+        return self.attention.attended(self.qkv(rows), rotary, cache, metadata, kept)
 
     def write(self, rows: torch.Tensor, rotary: RotaryRows, cache: Any, metadata: AttentionMetadata) -> None:
         self.attention.write_projected(self.qkv(rows), rotary, cache, metadata)
@@ -72,9 +72,9 @@ class FusedHeadsAttention:
         rotary: RotaryRows,
         cache: LayerCache,
         metadata: AttentionMetadata,
-        selection: RowSelection,
+        kept: Kept,
     ) -> torch.Tensor:
-        return self._attention.mixed(self._heads(rows, rotary, cache, metadata), cache, metadata, selection)
+        return self._attention.mixed(self._heads(rows, rotary, cache, metadata), cache, metadata, kept)
 
     def write(self, rows: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata) -> None:
         self._heads(rows, rotary, cache, metadata)
@@ -168,18 +168,16 @@ class NarrowLatentAttention:
         rotary: RotaryRows,
         cache: LayerCache,
         metadata: AttentionMetadata,
-        selection: RowSelection,
+        kept: Kept,
     ) -> torch.Tensor:
-        attending, live_metadata = selection.queries(rows, metadata)
+        attending, live_metadata = kept.queries(rows, metadata)
         if attending is rows:
             narrow, projected = self._narrow.both(rows)
-            return self._attention.written_and_attended(
-                self._queries(narrow), projected, rotary, cache, metadata, selection
-            )
+            return self._attention.written_and_attended(self._queries(narrow), projected, rotary, cache, metadata, kept)
         self._attention.write_projected(self._narrow.row(rows), rotary, cache, metadata)
-        turns = RotaryRows(*(selection.queries(turn, metadata)[0] for turn in (rotary.cos, rotary.signed_sin)))
+        turns = RotaryRows(*(kept.queries(turn, metadata)[0] for turn in (rotary.cos, rotary.signed_sin)))
         queries = self._queries(self._narrow.query(attending))
-        return self._attention.attended(queries, turns, cache, live_metadata, selection)
+        return self._attention.attended(queries, turns, cache, live_metadata, kept)
 
     def _queries(self, narrow: torch.Tensor) -> torch.Tensor:
         return narrow if self._widen is None else self._widen(narrow)

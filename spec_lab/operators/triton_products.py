@@ -19,7 +19,7 @@ import torch
 from spec_kernels.early import early_launches
 from spec_kernels.product_tiles import INVARIANT_ROWS, MAX_ROWS
 from spec_lab.checkpoints.plan import LayerPlan
-from spec_lab.core.layer_protocols import RowSelection
+from spec_lab.core.kept import Kept
 from spec_lab.core.prompts import NO_ROUNDING
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.clusters import TokenClusters
@@ -95,11 +95,11 @@ class TwoWays:
         rotary: RotaryRows,
         cache: Any,
         metadata: AttentionMetadata,
-        selection: RowSelection,
+        kept: Kept,
         rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         way = self.few if are_few(stream, self.max_rows) else self.many
-        return way(stream, rotary, cache, metadata, selection, rows)
+        return way(stream, rotary, cache, metadata, kept, rows)
 
 
 class TritonProducts:
@@ -144,8 +144,10 @@ class TritonProducts:
         return recurrent_by_parts(self, parts, plan)
 
     def _fits(self, plan: LayerPlan) -> bool:
-        """Return whether the kernels support the layer: latent attention needs row invariance and norms that round
-        before the weight is applied."""
+        """Return whether the kernels support the layer: one that norms inputs. Latent attention needs row invariance
+        and norms that round before the weight is applied."""
+        if plan.norms_outputs:
+            return False
         return plan.latent is None or (self._max_rows > 0 and not plan.float32_norms)
 
     def _few_rows(self, parts: LayerParts, plan: LayerPlan) -> DecoderLayer:
@@ -157,7 +159,7 @@ class TritonProducts:
         norm = parts.mlp_norm
         if parts.dense is not None and has_dense_mlp(plan):
             return AddMLP(parts.dense, INVARIANT_ROWS, norm)
-        if parts.experts is not None and fits_few_rows(parts.experts.sizes):
+        if parts.experts is not None and parts.experts.sizes.clamp is None and fits_few_rows(parts.experts.sizes):
             return ResidualExperts(parts.experts, norm)
         return AddPart(NormedLinear(TritonNorm.of(norm), parts.mlp))
 
@@ -165,7 +167,7 @@ class TritonProducts:
         finish: AddHalf = AddPart(parts.mlp)
         if parts.dense is not None and has_dense_mlp(plan):
             finish = AddMLP(parts.dense, self._max_rows)
-        elif parts.experts is not None:
+        elif parts.experts is not None and parts.experts.sizes.clamp is None:
             finish = AddExperts(parts.experts)
         norm = None if parts.norm is None else TritonNorm.of(parts.norm)
         return DecoderLayer(norm, parts.mixer, TritonAddThenNorm(parts.o, parts.mlp_norm), finish, parts.experts)

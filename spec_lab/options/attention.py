@@ -37,9 +37,9 @@ class TritonAttentionOption(AttentionConfig):
         import torch
 
         from spec_lab.attention.long_prompts import attend_by_cudnn
-        from spec_lab.build.triton import require_triton
+        from spec_lab.build.kernels import refuse_wrong_dots
 
-        require_triton("attention", context.device, context.dtype)
+        refuse_wrong_dots(context.dtype)
         from spec_lab.attention.triton_backend import TritonAttention
 
         # cuDNN's attention for long prompts needs 16 bits.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from spec_lab.config.choices import DraftMetadata
 from spec_lab.config.option import knob, option
@@ -18,14 +19,14 @@ if TYPE_CHECKING:
 class AutoGraph(GraphConfig):
     """On a CUDA device graph=round where nothing speaks against it, else graph=eager: `spec_lab.build.auto`."""
 
-    num_launched = None
+    captures = False
 
 
 @option("graph", "eager")
 class EagerGraph(GraphConfig):
     """Nothing is captured."""
 
-    num_launched = None
+    captures = False
 
     def build(self, lab: Lab) -> GraphMode:
         from spec_lab.engine.graphs.eager import EagerGraph
@@ -33,34 +34,41 @@ class EagerGraph(GraphConfig):
         return EagerGraph()
 
 
-@option("graph", "split_seed")
-class SplitSeed(GraphConfig):
-    """First draft step eager, the others in one graph (SGLang before #25539)."""
-
-    num_launched = 1
+@dataclass
+class DraftLoopConfig(GraphConfig):
+    """The key of the modes that capture draft steps apart from verify."""
 
     verify: bool = knob(True, "capture the verify forward too, as a separate graph")
-    metadata: DraftMetadata = knob(DraftMetadata.in_place, "how metadata is updated between the draft steps of a graph")
 
-    def build(self, lab: Lab) -> GraphMode:
-        from spec_lab.engine.graphs.draft_loops import SplitSeed
-
-        return SplitSeed(
+    def made(self, make: Callable[..., GraphMode], lab: Lab, **more: Any) -> GraphMode:
+        """Call `make` with what all of them are made from."""
+        return make(
             self.name,
             lab.recorder(),
             num_slots=lab.limits.num_slots,
             max_kv_len=lab.limits.max_kv_len,
             capture_verify=self.verify,
+            **more,
         )
 
 
+@option("graph", "split_seed")
+class SplitSeed(DraftLoopConfig):
+    """First draft step eager, the others in one graph (SGLang before #25539)."""
+
+    metadata: DraftMetadata = knob(DraftMetadata.in_place, "how metadata is updated between the draft steps of a graph")
+
+    def build(self, lab: Lab) -> GraphMode:
+        from spec_lab.engine.graphs.draft_loops import SplitSeed
+
+        return self.made(SplitSeed, lab)
+
+
 @option("graph", "step_replay")
-class StepReplay(GraphConfig):
+class StepReplay(DraftLoopConfig):
     """A replay for each draft step, between which the host rebuilds metadata (vLLM #41162)."""
 
     runs_trees = False
-
-    verify: bool = knob(True, "capture the verify forward too, as a separate graph")
 
     def check(self, run: Run) -> Iterator[str]:
         if run.drafter.one_pass:
@@ -72,33 +80,19 @@ class StepReplay(GraphConfig):
     def build(self, lab: Lab) -> GraphMode:
         from spec_lab.engine.graphs.draft_loops import StepReplay
 
-        return StepReplay(
-            self.name,
-            lab.recorder(),
-            num_slots=lab.limits.num_slots,
-            max_kv_len=lab.limits.max_kv_len,
-            capture_verify=self.verify,
-            carry=lab.carry,
-        )
+        return self.made(StepReplay, lab, carry=lab.carry)
 
 
 @option("graph", "full_loop")
-class FullLoop(GraphConfig):
+class FullLoop(DraftLoopConfig):
     """All draft steps in one graph (SGLang #25539, vLLM #46849)."""
 
-    verify: bool = knob(True, "capture the verify forward too, as a separate graph")
     metadata: DraftMetadata = knob(DraftMetadata.in_place, "how metadata is updated between the draft steps of a graph")
 
     def build(self, lab: Lab) -> GraphMode:
         from spec_lab.engine.graphs.draft_loops import FullLoop
 
-        return FullLoop(
-            self.name,
-            lab.recorder(),
-            num_slots=lab.limits.num_slots,
-            max_kv_len=lab.limits.max_kv_len,
-            capture_verify=self.verify,
-        )
+        return self.made(FullLoop, lab)
 
 
 @option("graph", "round")
@@ -114,23 +108,17 @@ class RoundGraph(GraphConfig):
         most=64,
     )
     prompts: bool = knob(False, "capture the prompt pass of a single prompt of up to 512 tokens too")
-    skip_ended: bool = knob(
-        False,
-        "skip the rest of a replay once all requests have ended; stages are timed only in the first round of a replay",
-    )
 
     def build(self, lab: Lab) -> GraphMode:
         from spec_lab.engine.graphs.captured import WholeRound
         from spec_lab.engine.graphs.several_rounds import SeveralRounds
-        from spec_lab.engine.graphs.skipped_rounds import SkippedRounds
         from spec_lab.engine.stops import StopConditions
 
         recorder, num_slots, max_kv_len = lab.recorder(), lab.limits.num_slots, lab.limits.max_kv_len
         if self.rounds_per_replay == 1:
             return WholeRound(self.name, recorder, num_slots, max_kv_len)
         stops = StopConditions(num_slots, lab.target.eos_token_ids, lab.device, lab.kernels)
-        make = SkippedRounds if self.skip_ended else SeveralRounds
-        return make(
+        return SeveralRounds(
             self.name,
             recorder,
             num_slots,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from spec_lab.config.option import option
-from spec_lab.core.pruning_protocols import Drop
+from spec_lab.core.pruning import Drop
 
 if TYPE_CHECKING:
-    from spec_lab.core.pruning_protocols import CatchupPruning, PromptPruning
+    from spec_lab.core.kept import PromptPruning
 
 
 @option("prune.prefill", "all_rows")
@@ -16,7 +16,7 @@ class AllRows:
     """Every prompt row goes through the whole target and drafter."""
 
     def build(self) -> PromptPruning:
-        from spec_lab.core.selection import AllPromptRows
+        from spec_lab.core.kept import AllPromptRows
 
         return AllPromptRows()
 
@@ -26,18 +26,16 @@ class LastRow:
     """Past the last KV write, only the last row of a prompt goes on (llama.cpp #149)."""
 
     def build(self) -> PromptPruning:
-        from spec_lab.core.selection import LastPromptRow
+        from spec_lab.core.kept import LastPromptRow
 
         return LastPromptRow()
 
 
 class CatchupOption:
-    """The base of the values of `prune.catchup`; `drop` is that of `PrunePolicy`."""
+    """The base of the values of `prune.catchup`."""
 
-    drop: ClassVar[Drop | None] = None
-
-    def build(self) -> CatchupPruning:
-        """Make the pruning."""
+    def drop(self, num_requests: int) -> Drop:
+        """Return where a catch-up step of `num_requests`, padding included, drops all rows but one a request."""
         raise NotImplementedError
 
 
@@ -45,33 +43,21 @@ class CatchupOption:
 class NoPruning(CatchupOption):
     """Every verified row goes through the whole catch-up step."""
 
-    drop = Drop.NOWHERE
-
-    def build(self) -> CatchupPruning:
-        from spec_lab.core.selection import NoCatchupPruning
-
-        return NoCatchupPruning()
+    def drop(self, num_requests: int) -> Drop:
+        return Drop.AFTER_LAYER
 
 
 @option("prune.catchup", "post_attention")
 class PostAttention(CatchupOption):
     """All rows attend, and one row a request goes on behind attention."""
 
-    drop = Drop.BEHIND_ATTENTION
-
-    def build(self) -> CatchupPruning:
-        from spec_lab.core.selection import PruneAfterAttention
-
-        return PruneAfterAttention()
+    def drop(self, num_requests: int) -> Drop:
+        return Drop.AFTER_ATTENTION
 
 
 @option("prune.catchup", "pre_attention")
 class PreAttention(CatchupOption):
     """One row a request attends, after all KV is written (tokenspeed #217)."""
 
-    drop = Drop.BEFORE_ATTENTION
-
-    def build(self) -> CatchupPruning:
-        from spec_lab.core.selection import PruneBeforeAttention
-
-        return PruneBeforeAttention()
+    def drop(self, num_requests: int) -> Drop:
+        return Drop.BEFORE_ATTENTION

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from spec_lab.config.choices import Choice
 from spec_lab.config.option import knob, option
 from spec_lab.config.run import Run, TreeConfig, TreeSizes
 
@@ -27,13 +26,6 @@ DEFAULT_PATHS = [
 ]  # fmt: skip
 
 
-class TreeBranches(Choice):
-    """The keys after the committed ones that a branch sees."""
-
-    exact = "exact", "its ancestors'"
-    approximate = "approximate", "those of the branch that was in its place before, as in SGLang"
-
-
 @option("tree", "dynamic")
 class DynamicTreeConfig(TreeConfig):
     """Each round chooses which drafts are in the tree, as in EAGLE-2."""
@@ -41,7 +33,6 @@ class DynamicTreeConfig(TreeConfig):
     topk: int = knob(4, "number of branches in a level, and of candidates below each", least=1, most=MAX_TOPK)
     depth: int = knob(3, "number of levels, which is also drafter.num_draft_tokens", least=1, most=MAX_DEPTH)
     num_rows: int = knob(16, "verify rows of a request, including the pending token", least=2, most=MAX_ROWS)
-    branches: TreeBranches = knob(TreeBranches.exact, "whose keys a branch sees in the drafter's cache")
 
     @property
     def sizes(self) -> TreeSizes:
@@ -62,8 +53,7 @@ class DynamicTreeConfig(TreeConfig):
     def build(self, lab: Lab) -> TreeShape[Any]:
         from spec_lab.drafters.growth import DynamicTree
 
-        exact = self.branches == TreeBranches.exact
-        return DynamicTree(self.depth, self.num_rows, topk=self.topk, exact_branches=exact, kernels=lab.kernels)
+        return DynamicTree(self.depth, self.num_rows, topk=self.topk, kernels=lab.kernels)
 
 
 @option("tree", "static")

@@ -14,7 +14,7 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 from spec_lab.core.results import RowCounts
-from spec_lab.record.draft_counts import DraftCounts, draft_counts, rounds_of
+from spec_lab.record.draft_counts import DraftCounts, RoundTotals, draft_counts, round_totals, rounds_of
 from spec_lab.record.metric import Measured, metric, ratio
 from spec_lab.record.statistics import bootstrapped, lengths
 
@@ -35,15 +35,20 @@ def num_requests(measured: Measured) -> int:
 
 
 @metric("rounds", per="requests")
-def num_request_rounds(measured: Measured) -> int:
-    """Request rounds: how many times a request took part in a target verify; rounds cut short count."""
+def num_request_rounds(measured: Measured) -> int | None:
+    """Request rounds: how many times a request took part in a target verify; rounds cut short count. Null if the engine
+    does not tell."""
+    if not measured.tells("accepted_per_round") and not measured.tells("rounds_histogram"):
+        return None
     return sum(1 for request in measured.requests for _ in rounds_of(request))
 
 
 @metric("emitted_tokens", "tokens", per="requests")
-def num_emitted_tokens(measured: Measured) -> int:
+def num_emitted_tokens(measured: Measured) -> int | None:
     """Tokens emitted in rounds, after any cut by EOS or a limit; the token sampled by the prompt pass is not
     counted."""
+    if not measured.tells("emitted_per_round"):
+        return None
     return sum(sum(request.emitted_per_round or ()) for request in measured.requests)
 
 
@@ -93,10 +98,64 @@ def counts_by_request(requests: Sequence[Request], num_draft_tokens: int) -> np.
     return np.array(counts, dtype=np.int64).reshape(len(requests), 2, num_draft_tokens)
 
 
+@metric("common_length", "tokens a round", per="requests")
+def common_length(measured: Measured) -> dict[str, float | None] | None:
+    """Acceptance length as every engine can count it: 1 + accepted drafts / rounds, as judged, over the request rounds
+    that offered a draft, pooled; low and high: 95 % bootstrap over prompts, null where an engine tells totals alone.
+    Null for the lab's drafter=ngram, of which nobody counts the rounds that found nothing.
+
+    Drafts behind an end of sequence count, nearly all of them rejected. So it is a little lower than
+    `acceptance_length`.
+    """
+    if not measured.num_draft_tokens or not measured.tells_offers:
+        return None
+    each = [round_totals([request], measured.num_draft_tokens) for request in measured.requests]
+    if not any(totals.rounds for totals in each):
+        return {"value": None if measured.totals is None else measured.totals.common_length, "low": None, "high": None}
+    interval = bootstrapped(common_lengths(each), len(each))
+    return {
+        "value": None if interval is None else interval.value,
+        "low": None if interval is None else interval.low,
+        "high": None if interval is None else interval.high,
+    }
+
+
+def common_lengths(each: Sequence[RoundTotals]) -> Callable[[Any], Any]:
+    """Return the common length as a statistic over requests, for `bootstrapped`."""
+    import numpy as np
+
+    counts = np.array([[totals.rounds, totals.accepted] for totals in each], dtype=np.int64)
+
+    def statistic(picks: Any) -> Any:
+        rounds, accepted = np.moveaxis(counts[picks].sum(axis=-2), -1, 0)
+        return 1 + np.where(rounds > 0, accepted / np.maximum(rounds, 1), np.nan)
+
+    return statistic
+
+
+@metric("common_rate_by_position", "share", per="requests")
+def common_rate_by_position(measured: Measured) -> list[float | None] | None:
+    """Share of the rounds of `common_length` that accepted the draft at each position, which add up to it less 1."""
+    if not measured.num_draft_tokens or not measured.tells_offers:
+        return None
+    own = round_totals(measured.requests, measured.num_draft_tokens)
+    totals = own if own.rounds else measured.totals
+    if totals is None or totals.by_position is None:
+        return None
+    return [ratio(count, totals.rounds) for count in totals.by_position]
+
+
+@metric("told")
+def told(measured: Measured) -> dict[str, float | None]:
+    """Numbers that another engine tells of itself, under its own names."""
+    return dict(measured.told)
+
+
 @metric("acceptance_length_all", "tokens a round", per="requests")
 def acceptance_length_all(measured: Measured) -> float | None:
     """Really emitted tokens / request rounds, pooled: rounds cut short count as they were cut. What speed rests on."""
-    return ratio(num_emitted_tokens(measured), num_request_rounds(measured)) if measured.num_draft_tokens else None
+    emitted = num_emitted_tokens(measured)
+    return ratio(emitted, num_request_rounds(measured)) if measured.num_draft_tokens and emitted is not None else None
 
 
 @metric("acceptance_rate_by_position", "share", per="requests")
@@ -114,15 +173,19 @@ def acceptance_rate_by_position(measured: Measured) -> dict[str, list[Any]]:
 
 
 @metric("accepted_histogram", "request rounds", per="requests")
-def accepted_histogram(measured: Measured) -> dict[int, int]:
+def accepted_histogram(measured: Measured) -> dict[int, int] | None:
     """Request rounds by number of accepted draft tokens (0 to K), before any cut."""
+    if num_request_rounds(measured) is None:
+        return None
     counts = Counter(accepted for request in measured.requests for accepted, _, _ in rounds_of(request))
     return {number: counts[number] for number in range(measured.num_draft_tokens + 1)}
 
 
 @metric("emitted_histogram", "request rounds", per="requests")
-def emitted_histogram(measured: Measured) -> dict[int, int]:
+def emitted_histogram(measured: Measured) -> dict[int, int] | None:
     """Request rounds by number of emitted tokens (0 to K + 1), after any cut."""
+    if not measured.tells("emitted_per_round"):
+        return None
     counts = Counter(number for request in measured.requests for number in request.emitted_per_round or ())
     return {number: counts[number] for number in range(measured.num_draft_tokens + 2)}
 
@@ -163,7 +226,7 @@ def _placed_rounds(request: Request) -> Iterator[tuple[int | None, tuple[int, in
         start += 0 if emitted is None else emitted[index]
 
 
-@metric("rows")
+@metric("rows", inside=True)
 def rows(measured: Measured) -> dict[str, int]:
     """Drafts and rows of one pass over the workload: drafts made, drafts offered to verification, rows verified, rows
     of the drafter's catch-up by part of its layers, and rows of the prompt pass."""
@@ -174,7 +237,7 @@ def rows(measured: Measured) -> dict[str, int]:
     return asdict(total)
 
 
-@metric("experts_read", "experts a round")
+@metric("experts_read", "experts a round", inside=True)
 def experts_read(measured: Measured) -> dict[str, float] | None:
     """Number of different experts whose weights a round read, by stage: summed over layers and passes, averaged over
     rounds. It shows what verifying more rows costs a target with experts, and what pruning saves. Choices of padded
@@ -185,7 +248,7 @@ def experts_read(measured: Measured) -> dict[str, float] | None:
     return _a_round(measured, lambda result: result.experts_read)
 
 
-@metric("expert_bytes_read", "bytes a round")
+@metric("expert_bytes_read", "bytes a round", inside=True)
 def expert_bytes_read(measured: Measured) -> dict[str, float] | None:
     """Bytes of the weights of the experts that a round read, by stage, counted as `experts_read` is."""
     return _a_round(measured, lambda result: result.expert_bytes_read)

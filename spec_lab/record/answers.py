@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from statistics import median
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from spec_lab.record.acceptance import num_output_tokens
-from spec_lab.record.metric import Measured, metric, ratio
+from spec_lab.record.metric import Measured, median_of, metric, ratio
 from spec_lab.record.statistics import paired_difference_interval, wilson_interval
 
 if TYPE_CHECKING:
-    from spec_lab.record.models import Request
+    from spec_lab.record.models import Divergence, Request
 
 CUT_BY_LIMIT = "length"
 
@@ -84,21 +83,34 @@ def divergence(measured: Measured) -> dict[str, Any] | None:
     steps. bugs: first different where they are not, under a rule that must be lossless. lossy: under a rule that may.
     median_index: of the first token that differs; median_margin: of plain decoding's own top-2 logit difference there.
     """
-    if not measured.is_compared:
+    return _divergences([r.divergence for r in measured.requests]) if measured.is_compared else None
+
+
+@metric("lab_divergence")
+def lab_divergence(measured: Measured) -> dict[str, Any] | None:
+    """What `divergence` counts, of another engine's outputs beside the lab's plain decoding; margins are of the lab's
+    logits. Null for the lab's own outputs, and where they were not compared."""
+    return _divergences([r.lab_divergence for r in measured.requests]) if measured.beside_lab else None
+
+
+@metric("equal_to_lab", "share", per="requests")
+def equal_to_lab(measured: Measured) -> float | None:
+    """Share of another engine's outputs that are the lab's plain decoding, token by token; null for the lab's own, and
+    where they were not compared."""
+    if not measured.beside_lab:
         return None
-    found = [request.divergence for request in measured.requests if request.divergence is not None]
+    return ratio(sum(request.lab_divergence is None for request in measured.requests), len(measured.requests))
+
+
+def _divergences(of_requests: Sequence[Divergence | None]) -> dict[str, Any]:
+    found = [each for each in of_requests if each is not None]
     kinds = [each.kind for each in found]
     return {
-        "requests": len(measured.requests),
+        "requests": len(of_requests),
         "diverged": len(found),
         "near_ties": kinds.count("near_tie"),
         "bugs": kinds.count("bug"),
         "lossy": kinds.count("lossy"),
-        "median_index": _median(each.index for each in found),
-        "median_margin": _median(each.margin for each in found if each.margin is not None),
+        "median_index": median_of(each.index for each in found),
+        "median_margin": median_of(each.margin for each in found),
     }
-
-
-def _median(values: Iterable[float]) -> float | None:
-    known = list(values)
-    return median(known) if known else None

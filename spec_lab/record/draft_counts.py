@@ -141,5 +141,38 @@ def acceptance_length(requests: Iterable[RequestRecord | Request], num_draft_tok
     return draft_counts(requests, num_draft_tokens).acceptance_length
 
 
+@dataclass(frozen=True, slots=True)
+class RoundTotals:
+    """Counts of a whole pass, from an engine that does not tell them by request.
+
+    Attributes:
+        rounds: request rounds that offered a draft.
+        offered: drafts that they offered; None if the engine does not tell.
+        accepted: drafts that were accepted in them, before any cut.
+        by_position: rounds that accepted the draft at each position; None if the engine does not tell.
+    """
+
+    rounds: int
+    accepted: int
+    offered: int | None = None
+    by_position: tuple[int, ...] | None = None
+
+    @property
+    def common_length(self) -> float | None:
+        """Return the acceptance length that every engine can tell: 1 + accepted drafts / rounds that offered one."""
+        return 1 + self.accepted / self.rounds if self.rounds else None
+
+
+def round_totals(requests: Iterable[RequestRecord | Request], num_draft_tokens: int) -> RoundTotals:
+    """Pool the rounds that offered a draft, as they were judged: what any engine can count alike."""
+    judged = [(accepted, offered) for r in requests for accepted, _, offered in rounds_of(r) if offered != 0]
+    return RoundTotals(
+        rounds=len(judged),
+        accepted=sum(accepted for accepted, _ in judged),
+        offered=sum(num_draft_tokens if offered is None else offered for _, offered in judged),
+        by_position=tuple(sum(accepted > place for accepted, _ in judged) for place in range(num_draft_tokens)),
+    )
+
+
 def _rates(accepted: Iterable[int], before: Iterable[int]) -> list[Fraction | None]:
     return [Fraction(count, all_) if all_ else None for count, all_ in zip(accepted, before, strict=True)]

@@ -22,6 +22,7 @@ from spec_lab.core.errors import describe_error
 
 if TYPE_CHECKING:
     from spec_lab.core.results import GenerationResult, RoundRecord
+    from spec_lab.record.draft_counts import RoundTotals
     from spec_lab.record.models import Numbers, Part, Request
 
 Per = Literal["requests", "turn", "run", "round"]
@@ -36,6 +37,7 @@ class Metric:
         per: what `compute` takes. `requests`: a `Measured`, also one with the requests of one category alone. `turn`:
             the `GenerationResult` of a timed turn; the run's number is the median over turns. `run`: a `Measured`.
             `round`: a `RoundRecord`; the run's number is the mean over the first turn's rounds.
+        inside: whether it counts what happens inside the lab's own engine, and of others is unknown.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Metric:
     definition: str
     per: Per
     compute: Callable[[Any], Any]
+    inside: bool = False
 
 
 METRICS: dict[str, Metric] = {}
@@ -51,14 +54,14 @@ EXTENSION_METRICS: dict[str, Metric] = {}
 """Those of modules outside the lab. Their names in a record begin with `metrics.`"""
 
 
-def metric(name: str, unit: str = "", per: Per = "run") -> Callable[[Function], Function]:
+def metric(name: str, unit: str = "", per: Per = "run", inside: bool = False) -> Callable[[Function], Function]:
     """Register a function as a metric: of the lab, or of an extension, which every run that loads it records."""
 
     def register(function: Function) -> Function:
         definition = " ".join((inspect.getdoc(function) or "").split("\n\n")[0].split())
         is_ours = function.__module__.startswith("spec_lab.")
         own = name if is_ours else f"metrics.{name}"
-        (METRICS if is_ours else EXTENSION_METRICS)[own] = Metric(own, unit, definition, per, function)
+        (METRICS if is_ours else EXTENSION_METRICS)[own] = Metric(own, unit, definition, per, function, inside)
         return function
 
     return register
@@ -75,6 +78,11 @@ class Measured:
         references: the configurations that took turns with it.
         is_compared: whether the outputs were compared with plain decoding's.
         work: counts of the profiled rounds, by the names of metrics.
+        is_ours: whether the lab's own engine decoded.
+        tells_offers: whether it is known which rounds offered a draft.
+        beside_lab: whether another engine's outputs were compared with the lab's plain decoding.
+        totals: counts of the first turn, from an engine that does not tell them by request.
+        told: what another engine tells of itself, by its own names.
     """
 
     requests: Sequence[Request] = ()
@@ -83,11 +91,20 @@ class Measured:
     references: Mapping[str, Measured] = field(default_factory=dict)
     is_compared: bool = False
     work: Mapping[str, float | None] = field(default_factory=dict)
+    is_ours: bool = True
+    tells_offers: bool = True
+    beside_lab: bool = False
+    totals: RoundTotals | None = None
+    told: Mapping[str, float | None] = field(default_factory=dict)
 
     @property
     def first(self) -> GenerationResult | None:
         """Return the first turn."""
         return self.repeats[0] if self.repeats else None
+
+    def tells(self, name: str) -> bool:
+        """Return whether a field of the requests is known, which an engine other than the lab's may not tell."""
+        return self.is_ours or any(getattr(request, name) is not None for request in self.requests)
 
     def rounds_of(self, requests: Collection[Request]) -> Iterator[tuple[RoundRecord, int]]:
         """Yield the first turn's rounds in which these requests were, each with the request's place in its lists."""
@@ -104,15 +121,23 @@ def part_of(measured: Measured, extra: Iterable[Metric] = ()) -> Part:
 
     metrics = [*METRICS.values(), *extra]
     repeats = [_numbers(metrics, "turn", result) for result in measured.repeats]
-    numbers = _numbers(metrics, "run", measured) | _over_turns(repeats)
-    numbers |= {key: _mean(each.get(key) for each in _of_rounds(metrics, measured)) for key in _round_keys(metrics)}
+    rounds = [round_numbers(record, metrics) for record in (measured.first.rounds if measured.first else ())]
+    numbers = _numbers(metrics, "requests", measured) | _numbers(metrics, "run", measured)
+    for name in dict.fromkeys(name for turn in repeats for name in turn):
+        numbers[name] = median_of(turn.get(name) for turn in repeats)
+    for name in (each.name for each in metrics if each.per == "round"):
+        numbers[name] = mean_of(each.get(name) for each in rounds)
+    by_category = {
+        category: replace(measured, requests=[each for each in measured.requests if each.category == category])
+        for category in sorted({request.category for request in measured.requests})
+    }
     return Part(
         num_draft_tokens=measured.num_draft_tokens,
-        metrics=_numbers(metrics, "requests", measured) | numbers,
+        metrics=numbers,
         repeats=repeats,
         by_category={
-            category: _numbers(metrics, "requests", replace(measured, requests=part))
-            for category, part in _by_category(measured.requests).items()
+            category: _numbers(metrics, "requests", replace(part, totals=None, told={}))
+            for category, part in by_category.items()
         },
     )
 
@@ -138,7 +163,7 @@ def _numbers(metrics: Iterable[Metric], per: Per, of: object) -> Numbers:
     """Compute the metrics of one kind. One of an extension that fails has no value, since the run is done."""
     found: Numbers = {}
     for each in metrics:
-        if each.per != per:
+        if each.per != per or (each.inside and isinstance(of, Measured) and not of.is_ours):
             continue
         try:
             found |= flattened(each.name, each.compute(of))
@@ -155,33 +180,14 @@ def _tell_once(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def _over_turns(repeats: Sequence[Numbers]) -> Numbers:
-    names = dict.fromkeys(name for numbers in repeats for name in numbers)
-    return {name: median_of(numbers.get(name) for numbers in repeats) for name in names}
-
-
-def _of_rounds(metrics: Iterable[Metric], measured: Measured) -> list[Numbers]:
-    return [round_numbers(record, metrics) for record in (measured.first.rounds if measured.first else ())]
-
-
-def _round_keys(metrics: Iterable[Metric]) -> list[str]:
-    return [each.name for each in metrics if each.per == "round"]
-
-
-def _by_category(requests: Iterable[Request]) -> dict[str, list[Request]]:
-    found: dict[str, list[Request]] = {}
-    for request in sorted(requests, key=lambda request: request.category):
-        found.setdefault(request.category, []).append(request)
-    return found
-
-
 def median_of(values: Iterable[Any]) -> float | None:
     """Return the median of the values that are known."""
     known = [value for value in values if value is not None]
     return median(known) if known else None
 
 
-def _mean(values: Iterable[Any]) -> float | None:
+def mean_of(values: Iterable[Any]) -> float | None:
+    """Return the mean of the values that are known."""
     known = [value for value in values if value is not None]
     return fmean(known) if known else None
 

@@ -55,6 +55,7 @@ class Request(Model):
             all drafts before it are accepted.
         arrived_at: when it was to begin; `admitted_at` is when it got a slot.
         emitted_at: time of the first token, then of each round's tokens.
+        divergence: from plain decoding by the same engine; `lab_divergence` is another engine's from the lab's.
         answer_read: the answer that `checker` found in the output.
         thinking_spans: stretches of `output_ids` inside thinking, markers left out; null without markers.
         drafted_by: by round, the part of drafter=hybrid that drafted, or "" if none did.
@@ -85,6 +86,7 @@ class Request(Model):
     checker: str | None = None
     answer_read: str | None = None
     divergence: Divergence | None = None
+    lab_divergence: Divergence | None = None
     thinking_spans: list[tuple[int, int]] | None = None
     drafted_by: list[str] | None = None
     token_origins: str | None = None
@@ -167,7 +169,8 @@ class Target(Model):
         template: twelve digits of the chat template that wrote the prompts; `none` if there is none.
         thinking_markers: whether the tokenizer has the tokens that thinking stands between.
         weight_dtype: what the weights of the products of its layers are kept in.
-        stored_types: types of a GGUF file's weights, the one with the most numbers first.
+        stored_types: types of a GGUF file's weights, the one with the most numbers first, or the forms of a quantised
+            folder's; None for a folder in floating point.
     """
 
     name: str | None = None
@@ -228,7 +231,7 @@ class Run(Part):
     choices: dict[str, str] = Field(default_factory=dict)
     config: dict[str, Any] = Field(default_factory=dict)
     started_at: str = ""
-    engine: str = "spec_lab"
+    engine: str = "lab"
     engine_version: str | None = None
     target: Target = Field(default_factory=Target)
     thinking: bool | None = None

@@ -61,7 +61,9 @@ def find_runs(folders: Path | str | Iterable[Path | str], finished: bool = False
     places = [Path(folders)] if isinstance(folders, (str, Path)) else [Path(folder) for folder in folders]
     inside = {path.parent.resolve(): path.parent for place in places for path in sorted(place.rglob(SUMMARY_FILE))}
     found = []
-    for folder in inside.values():
+    for path, folder in inside.items():
+        if not inside.keys().isdisjoint(path.parents):  # a copy of the record for W&B, inside the run's own folder
+            continue
         try:
             found.append(Found(folder, read_run(folder)))
         except UserError as error:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -173,8 +171,8 @@ def write_run(folder: Path, run: Run) -> None:
     from omegaconf import OmegaConf
 
     folder.mkdir(parents=True, exist_ok=True)
-    replace_text(folder / CONFIG_FILE, OmegaConf.to_yaml(OmegaConf.create(dict(run.config))))
-    replace_text(folder / SUMMARY_FILE, run.model_dump_json(indent=1) + "\n")
+    replace_bytes(folder / CONFIG_FILE, OmegaConf.to_yaml(OmegaConf.create(dict(run.config))).encode())
+    replace_bytes(folder / SUMMARY_FILE, f"{run.model_dump_json(indent=1)}\n".encode())
 
 
 def amend(folder: Path, status: Status, reason: str) -> None:
@@ -184,27 +182,11 @@ def amend(folder: Path, status: Status, reason: str) -> None:
     write_run(folder, ended(read_run(folder), status, reason))
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write strict JSON so that a reader sees the whole old file or the whole new one."""
-    replace_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Do the same as `replace_bytes`, with text."""
-    replace_bytes(path, text.encode())
-
-
 def replace_bytes(path: Path, content: bytes) -> None:
     """Write a file so that the old one stays complete until the new one is complete, even if the process is killed."""
     temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    temporary.write_bytes(content)
+    temporary.replace(path)
 
 
 def utc_now() -> str:

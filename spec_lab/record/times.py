@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from statistics import fmean, median
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from spec_lab.record.metric import Measured, median_of, metric, ratio
+from spec_lab.record.metric import Measured, mean_of, median_of, metric, ratio
 from spec_lab.record.statistics import of_turns
+from spec_lab.record.trace import union
 
 if TYPE_CHECKING:
     from spec_lab.core.results import GenerationResult, RequestRecord, RoundRecord
@@ -25,11 +26,20 @@ stages, whose time is also in that of the stage that they run in."""
 @metric("decode_tokens_per_second", "tokens/s", per="turn")
 def decode_tokens_per_second(turn: GenerationResult) -> float | None:
     """Tokens emitted in rounds / time of the rounds, each from the reading of the round before; prompt passes are in
-    neither. Median over timed repeats.
+    neither. Median over timed repeats. Of an engine that does not time its rounds: tokens after the first of each
+    request / time in which some request was between its first token and its last.
 
     `round_ms` says when a round begins and ends.
     """
-    return decode_rate(turn.rounds)
+    return decode_rate(turn.rounds) if turn.rounds else _delivered_rate(turn.requests)
+
+
+def _delivered_rate(requests: Requests) -> float | None:
+    """Return the tokens a second of some requests, from the times at which they were delivered."""
+    timed = [request for request in requests if request.emitted_at]
+    spans = union((request.emitted_at[0], request.emitted_at[-1]) for request in timed if request.emitted_at)
+    seconds = sum(end - start for start, end in spans)
+    return ratio(sum(len(request.output_ids) - 1 for request in timed), seconds) if seconds > 0 else None
 
 
 def decode_rate(rounds: Sequence[RoundRecord]) -> float | None:
@@ -78,7 +88,7 @@ def round_ms(turn: GenerationResult) -> float | None:
     So the times add up to the wall time of decoding. With graph.rounds_per_replay the rounds of a replay share its time
     equally, including that of wasted rounds.
     """
-    return _mean([1e3 * record.seconds for record in turn.rounds])
+    return mean_of([1e3 * record.seconds for record in turn.rounds])
 
 
 @metric("launch_ms", "ms", per="turn")
@@ -88,7 +98,7 @@ def launch_ms(turn: GenerationResult) -> float | None:
 
     On a CPU a launch runs the operator, so the span is nearly the whole round. Median over timed repeats.
     """
-    return _mean([1e3 * r.launch_seconds for r in turn.rounds if r.launch_seconds is not None])
+    return mean_of([1e3 * r.launch_seconds for r in turn.rounds if r.launch_seconds is not None])
 
 
 @metric("stage_ms_per_round", "ms", per="turn")
@@ -98,7 +108,7 @@ def stage_ms(turn: GenerationResult) -> dict[str, float | None]:
     host's search for drafts while the device waits. The rest of a round's time is the host's, between stages."""
     seen = dict.fromkeys(name for record in turn.rounds for name in record.stage_seconds)
     return {
-        stage: _mean([1e3 * r.stage_seconds[stage] for r in turn.rounds if stage in r.stage_seconds])
+        stage: mean_of([1e3 * r.stage_seconds[stage] for r in turn.rounds if stage in r.stage_seconds])
         for stage in (*STAGES, *(name for name in seen if name not in STAGES))
     }
 
@@ -110,7 +120,7 @@ def prefill_ms_per_request(turn: GenerationResult) -> float | None:
 
     So the times of all requests add up to that of all prompt passes.
     """
-    return _mean([1e3 * record.seconds for record in turn.prefills])
+    return mean_of([1e3 * record.seconds for record in turn.prefills])
 
 
 @metric("prompt_tokens_per_second", "tokens/s", per="turn")
@@ -120,14 +130,14 @@ def prompt_tokens_per_second(turn: GenerationResult) -> float | None:
     return ratio(tokens, sum(record.seconds for record in turn.prefills))
 
 
-@metric("prompt_forwards")
+@metric("prompt_forwards", inside=True)
 def prompt_forwards(measured: Measured) -> int | None:
     """Forwards of the target over prompts in a repeat, each over chunks of one request or of several
     (cache.prefill_tokens)."""
     return None if measured.first is None else measured.first.num_prompt_forwards
 
 
-@metric("verify_calls")
+@metric("verify_calls", inside=True)
 def verify_calls(measured: Measured) -> int | None:
     """Rounds: target verifies, each of which serves a batch of requests; surplus rounds count. A surplus round was
     launched, under graph.overlap, before the host knew that the round before had ended all its requests: it emits
@@ -135,11 +145,10 @@ def verify_calls(measured: Measured) -> int | None:
     return None if measured.first is None else len(measured.first.rounds)
 
 
-@metric("wasted_rounds")
+@metric("wasted_rounds", inside=True)
 def wasted_rounds(measured: Measured) -> int | None:
     """Rounds that graph.rounds_per_replay had launched together with others, and that ran when all their requests had
-    ended. They have no line and no rows, and their time is in that of the others; those that graph.skip_ended kept from
-    running do not count. Of the first repeat."""
+    ended. They have no line and no rows, and their time is in that of the others. Of the first repeat."""
     return None if measured.first is None else measured.first.num_wasted_rounds
 
 
@@ -164,7 +173,7 @@ def latency_ms(measured: Measured) -> dict[str, dict[str, float | None]]:
         "e2e": end_to_end_latency_ms(requests),
     }
     return {
-        kind: {"mean": _mean(values), "p50": percentile(values, 50), "p99": percentile(values, 99)}
+        kind: {"mean": mean_of(values), "p50": percentile(values, 50), "p99": percentile(values, 99)}
         for kind, values in kinds.items()
     }
 
@@ -184,11 +193,12 @@ def time_per_output_token_ms(requests: Requests) -> list[float]:
 
 
 def inter_token_latency_ms(requests: Requests) -> list[float]:
-    """Return the times between two deliveries to a request."""
+    """Return the times between two deliveries to a request, of those whose deliveries are all known."""
     return [
         1e3 * (later - earlier)
-        for times in (request.emitted_at or [] for request in requests)
-        for earlier, later in itertools.pairwise(times)
+        for request in requests
+        if len(request.emitted_at or ()) == 1 + len(request.emitted_per_round or ())
+        for earlier, later in itertools.pairwise(request.emitted_at or ())
     ]
 
 
@@ -201,7 +211,7 @@ def _arrival(request: RequestRecord | Request) -> float:
     return request.arrived_at or 0.0
 
 
-@metric("graph")
+@metric("graph", inside=True)
 def graph(measured: Measured) -> dict[str, Any] | None:
     """Captures and replays since the engine was made, warm-up included; on a GPU each graph of a round is captured
     twice, and the two are replayed in turn. nodes: kernels, copies and fills of each segment's graph, on a CPU
@@ -325,7 +335,3 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
     import numpy as np
 
     return float(np.percentile(values, percent)) if values else None
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return fmean(values) if values else None

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from spec_lab.core.errors import UserError, one_line, without_folders
 from spec_lab.record.names import CONFIG_FILE, REQUESTS_FILE, ROUNDS_FILE, SUMMARY_FILE
-from spec_lab.record.recorder import replace_text, write_json
 
 if TYPE_CHECKING:
     from spec_lab.record.models import Request, Round, Run
@@ -103,7 +102,7 @@ class WandbSink:
             self._log_table("kernel_times", KERNEL_COLUMNS, kernels)
             self._log_figures(run)
             self._log_files(run)
-        self._run.summary.update(without_user_paths({key: run.model_dump()[key] for key in RESULTS}))
+        self._run.summary.update(without_user_paths(run.model_dump(include=set(RESULTS))))
         # W&B's sweeps find a metric only by its whole name, at the top level.
         self._run.summary.update(run.scalars())
         directory, is_offline = Path(self._run.dir).parent, self._run.offline
@@ -127,7 +126,7 @@ class WandbSink:
             group=self._group,
             job_type="bench",
             tags=tags_of(run),
-            config=without_user_paths({**run.config, "origin": _dumped(run, ORIGIN)}),
+            config=without_user_paths({**run.config, "origin": run.model_dump(include=set(ORIGIN))}),
             settings=private_settings(),
         )
 
@@ -155,8 +154,8 @@ class WandbSink:
 
         copies = self._folder / "wandb" / "record"
         copies.mkdir(parents=True, exist_ok=True)
-        write_json(copies / SUMMARY_FILE, without_user_paths(json.loads(run.model_dump_json())))
-        replace_text(copies / CONFIG_FILE, OmegaConf.to_yaml(OmegaConf.create(without_user_paths(run.config))))
+        (copies / SUMMARY_FILE).write_text(json.dumps(without_user_paths(json.loads(run.model_dump_json())), indent=1))
+        (copies / CONFIG_FILE).write_text(OmegaConf.to_yaml(OmegaConf.create(without_user_paths(run.config))))
         for name in (REQUESTS_FILE, ROUNDS_FILE):
             shutil.copyfile(self._folder / name, copies / name)
         artifact = wandb.Artifact(f"run-{self._run.id}-record", type="record")
@@ -237,7 +236,3 @@ def private_settings() -> Any:
 def remove_logs(directory: Path) -> None:
     """Delete W&B's debug logs, which contain absolute paths. Syncing does not need them."""
     shutil.rmtree(directory / "logs", ignore_errors=True)
-
-
-def _dumped(run: Run, names: Iterable[str]) -> dict[str, Any]:
-    return {name: value for name, value in run.model_dump().items() if name in names}

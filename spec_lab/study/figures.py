@@ -20,7 +20,16 @@ from spec_lab.record.models import Run
 from spec_lab.record.names import THIS_RUN
 from spec_lab.record.reading import Found
 from spec_lab.record.times import STAGES
-from spec_lab.study.frame import categories_frame, frame, labels, lengths_by_frame, own, positions_frame, requests_frame
+from spec_lab.study.frame import (
+    EVERY_CATEGORY,
+    categories_frame,
+    frame,
+    labels,
+    lengths_by_frame,
+    own,
+    positions_frame,
+    requests_frame,
+)
 from spec_lab.study.tables import Table, unit_of
 
 if TYPE_CHECKING:
@@ -40,13 +49,12 @@ def numbers_over(
     Args:
         even: where the two sides are equal, drawn as a line.
     """
-    with axes_of() as (figure, axes):
+    with axes_of(height=4.8 if rows[x].nunique() > 6 else 3.6) as (figure, axes):
         draw_numbers(axes, rows, x, y, hue)
         if even is not None:
             axes.axhline(even, color="0.5", linewidth=1)
-        axes.set_title(title, loc="left")
-        if hue is not None and axes.get_legend_handles_labels()[1]:
-            figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", frameon=False, title=hue)
+        figure.suptitle(title, x=0.01, ha="left")
+        legend(figure, axes, hue)
     return signed(figure, rows)
 
 
@@ -58,19 +66,29 @@ def draw_numbers(axes: Axes, rows: pd.DataFrame, x: str, y: str, hue: str | None
     is_numeric = pd.api.types.is_numeric_dtype(rows[x]) and rows[x].nunique() > 1
     places = {value: value if is_numeric else place for place, value in enumerate(dict.fromkeys(rows[x]))}
     groups = [(None, rows)] if hue is None else list(rows.groupby(hue, sort=False))
-    colours = sns.color_palette(PALETTE, len(groups))
+    colours = sns.color_palette(*palette(len(groups)))
     for number, ((name, part), colour) in enumerate(zip(groups, colours, strict=True)):
         shift = 0 if is_numeric else 0.12 * (number - (len(groups) - 1) / 2)
         part = part.sort_values(x) if is_numeric else part
         xs = [places[value] + shift for value in part[x]]
         axes.errorbar(
-            xs, part[y].astype(float).tolist(), yerr=whiskers(part, y), fmt="o-", color=colour, capsize=2, label=name
+            xs,
+            part[y].astype(float).tolist(),
+            yerr=whiskers(part, y),
+            fmt="o-" if is_numeric else "o",
+            color=colour,
+            capsize=2,
+            label=name,
         )
     if not is_numeric:
         axes.set_xticks(list(places.values()), [textwrap.fill(str(value), 14) for value in places])
-    elif (rows[x] > 0).all() and rows[x].max() / rows[x].min() >= 8:
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(sorted(places), [f"{value:g}" for value in sorted(places)])
+        for text in axes.get_xticklabels() if len(places) > 6 else ():
+            text.set(rotation=30, ha="right")
+    else:
+        if (rows[x] > 0).all() and rows[x].max() / rows[x].min() >= 8:
+            axes.set_xscale("log", base=2)
+        if len(places) <= 8:
+            axes.set_xticks(sorted(places), [f"{value:g}" for value in sorted(places)])
     unit = unit_of(y)
     axes.set(xlabel=x, ylabel=f"{y.removesuffix('.mean')}{f', {unit}' if unit else ''}")
 
@@ -120,23 +138,23 @@ def acceptance_by_position(runs: pd.DataFrame) -> Figure:
             draw_numbers(part, rates[rates["kind"] == kind].astype({"rate": float}), "position", "rate", "label")
             part.set(ylim=(0, 1.02), ylabel="share accepted", xticks=sorted(rates["position"].unique()))
             part.set_title(title, loc="left")
-        _legend(figure, axes[0])
+        legend(figure, axes[0])
     return signed(figure, own(runs))
 
 
 def acceptance_by_context(runs: pd.DataFrame) -> Figure:
     """Draw acceptance length by the length of the text before a round, by turn of a conversation and by phase."""
     every = lengths_by_frame(runs)
-    kinds = [kind for kind in ("context", "turn", "phase") if (every["by"] == kind).any()]
-    if not kinds:
-        raise UserError("no run drafted")
-    with axes_of(max(len(kinds), 1)) as (figure, axes):
-        for part, kind in zip(axes if len(kinds) > 1 else [axes], kinds, strict=False):
+    having(every, "acceptance length")
+    kinds = [kind for kind in ("context", "turn", "phase") if every[every["by"] == kind]["of"].nunique() > 1]
+    kinds = kinds or ["context"]
+    with axes_of(len(kinds)) as (figure, axes):
+        for part, kind in zip(axes if len(kinds) > 1 else [axes], kinds, strict=True):
             rows = every[every["by"] == kind]
             rows = rows.assign(of=rows["of"] if kind == "phase" else rows["of"].astype(int))
             draw_numbers(part, rows, "of", "acceptance length", "label")
             part.set(xlabel={"context": "tokens before the round, at least", "turn": "turn", "phase": ""}[kind])
-        _legend(figure, axes[0] if len(kinds) > 1 else axes)
+        legend(figure, axes[0] if len(kinds) > 1 else axes)
     return signed(figure, own(runs))
 
 
@@ -164,7 +182,7 @@ def lengths_by_category(runs: Sequence[Found]) -> Figure:
     table = pd.DataFrame(
         {
             name: {category: numbers["acceptance_length"] for category, numbers in run.by_category.items()}
-            | {"all": run["acceptance_length"]}
+            | {EVERY_CATEGORY: run["acceptance_length"]}
             for name, run in zip(names, finished, strict=True)
         }
     ).T
@@ -186,27 +204,28 @@ def stage_times(runs: pd.DataFrame) -> Figure:
         for stage in stages:
             axes.barh(names, rows[stage].fillna(0), left=left, label=stage.partition(".")[2])
             left = left + rows[stage].fillna(0)
-        axes.barh(names, (rows["round_ms"] - left).clip(lower=0), left=left, color="0.85", label="between stages")
+        rest = (rows["round_ms"] - left).clip(lower=0)
+        axes.barh(names, rest, left=left, color="0.85", label="between stages, or not told apart")
         axes.invert_yaxis()
         axes.set(xlabel="ms a round")
         axes.set_title("Where the time of a round goes", loc="left")
-        _legend(figure, axes)
+        legend(figure, axes)
     return signed(figure, runs)
 
 
 def row_counts(runs: pd.DataFrame) -> Figure:
-    """Draw the rows that parts of the catch-up's layer and of the prompt pass compute, a bar for each configuration."""
-    names = [
-        f"rows.{name}"
-        for name in ("catchup_attention", "catchup_mlp", "catchup_live", "prefill_computed", "prefill_logits")
-    ]
-    rows = runs[runs["K"] > 0]
-    long = rows.melt(id_vars=["part", "run"], value_vars=names, var_name="rows", value_name="count")
-    long["rows"] = long["rows"].str.removeprefix("rows.")
+    """Draw the rows that parts of the catch-up's layer and of the prompt pass compute: a bar for each run, or for each
+    part of the only one."""
     import seaborn as sns
 
-    with axes_of() as (figure, axes):
-        sns.barplot(long, y="rows", x="count", hue="part", errorbar=None, palette=PALETTE, ax=axes)
+    names = [f"catchup_{name}" for name in ("attention", "mlp", "live")] + ["prefill_computed", "prefill_logits"]
+    rows = runs[runs["K"] > 0] if runs["run"].nunique() == 1 else own(runs[runs["K"] > 0])
+    rows = rows.assign(of=rows["part"] if runs["run"].nunique() == 1 else labels(rows))
+    rows = rows.rename(columns={f"rows.{name}": name for name in names})
+    long = rows.melt(id_vars="of", value_vars=names, var_name="rows", value_name="count")
+    with axes_of(height=1.6 + 0.1 * len(long)) as (figure, axes):
+        sns.barplot(long, y="rows", x="count", hue="of", palette=sns.color_palette(*palette(len(rows))), ax=axes)
+        sns.move_legend(axes, "upper left", bbox_to_anchor=(1, 1), frameon=False, title=None)
         axes.set(ylabel="")
         axes.set_title("Rows that are computed, and those that are read (live)", loc="left")
     return signed(figure, runs)
@@ -226,7 +245,7 @@ def cost_model(runs: pd.DataFrame) -> Figure:
         axes.invert_yaxis()
         axes.set(xlabel="steps of plain decoding (bar), tokens (dot)")
         axes.set_title("What a round costs, and what it brings", loc="left")
-        _legend(figure, axes)
+        legend(figure, axes)
     return signed(figure, rows)
 
 
@@ -242,7 +261,7 @@ def frontier(runs: pd.DataFrame) -> Figure:
                 axes.annotate(f"{batch}", (x, y), textcoords="offset points", xytext=(4, 4), fontsize="x-small")
         axes.set(xlabel="tokens/s of a request", ylabel="tokens/s of all", xscale="log", yscale="log")
         axes.set_title("The frontier by batch size", loc="left")
-        _legend(figure, axes)
+        legend(figure, axes)
     return signed(figure, rows)
 
 
@@ -255,15 +274,18 @@ def gain_against_loss(table: Table) -> Figure:
         if "points to lossless" in rows and rows["points to lossless"].notna().any()
         else "TV a token"
     )
+    import seaborn as sns
+
     rows = rows.dropna(subset=["gain", y])
     with axes_of(height=4.4) as (figure, axes):
         axes.axhline(0, color="0.4", linewidth=1, zorder=0)
+        axes.set_prop_cycle(color=sns.color_palette(*palette(len(rows))))
         for row in rows.to_dict("records"):
             spread = [[row[y] - row.get(f"{y} low", row[y])], [row.get(f"{y} high", row[y]) - row[y]]]
-            axes.errorbar(row["gain"], row[y], yerr=spread, fmt="o", capsize=2, label=f"{row['rule']}, K={row['K']}")
+            axes.errorbar(row["gain"], row[y], yerr=spread, fmt="o", capsize=2, label=row["rule"])
         axes.set(xlabel="acceptance length over the lossless run's, tokens a round", ylabel=y)
         axes.set_title("What a lossy rule brings, and what it costs", loc="left")
-        _legend(figure, axes)
+        legend(figure, axes)
     return figure
 
 
@@ -335,10 +357,11 @@ def described(rows: pd.DataFrame) -> str:
     """Return a line that says where and when runs ran."""
     if "run" not in rows or rows.empty:
         return ""
-    names = ("name", "target", "device", "target.dtype", "versions.torch", "revision", "date")
+    rows = rows.assign(torch="torch " + rows["versions.torch"].astype(str)) if "versions.torch" in rows else rows
+    names = ("name", "target", "device", "target.dtype", "torch", "revision", "date")
     words = [" and ".join(dict.fromkeys(map(str, rows[name].dropna()))) for name in names if name in rows]
-    prompts = sorted({int(count) for count in rows["num_requests"].dropna()})
-    counted = f"{rows['run'].nunique()} runs, {' or '.join(map(str, prompts))} prompts"
+    prompts, number = sorted({int(count) for count in rows["num_requests"].dropna()}), rows["run"].nunique()
+    counted = f"{number} run{'s' * (number != 1)}, {' or '.join(map(str, prompts))} prompts"
     return ", ".join([words[0], counted, *words[1:]])
 
 
@@ -356,10 +379,18 @@ def axes_of(columns: int = 1, height: float = 3.6, width: float = 8.0) -> Iterat
             plt.close(figure)
 
 
-def _legend(figure: Figure, axes: Axes) -> None:
+def palette(number: int) -> tuple[str, int]:
+    """Return a palette of seaborn with so many different colours."""
+    return (PALETTE if number <= 10 else "husl"), number
+
+
+def legend(figure: Figure, axes: Axes, title: str | None = None) -> None:
+    """Write a legend beside the axes, and make the figure wider by it."""
     handles, names = axes.get_legend_handles_labels()
     if len(names) > 1:
-        figure.legend(handles, names, loc="outside right upper", frameon=False)
+        columns = 1 + len(names) // 14
+        figure.set_figwidth(figure.get_figwidth() + columns * (0.6 + max(map(len, names)) / LETTERS_AN_INCH * 1.3))
+        figure.legend(handles, names, loc="outside right upper", frameon=False, title=title, ncols=columns)
 
 
 def _without_batch(rows: pd.DataFrame) -> Iterable[str]:

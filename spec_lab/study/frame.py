@@ -18,7 +18,7 @@ import pandas as pd
 
 from spec_lab.record.models import Part, Run
 from spec_lab.record.names import THIS_RUN
-from spec_lab.record.reading import Found, find_runs, read_requests, read_rounds
+from spec_lab.record.reading import Found, find_runs, read_requests
 
 BESIDE_THE_RUN = (
     *("output_dir", "dry_run", "fresh", "leave_out", "shared_device", "auto", "extensions", "references"),
@@ -28,6 +28,8 @@ BESIDE_THE_RUN = (
 DRAFT_STAGES = ("catchup", "recur", "draft", "lookup")
 """The stages that are a drafter's alone."""
 SHORT_REVISION = 7
+EVERY_CATEGORY = "(all)"
+"""The name of all categories together, which is in brackets since a workload may have a category named "all"."""
 PROVENANCE: Mapping[str, str] = {
     "target": "target",
     "target.digest": "weights",
@@ -83,11 +85,6 @@ def requests_frame(found: Found) -> pd.DataFrame:
     return rows
 
 
-def rounds_frame(found: Found) -> pd.DataFrame:
-    """Return a row for each round of a run."""
-    return pd.json_normalize([each.model_dump() for each in read_rounds(found.folder)])
-
-
 def categories_frame(run: Run) -> pd.DataFrame:
     """Return a row for each category of a run, that with the lowest acceptance length first."""
     rows = [{"category": name, **numbers} for name, numbers in run.by_category.items()]
@@ -105,11 +102,12 @@ def lengths_by_frame(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def labels(runs: pd.DataFrame) -> pd.Series:
-    """Return a name for each row: its study's line if it has one, else the choices and knobs in which the runs differ,
-    else the drafter."""
+    """Return a name for each row: its study's line if it has one, with the choices and knobs in which the runs (of
+    a line) differ, else the drafter."""
     knobs = [name for name in varied(runs) if name not in ("line", "size", "experiment")]
-    if "line" in runs and runs["line"].notna().all() and not runs["line"].duplicated().any():
-        return runs["line"]
+    if "line" in runs and runs["line"].notna().all():
+        lines = [part for _, part in own(runs, finished=False).groupby("line")]
+        knobs = ["line", *(name for name in knobs if any(part[name].map(repr).nunique() > 1 for part in lines))]
     words = [runs[name].map(lambda value, name=name: _word(name, value, runs)) for name in knobs]
     if not words:
         return runs.get("drafter", runs["name"])
@@ -141,7 +139,10 @@ def provenance(runs: pd.DataFrame) -> pd.DataFrame:
 def _word(name: str, value: Any, runs: pd.DataFrame) -> str:
     if value is None or (isinstance(value, float) and pd.isna(value)):
         return ""
-    return str(value) if "." not in name and isinstance(value, str) else f"{name.rpartition('.')[2]}={value}"
+    if "." not in name and isinstance(value, str):
+        return value
+    head = "K" if name == "drafter.num_draft_tokens" else name.rpartition(".")[2]
+    return f"{head}={f'{value:g}' if isinstance(value, float) else value}"
 
 
 def _rows(number: int, found: Found) -> Iterable[dict[str, Any]]:
@@ -149,7 +150,7 @@ def _rows(number: int, found: Found) -> Iterable[dict[str, Any]]:
     config = {key: value for key, value in run.config.items() if key not in BESIDE_THE_RUN}
     knobs = pd.json_normalize(config).iloc[0].to_dict() if config else {}
     knobs = {key: json.dumps(value) if isinstance(value, (list, dict)) else value for key, value in knobs.items()}
-    sampling = run.sampling
+    sampled = {name: value for name, value in run.sampling.items() if value} if run.sampling.get("temperature") else {}
     shared = {
         **knobs,
         **run.choices,
@@ -165,9 +166,9 @@ def _rows(number: int, found: Found) -> Iterable[dict[str, Any]]:
         "lossless": run.acceptance_lossless,
         "engine": run.engine,
         "thinking": run.thinking,
-        "revision": (run.machine.git_revision or f"release {run.engine_version}")[:SHORT_REVISION],
+        "revision": short(run.machine.git_revision) or f"release {run.engine_version}",
         "device": device_of(run),
-        "sampler": "greedy" if not sampling.get("temperature") else json.dumps(sampling),
+        "sampler": " ".join(f"{name}={value:g}" for name, value in sampled.items()) or "greedy",
         **{
             f"target.{key}": value
             for key, value in run.target.model_dump().items()
@@ -222,6 +223,12 @@ def in_plain_steps(numbers: Mapping[str, Any], milliseconds: float | None) -> fl
     """
     even, of_round = numbers.get("break_even_acceptance_length"), numbers.get("round_ms")
     return milliseconds * even / of_round if milliseconds is not None and even and of_round else None
+
+
+def short(revision: str | None) -> str:
+    """Return the first digits of a commit, and whether there were local changes."""
+    commit, dirty, _ = (revision or "").partition("+dirty")
+    return commit[:SHORT_REVISION] + dirty
 
 
 def device_of(run: Run) -> str:

@@ -15,8 +15,8 @@ import pandas as pd
 from spec_lab.record.models import Request
 from spec_lab.record.reading import Found
 from spec_lab.study.compare import drafting
-from spec_lab.study.figures import axes_of, signed
-from spec_lab.study.frame import frame, labels, own
+from spec_lab.study.figures import axes_of, legend, signed
+from spec_lab.study.frame import EVERY_CATEGORY, frame, labels, own
 from spec_lab.study.tables import Table, table_of
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def reliability_table(runs: Sequence[Found]) -> Table:
     lines = []
     for row, found in zip(rows.to_dict("records"), drafting(runs), strict=True):
         drafts = judged_drafts(found.requests())
-        for category, part in [*drafts.groupby("category"), ("all", drafts)] if len(drafts) else []:
+        for category, part in [*drafts.groupby("category"), (EVERY_CATEGORY, drafts)] if len(drafts) else []:
             error = calibration_error(part["confidence"], part["accepted"])
             numbers = {"drafts": len(part), "confidence": part["confidence"].mean(), "share": part["accepted"].mean()}
             lines.append({**row, **numbers, "category": category, "error": error, "auc": chance_of_order(part)})
@@ -94,5 +94,5 @@ def reliability_figure(runs: Sequence[Found]) -> Figure:
             means = drafts.groupby(bins)[["confidence", "accepted"]].mean()
             axes.plot(means["confidence"], means["accepted"], "o-", label=name)
         axes.set(xlabel="confidence", ylabel="share accepted", xlim=(0, 1), ylim=(0, 1))
-        figure.legend(loc="outside right upper", frameon=False)
+        legend(figure, axes)
     return signed(figure, rows)

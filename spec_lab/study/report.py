@@ -10,6 +10,7 @@ from spec_lab.record.reading import Found
 from spec_lab.record.summary import definitions
 from spec_lab.study import figures
 from spec_lab.study.compare import comparison_table, cost_table, drafting, rule_table
+from spec_lab.study.engines import engines_table, has_other_engines
 from spec_lab.study.figures import Draw, described
 from spec_lab.study.frame import frame
 from spec_lab.study.page import Section
@@ -52,14 +53,16 @@ def report_of(runs: Sequence[Found], base: int = 1) -> Report:
     """
     finished = [found for found in runs if found.run.status == "finished"]
     overview = runs_table(runs)
-    sections, studies = [Section("Runs", [overview])], studies_in(runs)
+    beside_lab = [engines_table(runs)] if has_other_engines(runs) else []
+    sections, studies = [Section("Runs", [overview, *beside_lab])], studies_in(runs)
     study_parts = []
     for number, (spec, of_study) in enumerate(studies):
         tables = study_tables(spec, of_study)
         study_parts += tables
         mark = f"{number + 1}_" if len(studies) > 1 else ""
         drawings = {f"{mark}{name}": draw for name, draw in study_figures(spec, of_study).items()}
-        sections.append(Section(of_study[0].run.name, tables, drawings, spec["question"]))
+        question = "" if tables[0].title == spec["question"] else spec["question"]
+        sections.append(Section(of_study[0].run.name, tables, drawings, question))
     measured = drafting(runs)
     if len(measured) > 1 and not studies:
         tables = [comparison_table(runs, base), cost_table(runs), rule_table(runs)]
@@ -67,7 +70,7 @@ def report_of(runs: Sequence[Found], base: int = 1) -> Report:
         beside: dict[str, Draw] = {"acceptance_lengths": lambda: figures.acceptance_lengths(rows)}
         if "break_even_acceptance_length" in rows:
             beside["cost_model"] = lambda: figures.cost_model(rows)
-        sections.append(Section("Beside one another", _with_rows(tables), beside))
+        sections.append(Section("Beside one another", [table for table in tables if table.shown.size], beside))
     if finished:
         newest = finished[-1]
         sections.append(
@@ -80,7 +83,7 @@ def report_of(runs: Sequence[Found], base: int = 1) -> Report:
         )
     names = ", ".join(dict.fromkeys(found.run.name for found in runs))
     every = {**definitions(), **(finished[-1].run.definitions if finished else {})}
-    main = study_parts or [overview]
+    main = study_parts or beside_lab or [overview]
     return Report(
         names,
         described(frame(finished)) if finished else "",
@@ -99,7 +102,8 @@ def sweep_text(runs: Sequence[Found]) -> str:
         tables = study_tables(spec, of_study)
         parts += ([] if tables[0].title == spec["question"] else [spec["question"]]) + [joined(tables)]
     unfinished = [f"{found.run.status}: {found.folder.name}: {found.run.reason}" for found in runs if found.run.reason]
-    return "\n\n".join([*(parts or [joined([runs_table(runs)])]), *unfinished])
+    overview = [engines_table(runs)] if has_other_engines(runs) else []
+    return "\n\n".join([*(parts or [joined(overview or [runs_table(runs)])]), *unfinished])
 
 
 def _of_run(found: Found) -> dict[str, Draw]:
@@ -110,7 +114,3 @@ def _of_run(found: Found) -> dict[str, Draw]:
         drawings["run_positions"] = lambda: figures.acceptance_by_position(rows)
         drawings["run_by_context"] = lambda: figures.acceptance_by_context(rows)
     return drawings
-
-
-def _with_rows(tables: Sequence[Table]) -> list[Table]:
-    return [table for table in tables if len(table.shown) and table.shown.shape[1]]

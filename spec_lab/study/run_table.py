@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -11,7 +12,7 @@ from spec_lab.record.models import Run
 from spec_lab.record.names import THIS_RUN
 from spec_lab.record.reading import Found
 from spec_lab.record.times import STAGES
-from spec_lab.study.frame import categories_frame, frame, own, varied
+from spec_lab.study.frame import EVERY_CATEGORY, categories_frame, frame, own, varied
 from spec_lab.study.tables import Table, joined, paragraph, table_of, written
 
 IMPOSED = "* the acceptance was imposed, not measured."
@@ -38,6 +39,8 @@ SPEED = {
     "peak memory": "memory.peak_rss_bytes",
     "on the GPU": "memory.peak_cuda_bytes",
 }
+LAB = "lab"
+SPEED_BESIDE = {"": "part", "common length": "common_length", **{k: v for k, v in SPEED.items() if k}}
 SHOWN_ANYWAY = ("drafter", "prune", "acceptance", "drafter.num_draft_tokens", "experiment", "size")
 EXPERTS = ("verify", "catchup", "recur")
 
@@ -54,7 +57,7 @@ def tables_of_run(run: Run) -> list[Table]:
     parts = frame([Found(Path(), run)])
     note = IMPOSED if run.acceptance_imposed else ""
     tables = [
-        table_of(parts, SPEED, "Speed", note),
+        table_of(parts, SPEED if run.engine == LAB else SPEED_BESIDE, "Speed", note),
         stages_table(parts),
         latency_table(run),
         experts_table(parts),
@@ -63,7 +66,8 @@ def tables_of_run(run: Run) -> list[Table]:
         ),
         categories_table(run),
     ]
-    return [_unsigned(table) for table in tables if table.shown.shape[1] > 1 and len(table.shown)]
+    # Verdict and folder give the provenance of one run, so that no caption does.
+    return [replace(each, origin=pd.DataFrame()) for each in tables if each.shown.shape[1] > 1 and len(each.shown)]
 
 
 def stages_table(parts: pd.DataFrame) -> Table:
@@ -142,12 +146,12 @@ def categories_table(run: Run) -> Table:
     rows = categories_frame(run)
     if rows.empty:
         return table_of(rows, {})
-    rows = pd.concat([rows, pd.DataFrame([{"category": "all", **run.metrics}])], ignore_index=True)
+    rows = pd.concat([rows, pd.DataFrame([{"category": EVERY_CATEGORY, **run.metrics}])], ignore_index=True)
     rows["imposed"] = run.acceptance_imposed
     positions = {
         f"@{k}": f"acceptance_rate_by_position.unconditional.{k}" for k in range(1, (run.num_draft_tokens or 0) + 1)
     }
-    parts = {name: f"parts.{name}.{what}" for what in ("accepted",) for name in _parts_in(rows)}
+    parts = [name for name in rows if name.startswith("parts.") and name.endswith(".accepted")]
     lossy = {
         "thinking tokens": "thinking.mean_tokens",
         "TV a token": "distance.total_variation",
@@ -162,7 +166,7 @@ def categories_table(run: Run) -> Table:
         **positions,
         "accuracy": "accuracy",
         **(lossy if run.acceptance_lossless is False and not run.acceptance_imposed else {}),
-        **{f"from {name}": column for name, column in parts.items()},
+        **{f"from {name.split('.')[1]}": name for name in parts},
     }
     return table_of(rows, columns, "Categories; @k: share of rounds that accept draft k")
 
@@ -187,12 +191,3 @@ def runs_table(runs: Sequence[Found]) -> Table:
         f"#{number} {found.run.status}: {found.run.reason}." for number, found in enumerate(runs, 1) if found.run.reason
     ]
     return table_of(rows, columns, "Runs", " ".join(notes))
-
-
-def _parts_in(rows: pd.DataFrame) -> list[str]:
-    return [name.split(".")[1] for name in rows if name.startswith("parts.") and name.endswith(".accepted")]
-
-
-def _unsigned(table: Table) -> Table:
-    """Return the table of one run without provenance in its caption, which the verdict and the folder give."""
-    return Table(table.title, table.raw, table.shown, table.note)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Spec = Mapping[str, Any]
-PLAIN, UNPRUNED = "plain", "unpruned"
+PLAIN = "plain"
 
 
 def studies_in(runs: Sequence[Found]) -> list[tuple[Spec, list[Found]]]:
@@ -85,7 +85,7 @@ def serving_table(runs: Sequence[Found], spec: Spec) -> Table:
     blocks = []
     for name, each in zip(names, (each for each in runs if each.run.status == "finished"), strict=True):
         run = each.run
-        words = {PLAIN: PLAIN, UNPRUNED: "prune=none", THIS_RUN: f"prune={run.choices.get('prune')}"}
+        words = {THIS_RUN: run.choices.get("prune", THIS_RUN)}
         order = [
             part
             for part in (PLAIN, *(p for p in run.parts if p not in (PLAIN, THIS_RUN)), THIS_RUN)

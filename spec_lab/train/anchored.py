@@ -162,11 +162,18 @@ class AnchoredAttention:
             cache.blocks = keys, values
 
     def attend(
-        self, queries: Tensor, cache: AnchoredKV, metadata: AttentionMetadata, window: int | None, scale: float
+        self,
+        queries: Tensor,
+        cache: AnchoredKV,
+        metadata: AttentionMetadata,
+        window: int | None,
+        scale: float,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Attend with queries [rows, num_heads, head_dim] to the texts' and the blocks' keys and values, and return
         [rows, num_heads * head_dim]."""
         assert cache.context is not None and cache.blocks is not None, "only blocks have queries"
+        assert sinks is None, "no drafter has sinks"
         keys, values = (by_heads(part, *self._rows.tokens.shape) for part in cache.context)
         (batch, num_anchors), num_queries = self._rows.anchors.shape, metadata.num_queries
         # [batch, kv heads, anchors, rows, heads of a KV head, head_dim]

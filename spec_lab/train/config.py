@@ -116,7 +116,7 @@ class TrainConfig:
         layouts: of other projects, each written into a folder besides the head: `speculators` for `eagle3`, and
             `speculators` or `deepspec` for drafters of blocks.
         wandb: project to which figures are logged; null is none.
-        plan: take two steps, estimate the cost of all, and keep nothing.
+        plan: take a few steps, estimate the cost of all, and keep only texts that were written for it.
     """
 
     target: TargetChoice = MISSING

@@ -83,14 +83,6 @@ class HeadRecipe(ABC):
     def load(self, folder: Path, target: FrozenTarget) -> Any:
         """Read what `save` wrote, its weights held in float32."""
 
-    def write_as(self, layout: str, folder: Path, output: Path, target: FrozenTarget, name: str) -> None:
-        """Write what `save` wrote into `output` in another project's layout; `name` is the target's.
-
-        Raises:
-            UserError: a layout that is not known for this head, or that cannot hold it.
-        """
-        raise UserError(f"layouts=[{layout}] is not known for drafter={self.name}; leave it out")
-
     @abstractmethod
     def describe(self) -> str:
         """Return a sentence for the card."""

@@ -19,17 +19,16 @@ from typing import Any
 import jinja2
 import torch
 
-from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.families import read_model_config
 from spec_lab.core.errors import UserError
 from spec_lab.core.types import Request
 from spec_lab.train.config import TrainConfig
-from spec_lab.train.data import Recorded, Texts, learnt_and_held_out, read_runs
+from spec_lab.train.data import Recorded, Texts, learnt_and_held_out
 from spec_lab.train.group import Processes, joined
 from spec_lab.train.head import HeadRecipe
-from spec_lab.train.layouts import write_layouts
 from spec_lab.train.loop import Training, Watch
 from spec_lab.train.proof import Proof, Prover
-from spec_lab.train.serving import Serving, origin_of, target_path, write_texts
+from spec_lab.train.serving import Serving, runs_of, target_path
 from spec_lab.train.target import FrozenTarget
 from spec_lab.train.truth import Truth
 
@@ -70,39 +69,6 @@ def train_head(config: TrainConfig, folder: Path) -> None:
             job.training(job.module()).run(job.checkpoint, job.settings(), None)
         else:
             job.run(runs)
-
-
-def runs_of(
-    config: TrainConfig, folder: Path, path: Path, device: torch.device, group: Processes
-) -> tuple[list[Recorded], list[Recorded] | None]:
-    """Return the runs to learn from and those to measure on. Without runs in `data` the first process makes one."""
-    origin, data = origin_of(path), config.data
-    if data is None or Path(data).is_file():
-        made = folder / "work" / "data.json"
-        if not made.exists() and group.rank == 0:
-            prompts = None if data is None else prompts_of(Path(data), folder)
-            written = write_texts(config, prompts, folder / "texts", device)
-            made.parent.mkdir(parents=True, exist_ok=True)
-            made.write_text(json.dumps(str(written)))
-        group.agree(0.0, device)  # the others wait here
-        data = json.loads(made.read_text())
-    runs = read_runs(data, origin)
-    if config.held_out is None:
-        return runs, None
-    return runs, read_runs(config.held_out, replace(origin, thinking=runs[0].origin.thinking), are_learnt=False)
-
-
-def prompts_of(file: Path, folder: Path) -> Path:
-    """Return a JSON Lines file that `workload=jsonl` reads; other formats are converted by `datasets`."""
-    if file.suffix == ".jsonl":
-        return file
-    from datasets import load_dataset
-
-    rows = load_dataset(file.suffix.removeprefix("."), data_files=str(file), split="train")
-    converted = folder / "work" / "prompts.jsonl"
-    converted.parent.mkdir(parents=True, exist_ok=True)
-    rows.to_json(converted)
-    return converted
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +119,7 @@ class HeadJob:
         module = self.module()
         before = self.export(prover, module, work / "untrained")
         self.rounded(prover, work / "untrained")
-        write_layouts(config.layouts, work / "untrained", prover)
+        prover.write_layouts(config.layouts, work / "untrained")
         prover.require_oracle()
         log.info("proved: training and serving differ by %.2g in logits", max(before.differences))
         with tracked(config, self.folder) as record:
@@ -183,7 +149,7 @@ class HeadJob:
         }
         for file in truth.folder.iterdir():
             shutil.copy(file, self.folder / file.name)
-        write_layouts(config.layouts, self.folder, prover)
+        prover.write_layouts(config.layouts, self.folder)
         (self.folder / CARD).write_text(card(self.head, facts), encoding="utf-8")
         (self.folder / RECORD).write_text(json.dumps(facts, indent=1, default=str) + "\n", encoding="utf-8")
         shutil.rmtree(work)

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from spec_lab.attention.torch_backend import with_sink
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.core.layer_protocols import RopeWrite
 from spec_lab.core.types import AttentionKind, AttentionMetadata
@@ -145,7 +146,13 @@ class PackedAttention:
         cache.keys, cache.values = keys, values
 
     def attend(
-        self, queries: Tensor, cache: PackedKV, metadata: PackedMetadata, window: int | None, scale: float
+        self,
+        queries: Tensor,
+        cache: PackedKV,
+        metadata: PackedMetadata,
+        window: int | None,
+        scale: float,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Attend with queries [batch * length, num_heads, head_dim]; return [batch * length, num_heads * head_dim]."""
         assert cache.keys is not None and cache.values is not None
@@ -153,7 +160,11 @@ class PackedAttention:
         group = queries.shape[1] // cache.keys.shape[1]
         query = by_heads(queries, batch, length)
         key, value = (by_heads(rows, batch, length).repeat_interleave(group, 1) for rows in (cache.keys, cache.values))
-        out = F.scaled_dot_product_attention(query, key, value, attn_mask=metadata.mask(window), scale=scale)
+        mask = metadata.mask(window)
+        if sinks is not None:
+            added = query.new_zeros(mask.shape).masked_fill_(~mask, float("-inf"))
+            key, value, mask = with_sink(key, value, added, sinks)
+        out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
         return out.transpose(1, 2).reshape(batch * length, -1)
 
 

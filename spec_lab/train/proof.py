@@ -6,7 +6,7 @@ Both compute on a CPU in float32, from the exported files, so only a mistake can
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from spec_lab.core.errors import Breakdown
 from spec_lab.core.types import Request
+from spec_lab.export.layouts import write_layout
 from spec_lab.record.draft_counts import acceptance_length
 from spec_lab.train.head import HeadRecipe
 from spec_lab.train.packed import PackedRows
@@ -145,6 +146,17 @@ class Prover:
         trained = head.laws(module, self.target, rows, pending, num_drafts)
         served = torch.stack([head.served(serving, engine, text, length) for text, _, length in places])
         return trained, served
+
+    def write_layouts(self, names: Iterable[str], folder: Path) -> None:
+        """Write a head's folder in other projects' layouts, each into a folder within it, and read each back.
+
+        Raises:
+            UserError: a layout that is not known for the head, or that cannot hold it.
+            NotServed: the engine's logits are not those of the head's own layout.
+        """
+        for name in names:
+            write_layout(name, folder, folder / name, self.path, self.serving.num_draft_tokens)
+            self.require_same(folder, folder / name)
 
     def require_same(self, folder: Path, other: Path) -> None:
         """Raise NotServed if the engine's logits change when it reads a head in another layout."""

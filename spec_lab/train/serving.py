@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,15 +27,16 @@ from spec_lab.build.models import Models, load_models
 from spec_lab.checkpoints.digest import target_digest
 from spec_lab.config.checks import admit
 from spec_lab.config.run import Run
+from spec_lab.core.kept import Kept
 from spec_lab.core.prompts import PromptPack
 from spec_lab.core.ragged import whole_prompt
 from spec_lab.core.results import RequestRecord
-from spec_lab.core.selection import AllRows
 from spec_lab.core.types import DraftStep, Request
 from spec_lab.drafters.picking import DraftedRows, DraftHead, GivenDrafts
 from spec_lab.engine.engine import Engine
 from spec_lab.train.config import TargetChoice, TextsConfig, TrainConfig
-from spec_lab.train.data import TextsOrigin
+from spec_lab.train.data import Recorded, TextsOrigin, read_runs
+from spec_lab.train.group import Processes
 from spec_lab.workloads.chat_template import template_digest
 
 ROWS_BEHIND = 2 * 64 + 1
@@ -102,6 +104,41 @@ def write_texts(config: TrainConfig, prompts: Path | None, output: Path, device:
         written = spec_lab.run(spec_lab.compose([*shared, *own, *sampled_at(knobs.prompt_temperature)]))
         asked = ["workload=outputs", quoted("workload.path", written.folder)]
     return spec_lab.run(spec_lab.compose([*shared, "name=texts", *asked, *sampled_at(knobs.temperature)])).folder
+
+
+def runs_of(
+    config: TrainConfig, folder: Path, path: Path, device: torch.device, group: Processes
+) -> tuple[list[Recorded], list[Recorded] | None]:
+    """Return the runs to learn from and those to measure on. Without runs in `data` the first process makes one, which
+    is found again after a plan, or if the training was killed."""
+    origin, data = origin_of(path), config.data
+    if data is None or Path(data).is_file():
+        made, asked = folder / "work" / "data.json", [data, config.seed, dataclasses.asdict(config.texts)]
+        if group.rank == 0 and not (made.exists() and json.loads(made.read_text())["asked"] == asked):
+            prompts = None if data is None else prompts_of(Path(data), folder)
+            written = write_texts(config, prompts, folder / "texts", device)
+            made.parent.mkdir(parents=True, exist_ok=True)
+            made.write_text(json.dumps({"asked": asked, "written": str(written)}))
+        group.agree(0.0, device)  # the others wait here
+        data = json.loads(made.read_text())["written"]
+    runs = read_runs(data, origin)
+    if config.held_out is None:
+        return runs, None
+    origin = dataclasses.replace(origin, thinking=runs[0].origin.thinking)
+    return runs, read_runs(config.held_out, origin, are_learnt=False)
+
+
+def prompts_of(file: Path, folder: Path) -> Path:
+    """Return a JSON Lines file that `workload=jsonl` reads; other formats are converted by `datasets`."""
+    if file.suffix == ".jsonl":
+        return file
+    from datasets import load_dataset
+
+    rows = load_dataset(file.suffix.removeprefix("."), data_files=str(file), split="train")
+    converted = folder / "work" / "prompts.jsonl"
+    converted.parent.mkdir(parents=True, exist_ok=True)
+    rows.to_json(converted)
+    return converted
 
 
 class Listener(GivenDrafts):
@@ -233,5 +270,5 @@ class Serving:
         table = torch.cat([pages, pages.new_ones(1)])[None]
         first = whole_prompt(parts.backend, table, chunk, None, self.num_draft_tokens)
         features = parts.drafter.requirements.features
-        output = parts.target.forward(chunk[:-1], parts.cache, first.attention, AllRows(), features)
+        output = parts.target.forward(chunk[:-1], parts.cache, first.attention, Kept(), features)
         return dataclasses.replace(first, features=output.features)

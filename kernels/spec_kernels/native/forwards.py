@@ -172,13 +172,14 @@ def draft_layer(
     lengths: torch.Tensor,
     live: torch.Tensor | None,
     num_queries: int,
+    all_attend: bool,
     layer: int,
 ) -> None:
     """Run a draft head on tokens [rows] and hidden states [rows, hidden_size], and write `out` [live rows,
     hidden_size].
 
-    `live` [live rows] are the rows that attend and go on, `num_queries` for each request; None for all. `layer` is
-    `NativeDraftLayer.address`. The rest is as in `decoder_layers`, for one layer.
+    `layer` is `NativeDraftLayer.address`. The rest is as in `part_operators.decoder_layer`, with the rotations as in
+    `decoder_layers`.
     """
     check_places(tokens, *([] if live is None else [live]))
     place = _place_in_table(table, positions, slots, (pages, lengths, num_queries))
@@ -193,6 +194,7 @@ def draft_layer(
             pointer_to(live),
             tokens.shape[0],
             out.shape[0],
+            all_attend,
         )
     )
 
@@ -209,6 +211,7 @@ def draft_start(
     table: torch.Tensor,
     pages: torch.Tensor,
     is_pruned: bool,
+    all_attend: bool,
     layer: int,
     fuse: int,
     token_map: torch.Tensor | None,
@@ -227,7 +230,8 @@ def draft_start(
         tokens: [requests, num_rows] int64, the emitted tokens.
         kv_lens: [requests], the committed length L of each request.
         num_emitted: [requests], the number of tokens that each request emitted.
-        is_pruned: only the live rows attend.
+        is_pruned: only the live rows go on behind attention.
+        all_attend: all rows attend.
         layer: `NativeDraftLayer.address`; the rest is as in `draft_steps`.
     """
     check_places(places, tokens, kv_lens, num_emitted)
@@ -251,6 +255,7 @@ def draft_start(
             *tokens.shape,
             table.shape[0],
             is_pruned,
+            all_attend,
         )
     )
 

@@ -80,20 +80,31 @@ static int64_t finish_memory(const layer_t *layer, int64_t num_rows) {
            more(product_memory(&layer->o, num_rows), mlp);
 }
 
+static void pick_rows(float *out, const float *rows, const int64_t *picked, int64_t num_picked, int64_t width) {
+    for (int64_t i = 0; i < num_picked; i++, out += width)
+        memcpy(out, rows + picked[i] * width, (size_t)width * sizeof(float));
+}
+
 /* A whole decoder layer. `rows` are the residual stream, or the input of `qkv` if the layer has no first norm. All rows
-   write keys and values. If `live` is given, only these rows attend and go on, and `place` has their lengths. */
+   write keys and values. If `live` is given, only these rows go on: behind attention with `all_attend`, otherwise before
+   it, and then `place` has their lengths. Without live rows nothing else is done. */
 static void layer_rows(float *out, const float *rows, const float *residual, float *kv, const layer_t *layer,
-                       const place_t *place, const int64_t *live, int64_t num_rows, int64_t num_live, float *memory) {
-    const int64_t width = layer->qkv.num_outputs, num_mixed = num_live * layer->o.num_inputs;
-    float *heads = memory, *queries = heads, *mixed = heads + num_rows * width;
-    memory = mixed + num_mixed;
-    project_rows(heads, rows, kv, layer, place, num_rows, memory);
-    if (live) {
-        queries = memory, memory += num_live * width;
-        for (int64_t i = 0; i < num_live; i++)
-            memcpy(queries + i * width, heads + live[i] * width, (size_t)layer->o.num_inputs * sizeof(float));
+                       const place_t *place, const int64_t *live, int64_t num_rows, int64_t num_live,
+                       int64_t all_attend, float *memory) {
+    const int64_t width = layer->qkv.num_outputs, num_inputs = layer->o.num_inputs;
+    float *queries = memory, *mixed = queries + num_rows * width, *picked = mixed + num_rows * num_inputs;
+    project_rows(queries, rows, kv, layer, place, num_rows, mixed);
+    if (!num_live) return;
+    memory = live ? picked + num_live * width : picked;
+    if (live && !all_attend) {
+        pick_rows(picked, queries, live, num_live, width);
+        queries = picked;
     }
-    attend_rows(mixed, queries, width, kv, layer, place, num_live, memory);
+    attend_rows(mixed, queries, width, kv, layer, place, live && !all_attend ? num_live : num_rows, memory);
+    if (live && all_attend) {
+        pick_rows(picked, mixed, live, num_live, num_inputs);
+        mixed = picked;
+    }
     finish_rows(out, mixed, residual, layer, num_live, memory);
 }
 
@@ -103,10 +114,10 @@ static int64_t layer_memory(const layer_t *layer, const place_t *place, int64_t 
 }
 
 int native_layer(const layer_t *layer, const place_t *place, float *out, float *kv, const float *rows,
-                 const float *residual, const int64_t *live, int64_t num_rows, int64_t num_live) {
+                 const float *residual, const int64_t *live, int64_t num_rows, int64_t num_live, int64_t all_attend) {
     float *memory = scratch(layer_memory(layer, place, num_rows));
     if (!memory) return 1;
-    layer_rows(out, rows, residual, kv, layer, place, live, num_rows, num_live, memory);
+    layer_rows(out, rows, residual, kv, layer, place, live, num_rows, num_live, all_attend, memory);
     return 0;
 }
 
@@ -116,33 +127,10 @@ int native_layers(const layer_t *const *layers, int64_t num_layers, const place_
                   int64_t kv_stride, const float *stream, int64_t num_rows) {
     for (int64_t i = 0; i < num_layers; i++, kv += kv_stride) {
         float *out = streams + i * num_rows * layers[i]->o.num_outputs;
-        if (native_layer(layers[i], place, out, kv, stream, stream, NULL, num_rows, num_rows)) return 1;
+        if (native_layer(layers[i], place, out, kv, stream, stream, NULL, num_rows, num_rows, 1))
+            return 1;
         stream = out;
     }
-    return 0;
-}
-
-/* A decoder layer in three parts, between which rows may be dropped. */
-int native_project(const layer_t *layer, const place_t *place, float *heads, float *kv, const float *rows,
-                   int64_t num_rows) {
-    float *memory = scratch(project_memory(layer, num_rows));
-    if (!memory) return 1;
-    project_rows(heads, rows, kv, layer, place, num_rows, memory);
-    return 0;
-}
-
-int native_attend(const layer_t *layer, const place_t *place, float *out, const float *kv, const float *queries,
-                  int64_t query_stride, int64_t num_rows) {
-    float *memory = scratch(attention_memory(layer, place));
-    if (!memory) return 1;
-    attend_rows(out, queries, query_stride, kv, layer, place, num_rows, memory);
-    return 0;
-}
-
-int native_finish(const layer_t *layer, float *out, const float *attended, const float *residual, int64_t num_rows) {
-    float *memory = scratch(finish_memory(layer, num_rows));
-    if (!memory) return 1;
-    finish_rows(out, attended, residual, layer, num_rows, memory);
     return 0;
 }
 
@@ -203,7 +191,8 @@ typedef struct {
 
 /* Run a draft head on tokens [rows] and hidden states [rows, hidden_size]; write out [live rows, hidden_size]. */
 int native_draft_layer(const draft_layer_t *draft, const place_t *place, float *out, float *kv, const int64_t *tokens,
-                       const float *hidden, const int64_t *live, int64_t num_rows, int64_t num_live) {
+                       const float *hidden, const int64_t *live, int64_t num_rows, int64_t num_live,
+                       int64_t all_attend) {
     const layer_t *layer = &draft->layer;
     const int64_t size = layer->o.num_outputs;
     float *inputs = scratch(num_rows * 3 * size + layer_memory(layer, place, num_rows));
@@ -216,7 +205,7 @@ int native_draft_layer(const draft_layer_t *draft, const place_t *place, float *
         const float *kept = draft->residual_is_normed ? inputs + (2 * row + 1) * size : hidden + row * size;
         memcpy(residual + i * size, kept, (size_t)size * sizeof(float));
     }
-    layer_rows(out, inputs, residual, kv, layer, place, live, num_rows, num_live, memory);
+    layer_rows(out, inputs, residual, kv, layer, place, live, num_rows, num_live, all_attend, memory);
     return 0;
 }
 
@@ -228,7 +217,8 @@ int native_draft_layer(const draft_layer_t *draft, const place_t *place, float *
 int native_draft_start(const draft_layer_t *draft, const product_t *fuse, const norm_t *norm, const product_t *head,
                        const int64_t *token_map, const place_t *keys, int64_t *places, float *hiddens, float *kv,
                        const float *features, const int64_t *tokens, const int64_t *kv_lens, const int64_t *num_emitted,
-                       int64_t num_requests, int64_t num_rows, int64_t num_positions, int64_t is_pruned) {
+                       int64_t num_requests, int64_t num_rows, int64_t num_positions, int64_t is_pruned,
+                       int64_t all_attend) {
     const int64_t size = draft->layer.o.num_outputs, all_rows = num_requests * num_rows;
     int64_t *lengths = places + 2 * all_rows, *live_lengths = lengths + 3 * num_requests;
     int64_t *live_rows = live_lengths + num_requests, *likeliest = live_rows + 2 * num_requests;
@@ -237,10 +227,10 @@ int native_draft_start(const draft_layer_t *draft, const product_t *fuse, const 
                    draft->layer.page_size, num_positions);
     place_t place = *keys;
     place.positions = places, place.slots = places + all_rows;
-    place.lengths = is_pruned ? live_lengths : lengths, place.num_queries = is_pruned ? 1 : num_rows;
+    place.lengths = all_attend ? lengths : live_lengths, place.num_queries = all_attend ? num_rows : 1;
     if (native_product(fuse, fused, features, all_rows)) return 1;
     if (native_draft_layer(draft, &place, is_pruned ? hiddens : whole, kv, tokens, fused, is_pruned ? live_rows : NULL,
-                           all_rows, is_pruned ? num_requests : all_rows))
+                           all_rows, is_pruned ? num_requests : all_rows, all_attend))
         return 1;
     for (int64_t i = 0; i < num_requests && !is_pruned; i++)
         memcpy(hiddens + i * size, whole + live_rows[i] * size, (size_t)size * sizeof(float));
@@ -261,7 +251,8 @@ int native_draft_steps(const draft_layer_t *draft, const norm_t *norm, const pro
         drafts += num_requests;
         native_advance(positions, slots, lengths, place->pages, num_requests, place->num_pages,
                        draft->layer.page_size, num_positions);
-        if (native_draft_layer(draft, place, hiddens, kv, tokens, hidden, NULL, num_requests, num_requests)) return 1;
+        if (native_draft_layer(draft, place, hiddens, kv, tokens, hidden, NULL, num_requests, num_requests, 1))
+            return 1;
         if (native_likeliest(head, norm, token_map, drafts, hiddens, num_requests)) return 1;
         hidden = hiddens;
     }

@@ -24,6 +24,7 @@ def decoder_layer(
     lengths: torch.Tensor,
     live: torch.Tensor | None,
     num_queries: int,
+    all_attend: bool,
     layer: int,
 ) -> None:
     """Run a whole decoder layer.
@@ -31,14 +32,15 @@ def decoder_layer(
     Args:
         out: [live rows, hidden_size], written.
         kv: [cache slots, 2, num_kv_heads, head_dim], written at `slots`.
-        rows: [rows, in_features]: the residual stream, or the input of `qkv` if the layer has no first norm. Without
-            `live`, each request has `num_queries` rows.
+        rows: [rows, in_features]: the residual stream, or the input of `qkv` if the layer has no first norm.
         residual: [live rows, hidden_size] the residual stream.
         cos: [rows, ..., rotary_dim]; `signed_sin` likewise.
         slots: [rows] int64.
         pages: [requests, num_pages] int64, pages of the keys; keys past the last column are not read.
-        lengths: [requests] int64, number of keys of each request up to its last live row.
-        live: [live rows] int64, the rows that attend and go on, `num_queries` for each request; None for all.
+        lengths: [requests] int64, number of keys of each request up to its last row that attends.
+        live: [live rows] int64, the rows that go on; None for all, or for none if `out` has no rows.
+        num_queries: rows of each request that attend.
+        all_attend: other rows are dropped behind attention, not before it.
         layer: `NativeLayer.address`.
     """
     place = describe_place((cos, signed_sin), slots, (pages, lengths, num_queries))
@@ -53,61 +55,9 @@ def decoder_layer(
             pointer_to(live),
             rows.shape[0],
             out.shape[0],
+            all_attend,
         )
     )
-
-
-@cpu_operator("native_project", mutates_args=("heads", "kv"))
-def project(
-    heads: torch.Tensor,
-    kv: torch.Tensor,
-    rows: torch.Tensor,
-    cos: torch.Tensor,
-    signed_sin: torch.Tensor,
-    slots: torch.Tensor,
-    layer: int,
-) -> None:
-    """Run the first part of a layer, up to its KV write. Each row of `heads` [rows, all heads * head_dim] begins with
-    the queries."""
-    place = describe_place((cos, signed_sin), slots, None)
-    check(
-        library().native_project(
-            layer, ctypes.addressof(place), heads.data_ptr(), kv.data_ptr(), float_rows(rows), rows.shape[0]
-        )
-    )
-
-
-@cpu_operator("native_attend", mutates_args=("out",))
-def attend(
-    out: torch.Tensor,
-    kv: torch.Tensor,
-    queries: torch.Tensor,
-    pages: torch.Tensor,
-    lengths: torch.Tensor,
-    num_queries: int,
-    layer: int,
-) -> None:
-    """Run the second part: attend with `queries` [rows, heads * head_dim or more], and write `out` [rows, heads *
-    head_dim]."""
-    assert queries.stride(1) == 1
-    place = describe_place(None, None, (pages, lengths, num_queries))
-    check(
-        library().native_attend(
-            layer,
-            ctypes.addressof(place),
-            out.data_ptr(),
-            kv.data_ptr(),
-            queries.data_ptr(),
-            queries.stride(0),
-            queries.shape[0],
-        )
-    )
-
-
-@cpu_operator("native_finish", mutates_args=("out",))
-def finish(out: torch.Tensor, attended: torch.Tensor, residual: torch.Tensor, layer: int) -> None:
-    """Run the last part: from attention's output and the layer's input stream, write `out` [rows, hidden_size]."""
-    check(library().native_finish(layer, out.data_ptr(), float_rows(attended), float_rows(residual), residual.shape[0]))
 
 
 @cpu_operator("native_norm", mutates_args=("out",))

@@ -111,7 +111,7 @@ class NativeLayer:
         address: the address of its description, which operators take.
     """
 
-    __slots__ = ("_parts", "address", "described", "hidden_size", "num_attended", "num_projected")
+    __slots__ = ("_parts", "address", "described")
 
     def __init__(
         self,
@@ -125,8 +125,6 @@ class NativeLayer:
         window: int | None = None,
     ) -> None:
         self._parts = parts
-        self.hidden_size, self.num_attended = parts.o.num_outputs, parts.o.num_inputs
-        self.num_projected = parts.qkv.num_outputs
         described = (getattr(parts, field.name).described for field in fields(parts))
         self.described = LayerStructure(
             *described, scale, num_heads, num_kv_heads, head_dim, rotary_dim, window or 0, page_size

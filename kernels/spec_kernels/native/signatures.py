@@ -10,12 +10,9 @@ from typing import Any
 _POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
 
 SIGNATURES: dict[str, tuple[Any, ...]] = {
-    "native_layer": (*(_POINTER,) * 7, _NUMBER, _NUMBER),
+    "native_layer": (*(_POINTER,) * 7, *(_NUMBER,) * 3),
     "native_layers": (_POINTER, _NUMBER, _POINTER, _POINTER, _POINTER, _NUMBER, _POINTER, _NUMBER),
-    "native_draft_layer": (*(_POINTER,) * 7, _NUMBER, _NUMBER),
-    "native_project": (*(_POINTER,) * 5, _NUMBER),
-    "native_attend": (*(_POINTER,) * 5, _NUMBER, _NUMBER),
-    "native_finish": (*(_POINTER,) * 4, _NUMBER),
+    "native_draft_layer": (*(_POINTER,) * 7, *(_NUMBER,) * 3),
     "native_norm": (*(_POINTER,) * 3, _NUMBER, _NUMBER),
     "native_product": (*(_POINTER,) * 3, _NUMBER),
     "native_likeliest": (*(_POINTER,) * 5, _NUMBER),
@@ -25,7 +22,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "native_catchup": (*(_POINTER,) * 4, *(_NUMBER,) * 6),
     "native_commit": (*(_POINTER,) * 7, *(_NUMBER,) * 5),
     "native_look_up": (*(_POINTER,) * 6, *(_NUMBER,) * 6),
-    "native_draft_start": (*(_POINTER,) * 13, *(_NUMBER,) * 4),
+    "native_draft_start": (*(_POINTER,) * 13, *(_NUMBER,) * 5),
     "native_draft_steps": (*(_POINTER,) * 13, *(_NUMBER,) * 3),
     "native_advance": (*(_POINTER,) * 4, *(_NUMBER,) * 4),
     "native_has_tiles": (),

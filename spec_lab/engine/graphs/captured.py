@@ -54,7 +54,6 @@ class CapturedMode(ABC):
     """
 
     rounds_per_replay = 1
-    skips_rounds = False
     looks_at_lengths = False
 
     def __init__(self, name: str, recorder: GraphRecorder, num_slots: int, max_kv_len: int) -> None:

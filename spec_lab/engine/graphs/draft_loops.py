@@ -33,8 +33,11 @@ class SeparateVerify(CapturedMode):
 
     def _run(self, bucket: Bucket, decode_round: DecodeRound, slot_ids: torch.Tensor) -> Verification:
         verified = decode_round.accept(self._verify(bucket, decode_round, slot_ids))
-        draft = self._draft if decode_round.parts.drafter.num_draft_tokens else _no_drafts
-        decode_round.commit(verified, draft(bucket, decode_round, verified))
+        if decode_round.parts.drafter.num_draft_tokens:
+            drafts = self._draft(bucket, decode_round, verified)
+        else:
+            drafts = decode_round.recur(decode_round.catch_up(verified))
+        decode_round.commit(verified, drafts)
         return verified.verification
 
     def _verify(self, bucket: Bucket, decode_round: DecodeRound, slot_ids: torch.Tensor) -> VerifyOutput:
@@ -49,10 +52,6 @@ class SeparateVerify(CapturedMode):
     @abstractmethod
     def _draft(self, bucket: Bucket, decode_round: DecodeRound, verified: VerifiedRound) -> Any:
         """Return the drafts of the round, as `DecodeRound.recur` does."""
-
-
-def _no_drafts(bucket: Bucket, decode_round: DecodeRound, verified: VerifiedRound) -> Any:
-    return decode_round.recur(decode_round.catch_up(verified))
 
 
 class SplitSeed(SeparateVerify):

@@ -12,7 +12,6 @@ class EagerGraph:
 
     recorder = None
     rounds_per_replay = 1
-    skips_rounds = False
     looks_at_lengths = True
 
     def __init__(self) -> None:

@@ -15,14 +15,12 @@ class GraphMode(Protocol):
 
     Attributes:
         rounds_per_replay: rounds in one `run`, R.
-        skips_rounds: whether rounds are skipped once all requests have ended.
         looks_at_lengths: whether `run` uses `max_kv_len`. If so, the engine accounts for each round before it launches
             the next one. Captured modes do not use it, so the accounting can come after the launch.
     """
 
     counts: GraphCounts
     rounds_per_replay: int
-    skips_rounds: bool
     looks_at_lengths: bool
 
     @property

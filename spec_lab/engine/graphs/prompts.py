@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 import torch
 
+from spec_lab.core.kept import PrunePolicy
 from spec_lab.core.prompts import NO_ROUNDING, LiveRows, PromptRounding, PromptSpan
-from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.core.results import RowCounts
 from spec_lab.core.types import Sequence
 from spec_lab.engine.capture import CapturedGraph, GraphRecorder

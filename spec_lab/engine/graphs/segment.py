@@ -56,28 +56,24 @@ class Segment(Generic[Inputs, Outputs]):
         return self.graph.outputs
 
     def _capture(self, inputs: Inputs) -> CapturedGraph[Outputs]:
-        self._inputs = buffers = map_tensors(inputs, self._buffer)
+        def buffer(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor if any(tensor is known for known in self._fixed) else tensor.clone()
+
+        def note_fixed(tensor: torch.Tensor) -> torch.Tensor:
+            self._fixed.append(tensor)
+            return tensor
+
+        self._inputs = buffers = map_tensors(inputs, buffer)
         with self._parts.timer.capture() as marks:
 
             def function() -> Outputs:
                 marks.clear()  # marks of a warm-up are not in the graph
                 # The function may store derived values in its input containers, so it gets copies of them.
-                return self._function(map_tensors(buffers, _same))
+                return self._function(map_tensors(buffers, lambda tensor: tensor))
 
             graph = self._recorder.capture(function)
         self._marks = marks
-        map_tensors(graph.outputs, self._note_fixed)
+        map_tensors(graph.outputs, note_fixed)
         self._counts.captures += 1
         self._counts.nodes[self._name] = graph.num_nodes
         return graph
-
-    def _buffer(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor if any(tensor is known for known in self._fixed) else tensor.clone()
-
-    def _note_fixed(self, tensor: torch.Tensor) -> torch.Tensor:
-        self._fixed.append(tensor)
-        return tensor
-
-
-def _same(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor

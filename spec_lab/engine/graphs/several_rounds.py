@@ -82,14 +82,8 @@ class SeveralRounds(CapturedMode):
 
 def one_after_another(rounds: Sequence[Verification]) -> Verification:
     """Join verifications of [batch] rows into one of [rounds * batch] rows."""
-    parts: dict[str, Any] = {
-        field.name: _join([getattr(verification, field.name) for verification in rounds])
-        for field in fields(Verification)
-    }
+    parts: dict[str, Any] = {}
+    for field in fields(Verification):
+        present = [part for part in (getattr(each, field.name) for each in rounds) if part is not None]
+        parts[field.name] = torch.cat(present) if present else None  # None if the rounds do not have it
     return Verification(**parts)
-
-
-def _join(parts: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-    """Concatenate one field of all rounds; None if the rounds do not have it."""
-    present = [part for part in parts if part is not None]
-    return torch.cat(present) if present else None

@@ -15,10 +15,10 @@ import torch
 
 from spec_lab.checkpoints.block_config import BlockConfig
 from spec_lab.checkpoints.plan import LayerPlan
+from spec_lab.core.kept import Kept
 from spec_lab.core.kv_cache import PagedKVCache
-from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
+from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.rows import rows_at
-from spec_lab.core.selection import AllRows
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.blocks.conv import with_convolutions
 from spec_lab.models.blocks.heads import scaled
@@ -124,14 +124,13 @@ class BlockBody:
         positions = place.lengths.unsqueeze(1) + torch.arange(size, device=pending.device)
         rows = self._backend.build(positions, ends, place.page_table, max_length)
         as_one = self._backend.build(positions[:, -1:], ends, place.page_table, max_length)
-        whole, causal = WholeBlock(as_one, size, self._num_kv_heads), AllRows()
+        whole, causal = WholeBlock(as_one=as_one, block_size=size, num_kv_heads=self._num_kv_heads), Kept()
         masks = self._masks.expand(num_requests, -1, -1)
         first = scaled(rows_at(self._embedding, pending), self._scale).unsqueeze(1)
         stream = torch.cat((first, masks), dim=1).flatten(0, 1)
         rotary = self._rotary.rows(rows.positions)
         for layer, layer_cache, is_causal in zip(self._layers, cache.layers, self._is_causal, strict=True):
-            selection: RowSelection = causal if is_causal else whole
-            stream = layer(stream, rotary, layer_cache, rows, selection)
+            stream = layer(stream, rotary, layer_cache, rows, causal if is_causal else whole)
         return stream.view(num_requests, size, -1)
 
 
@@ -170,21 +169,18 @@ class ContextHeads:
         return keys, values.unflatten(1, (-1, self._num_kv_heads))
 
 
-def _seen(plan: LayerPlan, config: BlockConfig) -> LayerPlan:
-    """Return the layer's plan with the sliding window for the attention backend.
+def _layer(
+    plan: LayerPlan, config: BlockConfig, tensors: Mapping[str, torch.Tensor], prefix: str, backend: AttentionBackend
+) -> LayerParts:
+    """Make a layer; each row of a block has a window of its own if the layer has a window that moves.
 
     With a window of W, a block sees W rows of context. All rows of a block attend from the position of its last row, so
     the backend's window is W + block_size. A causal layer is an ordinary one: each row sees W rows, itself among them.
     """
     window = config.window_of(plan)
-    return replace(plan, window=window if window is None or config.is_causal(plan) else window + config.block_size)
-
-
-def _layer(
-    plan: LayerPlan, config: BlockConfig, tensors: Mapping[str, torch.Tensor], prefix: str, backend: AttentionBackend
-) -> LayerParts:
-    """Make a layer; each row of a block has a window of its own if the layer has a window that moves."""
-    layer = build_layer(_seen(plan, config), config.body.rms_norm_eps, tensors, prefix, backend)
+    if window is not None and not config.is_causal(plan):
+        window += config.block_size
+    layer = build_layer(replace(plan, window=window), config.body.rms_norm_eps, tensors, prefix, backend)
     if not config.window_moves or plan.window is None:
         return layer
     assert layer.attention is not None

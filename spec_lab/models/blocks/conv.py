@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from spec_lab.checkpoints.block_config import ConvSizes
+from spec_lab.core.kept import Kept
 from spec_lab.core.kv_cache import LayerCache
-from spec_lab.core.layer_protocols import RowSelection
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.layers import LayerParts, Mixer
 from spec_lab.models.linear import Linear, make_linear
@@ -63,10 +63,10 @@ class ConvAttention:
         rotary: RotaryRows,
         cache: LayerCache,
         metadata: AttentionMetadata,
-        selection: RowSelection,
+        kept: Kept,
     ) -> torch.Tensor:
         into, out = self.conv.kernels_of(rows)
-        attended = self.attention(self.conv.mixed(rows, into), rotary, cache, metadata, selection)
+        attended = self.attention(self.conv.mixed(rows, into), rotary, cache, metadata, kept)
         return self.conv.mixed(self.o(attended), out)
 
     def write(self, rows: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata) -> None:

@@ -174,8 +174,7 @@ class MarkovHead(JoinedSlots):
         self._embedding = parts.tensors["markov_head.markov_w1.weight"]
         self._bias = make_linear(parts.tensors["markov_head.markov_w2.weight"])
         self._rank = sizes.rank
-        forms = {MarkovForm.vanilla: self._plain, MarkovForm.gated: self._gated, MarkovForm.rnn: self._recurrent}
-        self._form = forms[sizes.form]
+        self._form = sizes.form
         projections = {MarkovForm.gated: "gate_proj", MarkovForm.rnn: "joint_proj"}
         name = projections.get(sizes.form)
         self._project = None if name is None else parts.linear(f"markov_head.{name}")
@@ -184,18 +183,14 @@ class MarkovHead(JoinedSlots):
         return SlotWalk(rows.hidden, rows.logits, rows.hidden.new_zeros(rows.hidden.shape[0], self._rank))
 
     def scores(self, walk: SlotWalk, previous: torch.Tensor, column: torch.Tensor) -> SlotScores:
-        read = self._form(walk, rows_at(self._embedding, previous), behind(previous, walk.hidden, column))
+        read = self._read(walk, rows_at(self._embedding, previous), behind(previous, walk.hidden, column))
         return self._parts.scored(behind(previous, walk.scores, column) + self._bias(read))
 
-    def _plain(self, walk: SlotWalk, previous: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        return previous
-
-    def _gated(self, walk: SlotWalk, previous: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        assert self._project is not None
-        return torch.sigmoid(self._project(torch.cat((hidden, previous), dim=-1))) * previous
-
-    def _recurrent(self, walk: SlotWalk, previous: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        assert self._project is not None
+    def _read(self, walk: SlotWalk, previous: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        if self._project is None:
+            return previous
+        if self._form is MarkovForm.gated:
+            return torch.sigmoid(self._project(torch.cat((hidden, previous), dim=-1))) * previous
         gate, candidate, out = self._project(torch.cat((walk.state, previous, hidden), dim=-1)).chunk(3, dim=-1)
         gate = torch.sigmoid(gate)
         walk.state = gate * walk.state + (1 - gate) * torch.tanh(candidate)

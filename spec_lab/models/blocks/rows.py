@@ -3,58 +3,40 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
+from spec_lab.core.kept import Kept
 from spec_lab.core.kv_cache import LayerCache
-from spec_lab.core.layer_protocols import RowSelection
 from spec_lab.core.ragged import attend
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.layers import Attention
 
 
-@dataclass(frozen=True, slots=True)
-class WholeBlock:
-    """A `RowSelection` in which all rows of a block see the same keys and attend as one row.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeBlock(Kept):
+    """Keeps all rows. The rows of a block see the same keys, and attend as one row.
 
     Rows that see the same keys differ only in their queries, like the heads of one row. So the rows of a block become
     additional query heads of a single row. No mask is needed, and any attention backend will do.
 
     Attributes:
-        attention: metadata of one query for each request, at the block's last row.
+        as_one: metadata of one query for each request, at the block's last row.
         num_kv_heads: of the layer; the query heads that share a KV head are adjacent.
     """
 
-    attention: AttentionMetadata
+    as_one: AttentionMetadata
     block_size: int
     num_kv_heads: int
-    is_empty: ClassVar[bool] = False
-
-    @property
-    def live_rows(self) -> torch.Tensor | None:
-        return None
 
     def queries(self, queries: torch.Tensor, metadata: AttentionMetadata) -> tuple[torch.Tensor, AttentionMetadata]:
-        by_kv_head = queries.view(-1, self.block_size, self.num_kv_heads, *self._group(queries)).transpose(1, 2)
-        return by_kv_head.reshape(by_kv_head.shape[0], -1, queries.shape[2]), self.attention
+        group, width = queries.shape[1] // self.num_kv_heads, queries.shape[2]
+        by_kv_head = queries.view(-1, self.block_size, self.num_kv_heads, group, width).transpose(1, 2)
+        return by_kv_head.reshape(by_kv_head.shape[0], -1, width), self.as_one
 
     def attended(self, rows: torch.Tensor) -> torch.Tensor:
         by_kv_head = rows.view(rows.shape[0], self.num_kv_heads, self.block_size, -1).transpose(1, 2)
         return by_kv_head.reshape(rows.shape[0] * self.block_size, -1)
-
-    def residual(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows
-
-    def live(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows
-
-    def behind(self, metadata: AttentionMetadata) -> AttentionMetadata | None:
-        return metadata
-
-    def _group(self, queries: torch.Tensor) -> tuple[int, int]:
-        """Return how many query heads share a KV head, and the width of each."""
-        return queries.shape[1] // self.num_kv_heads, queries.shape[2]
 
 
 class MovingWindow(Attention):
@@ -70,13 +52,11 @@ class MovingWindow(Attention):
         super().__init__(*parts, scale=like.scale)
         self._windows = windows
 
-    def mixed(
-        self, queries: torch.Tensor, cache: LayerCache, metadata: AttentionMetadata, selection: RowSelection
-    ) -> torch.Tensor:
-        assert isinstance(selection, WholeBlock)
-        rows = queries.unflatten(0, (-1, selection.block_size)).unbind(1)
+    def mixed(self, queries: torch.Tensor, cache: LayerCache, metadata: AttentionMetadata, kept: Kept) -> torch.Tensor:
+        assert isinstance(kept, WholeBlock)
+        rows = queries.unflatten(0, (-1, kept.block_size)).unbind(1)
         attended = [
-            attend(self.backend, row.contiguous(), cache, selection.attention, window, self.scale)
+            attend(self.backend, row.contiguous(), cache, kept.as_one, window, self.scale)
             for row, window in zip(rows, self._windows, strict=True)
         ]
         return torch.stack(attended, dim=1).flatten(0, 1)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from spec_lab.checkpoints.block_config import SlotReading, Slots
 from spec_lab.checkpoints.block_heads import HeadKind, MarkovForm
-from spec_lab.config.choices import Choice, Weights
+from spec_lab.config.choices import Weights
 from spec_lab.config.option import knob, option
 from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
@@ -31,37 +31,6 @@ BLOCK_SIZE = 8
 log = logging.getLogger(__name__)
 
 
-class Head(Choice):
-    """The heads that relate the slots of a block."""
-
-    none = "none", "slots are independent"
-    markov = "markov", "a bias from the token before, as in DSpark"
-    gru = "gru", "a GRU over the block so far, as in Domino"
-    selector = "selector", "scores the likeliest tokens after the token before, as in DFlash2"
-    lattice = "lattice", "a transformer over the likeliest tokens of all slots, as in LiLiCorr"
-
-
-class RowReading(Choice):
-    """The readings of a block's rows."""
-
-    mask_first = (
-        "mask_first",
-        "a row predicts the token at its own position, so there are block_size - 1 drafts, as in DFlash",
-    )
-    anchor_first = (
-        "anchor_first",
-        "a row predicts the next token, so there are block_size drafts, one fewer with drafter.head=gru, as in DSpark",
-    )
-
-
-class Form(Choice):
-    """The ways in which a Markov head reads the token before."""
-
-    vanilla = "vanilla"
-    gated = "gated", "by a gate of the hidden row"
-    rnn = "rnn", "into a state that it carries"
-
-
 @option("drafter", "dflash")
 class Dflash(WeightsConfig):
     """A block of mask tokens in one pass over the target's hidden states."""
@@ -70,8 +39,12 @@ class Dflash(WeightsConfig):
     ingests_in_graphs = True
     one_pass = True
 
-    head: Head = knob(Head.none, "the head that relates the slots of a block")
-    slots: RowReading = knob(RowReading.mask_first, "which row of a block predicts which token")
+    head: HeadKind = knob(
+        HeadKind.none, "how the slots of a block are related; none, DSpark's, Domino's, DFlash2's or LiLiCorr's"
+    )
+    slots: Slots = knob(
+        Slots.mask_first, "a row predicts the token at its own position (DFlash), or the one after it (DSpark)"
+    )
     conv: bool = knob(False, "convolutions within a block, around both halves of every layer")
     window: int | None = knob(
         None, "newest context rows that a block sees; null is the checkpoint's window, or all", least=1
@@ -83,13 +56,13 @@ class Dflash(WeightsConfig):
     head_topk: int | None = knob(
         None, "tokens that a head of random weights scores in a slot; null is 16", least=1, most=256
     )
-    markov_form: Form = knob(Form.vanilla, "how a Markov head reads the token before")
+    markov_form: MarkovForm = knob(MarkovForm.vanilla, "how a Markov head reads the token before")
 
     def check(self, run: Run) -> Iterator[str]:
         yield from super().check(run)
         if self.weights == Weights.random:
             size = self.block_size or BLOCK_SIZE
-            slots = SlotReading.of(Slots(self.slots.value), size, HeadKind(self.head.value))
+            slots = SlotReading.of(self.slots, size, self.head)
             if self.num_draft_tokens > slots.most_drafts:
                 yield (
                     f"drafter.num_draft_tokens={self.num_draft_tokens} is more than a block of {size} rows drafts; use "
@@ -102,7 +75,7 @@ class Dflash(WeightsConfig):
         if self.weights != Weights.random:
             from spec_lab.checkpoints.block_layouts import read_block_file
 
-            size = read_block_file(self.folder(run)).fields.integer("block_size")
+            size = read_block_file(self.folder(run)).keys["block_size"]
         return max(2 * self.num_draft_tokens, self.num_draft_tokens + 1 + size)
 
     def build(self, lab: Lab) -> Drafter[Any]:
@@ -121,7 +94,7 @@ class Dflash(WeightsConfig):
             folder = self.folder(lab.run)
             config, tensors = load_block(folder, target, lab.dtype, lab.device)
             self._refuse_other_parts(config, str(folder))
-            if self.head == Head.none and config.head.kind != HeadKind.none:
+            if self.head == HeadKind.none and config.head.kind != HeadKind.none:
                 log.info("%s: its head is left out; drafter.head=%s drafts with it", folder, config.head.kind)
                 config, tensors = without_head(config, tensors)
         return replace(config, most_context=self.window), tensors
@@ -142,8 +115,8 @@ class Dflash(WeightsConfig):
         features = FeatureSpec(layer_inputs=tuple(tap.layer_input for tap in config.taps))
         cache = lab.cache(config.body.layers)
         block_pass = ContextPass(
-            self.num_draft_tokens,
-            model,
+            num_draft_tokens=self.num_draft_tokens,
+            model=model,
             features=features,
             cache=cache,
             backend=lab.backend,
@@ -157,7 +130,7 @@ class Dflash(WeightsConfig):
             return BlockTreeDrafter(block_pass, shape, lab.siblings(shape), lab.span)
         if not self.confidence:
             return BlockDrafter(block_pass, lab.picker(self), lab.span)
-        picker = lab.without_confidences().picker(self)
+        picker = replace(lab, confidences=None).picker(self)  # a head of its own stores them
         return BlockDrafter(block_pass, picker, span=lab.span, confidence=model.confidence, confidences=lab.confidences)
 
     def _refuse_other_parts(self, config: BlockConfig, source: str) -> None:
@@ -168,12 +141,12 @@ class Dflash(WeightsConfig):
         from spec_lab.checkpoints.block_checkpoint import without_head
 
         has: dict[str, str | bool] = {"slots": config.slots.name, "conv": config.conv is not None}
-        if self.head != Head.none:
+        if self.head != HeadKind.none:
             has["head"] = config.head.kind.value
         if self.confidence:
-            served = without_head(config, {})[0] if self.head == Head.none else config
+            served = without_head(config, {})[0] if self.head == HeadKind.none else config
             has["confidence"] = served.confidence_reads > 0
-        if self.markov_form != Form.vanilla:  # vanilla is also the default, so it fits a checkpoint of any form
+        if self.markov_form != MarkovForm.vanilla:  # vanilla is also the default, so it fits a checkpoint of any form
             has["markov_form"] = getattr(config.head, "form", MarkovForm.vanilla).value
         wrong = {name: str(value).lower() for name, value in has.items() if getattr(self, name) != value}
         if wrong:
@@ -190,12 +163,12 @@ class Dflash(WeightsConfig):
         from spec_lab.checkpoints.random_blocks import BlockParts
 
         parts = BlockParts(
-            head=HeadKind(self.head.value),
-            slots=Slots(self.slots.value),
+            head=self.head,
+            slots=self.slots,
             conv=self.conv,
             confidence=self.confidence,
             block_size=self.block_size or BLOCK_SIZE,
-            form=MarkovForm(self.markov_form.value),
+            form=self.markov_form,
         )
         given: dict[str, Any] = {"num_layers": self.num_layers, "rank": self.head_rank, "topk": self.head_topk}
         return replace(parts, **{name: value for name, value in given.items() if value is not None})
@@ -205,8 +178,8 @@ class Dflash(WeightsConfig):
 class Dspark(Dflash):
     """A Markov head, a draft in every row, and a head for confidence."""
 
-    head: Head = Head.markov
-    slots: RowReading = RowReading.anchor_first
+    head: HeadKind = HeadKind.markov
+    slots: Slots = Slots.anchor_first
     confidence: bool = True
 
 
@@ -214,14 +187,14 @@ class Dspark(Dflash):
 class Domino(Dflash):
     """A GRU over the drafts so far."""
 
-    head: Head = Head.gru
+    head: HeadKind = HeadKind.gru
 
 
 @option("drafter", "dflash2")
 class Dflash2(Dflash):
     """A selector, and convolutions in the body."""
 
-    head: Head = Head.selector
+    head: HeadKind = HeadKind.selector
     conv: bool = True
 
 
@@ -229,4 +202,4 @@ class Dflash2(Dflash):
 class Lilicorr(Dflash):
     """A transformer over the candidates of all slots."""
 
-    head: Head = Head.lattice
+    head: HeadKind = HeadKind.lattice

@@ -38,8 +38,8 @@ class DraftModel(WeightsConfig):
         if lab.run.sizes is None:
             kinds, picker = attention_kinds(model.layer_plans), lab.picker(self)
             return DraftModelDrafter(
-                self.num_draft_tokens,
-                model,
+                num_draft_tokens=self.num_draft_tokens,
+                model=model,
                 cache=cache,
                 backend=lab.backend,
                 prune=lab.kept,
@@ -50,8 +50,9 @@ class DraftModel(WeightsConfig):
             )
         shape = lab.tree()
         return DraftModelTreeDrafter(
-            shape,
-            lab.siblings(shape),
+            num_draft_tokens=shape.depth,
+            shape=shape,
+            siblings=lab.siblings(shape),
             model=model,
             cache=cache,
             backend=lab.tree_backend,
@@ -66,7 +67,7 @@ class DraftModel(WeightsConfig):
             UserError: its layers keep states, or both its vocabulary's size and its tokenizer are others than the
                 target's.
         """
-        from spec_lab.checkpoints.families.table import read_model_config
+        from spec_lab.checkpoints.families import read_model_config
         from spec_lab.models.target_loader import WeightSource, load_target
         from spec_lab.workloads.tokenizer import num_other_tokens
 

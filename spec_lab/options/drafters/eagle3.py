@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from spec_lab.config.choices import Weights
 from spec_lab.config.option import knob, option
+from spec_lab.options.drafters.recurrent import recurrent_drafter
 from spec_lab.options.drafters.weights import WeightsConfig
 
 if TYPE_CHECKING:
@@ -54,35 +55,13 @@ class Eagle3(WeightsConfig):
         return lab.models.beside_target(partial(Eagle3Head, window=self.window), config, tensors)
 
     def drafter(self, lab: Lab, head: Eagle3Head) -> Drafter[Any]:
-        """Make the drafter of one engine: of chains, or of the branches of the run's tree."""
-        from spec_lab.build.caches import attention_kinds
+        """Make the drafter of one engine."""
         from spec_lab.checkpoints.eagle3_config import default_tap_layer_inputs
         from spec_lab.core.types import FeatureSpec
-        from spec_lab.drafters.recurrent import RecurrentDrafter, RecurrentTreeDrafter
 
-        taps = head.config.tap_layer_inputs or default_tap_layer_inputs(lab.target.config.num_layers)
-        features, cache = FeatureSpec(layer_inputs=taps), lab.cache(head.config.layer.layers).layers[0]
-        if lab.run.sizes is None:
-            kinds = attention_kinds([replace(head.config.layer.only_layer, window=self.window)])
-            picker = lab.picker(self)
-            return RecurrentDrafter(
-                self.num_draft_tokens,
-                head,
-                features=features,
-                cache=cache,
-                backend=lab.backend,
-                prune=lab.kept,
-                picker=picker,
-                kernels=lab.kernels,
-                kinds=kinds,
-            )
-        shape = lab.tree(head.config.draft_vocab_size)
-        return RecurrentTreeDrafter(
-            shape,
-            lab.siblings(shape),
-            head=head,
-            features=features,
-            cache=cache,
-            backend=lab.tree_backend,
-            prune=lab.kept,
+        config = head.config
+        taps = config.tap_layer_inputs or default_tap_layer_inputs(lab.target.config.num_layers)
+        plan = replace(config.layer.only_layer, window=self.window)
+        return recurrent_drafter(
+            self, lab, head, FeatureSpec(layer_inputs=taps), plan=plan, num_scored=config.draft_vocab_size
         )

@@ -49,10 +49,10 @@ class FrozenKv(WeightsConfig):
     def read(self, lab: Lab) -> tuple[AssistantConfig, dict[str, torch.Tensor]]:
         """Read the assistant from its folder, or make one with random weights of the sizes in its config.json."""
         from spec_lab.checkpoints.gemma4_assistant_checkpoint import load_assistant
-        from spec_lab.checkpoints.gemma4_assistant_config import AssistantTarget, read_assistant_config
+        from spec_lab.checkpoints.gemma4_assistant_config import read_assistant_config
         from spec_lab.checkpoints.random_weights import random_assistant
 
-        folder, target = self.folder(lab.run), AssistantTarget.from_model_config(lab.target.config)
+        folder, target = self.folder(lab.run), lab.target.config
         if self.weights == Weights.random:
             assistant = read_assistant_config(folder, target)
             return assistant, random_assistant(assistant, lab.dtype, lab.device, lab.run.seed + 1)
@@ -85,7 +85,7 @@ class FrozenKv(WeightsConfig):
         from spec_lab.drafters.frozen_kv_tree import FrozenKVTreeDrafter
 
         anchor = ANCHORS[self.position]
-        caches = [lab.target_cache.layers[layer.kv_source] for layer in assistant.layers]
+        caches = [lab.target_cache.layers[source] for source in assistant.kv_sources]
         if lab.run.sizes is None:
             return FrozenKVDrafter(
                 self.num_draft_tokens, head, caches=caches, backend=lab.backend, picker=lab.picker(self), anchor=anchor

@@ -12,6 +12,7 @@ from spec_lab.config.choices import Choice, Weights
 from spec_lab.config.option import knob, option
 from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
+from spec_lab.options.drafters.recurrent import recurrent_drafter
 from spec_lab.options.drafters.weights import WeightsConfig
 
 if TYPE_CHECKING:
@@ -134,35 +135,10 @@ class MtpEagle(MtpConfigBase):
         return 1
 
     def drafter(self, lab: Lab, mtp: MtpConfig, modules: list[MtpModule]) -> Drafter[Any]:
-        from spec_lab.build.caches import attention_kinds
         from spec_lab.core.types import FeatureSpec
-        from spec_lab.drafters.recurrent import RecurrentDrafter, RecurrentTreeDrafter
 
         (module,), features = modules, FeatureSpec(final_hidden=mtp.target_hidden)
-        cache = lab.cache(mtp.layer.layers).layers[0]
-        if lab.run.sizes is None:
-            kinds, picker = attention_kinds(mtp.layer.layers), lab.picker(self)
-            return RecurrentDrafter(
-                self.num_draft_tokens,
-                module,
-                features=features,
-                cache=cache,
-                backend=lab.backend,
-                prune=lab.kept,
-                picker=picker,
-                kernels=lab.kernels,
-                kinds=kinds,
-            )
-        shape = lab.tree()
-        return RecurrentTreeDrafter(
-            shape,
-            lab.siblings(shape),
-            head=module,
-            features=features,
-            cache=cache,
-            backend=lab.tree_backend,
-            prune=lab.kept,
-        )
+        return recurrent_drafter(self, lab, module, features, plan=mtp.layer.only_layer)
 
 
 @option("drafter", "mtp_vanilla")
@@ -193,8 +169,8 @@ class MtpVanilla(MtpConfigBase):
         features = FeatureSpec(final_hidden=mtp.target_hidden)
         only_window, picker = self.rows == ModuleRows.window, lab.picker(self)
         return MtpVanillaDrafter(
-            modules,
-            caches,
+            modules=modules,
+            caches=caches,
             window=window,
             features=features,
             backend=lab.backend,

@@ -56,6 +56,7 @@ class Ngram(DrafterConfig):
     tokens after it. The longest match counts, and of several the latest."""
 
     drafts_trees = True
+    tells_offers = False  # places for which it finds nothing count as offered
 
     max_ngram: int = knob(4, "longest suffix of the text that is looked up, in tokens", most=1024)
     min_ngram: int = knob(2, "shortest suffix of the text that is looked up, in tokens", least=1)

@@ -16,15 +16,15 @@ from torch import Tensor
 from spec_lab.checkpoints.block_checkpoint import block_tensor_shapes, load_block, tensors_of
 from spec_lab.checkpoints.block_config import BlockConfig, Slots, default_taps
 from spec_lab.checkpoints.block_heads import HeadKind, MarkovForm
-from spec_lab.checkpoints.block_layouts import DEEPSPEC, SPECULATORS, ZLAB
+from spec_lab.checkpoints.block_layouts import ZLAB
 from spec_lab.checkpoints.block_writing import write_block
 from spec_lab.checkpoints.random_blocks import BlockParts, random_block_config
 from spec_lab.checkpoints.random_weights import random_tensors
 from spec_lab.checkpoints.taps import Tap
+from spec_lab.export.folders import in_bfloat16
 from spec_lab.models.blocks.body import BlockBody, BlockPlace
 from spec_lab.models.blocks.heads import HeadParts
 from spec_lab.models.blocks.model import SlotLogits, build_confidence, build_head, drafted_rows
-from spec_lab.models.eagle3 import draft_to_target_ids
 from spec_lab.models.linear import DenseLinear
 from spec_lab.train.anchored import (
     Anchored,
@@ -34,10 +34,8 @@ from spec_lab.train.anchored import (
     AnchoredRows,
     Joining,
 )
-from spec_lab.train.checkpoint import in_bfloat16
 from spec_lab.train.data import Texts
 from spec_lab.train.head import draft_vocabulary, vocabulary_maps
-from spec_lab.train.layouts import as_narrow_as_it_is
 from spec_lab.train.target import FrozenTarget
 
 ZEROS = ("markov_w2.weight", "embed_proj.2.weight", "successor_codebook", "kernel_projection.weight")
@@ -150,20 +148,6 @@ class Dflash(Anchored):
     def load(self, folder: Path, target: FrozenTarget) -> BlockModule:
         config, tensors = load_block(folder, target.config, torch.float32, "cpu")
         return BlockModule(config, tensors, target).to(target.device)
-
-    def write_as(self, layout: str, folder: Path, output: Path, target: FrozenTarget, name: str) -> None:
-        layouts = {each.name: each for each in (DEEPSPEC, SPECULATORS)}
-        if layout not in layouts:
-            super().write_as(layout, folder, output, target, name)
-        config, tensors = load_block(folder, target.config, torch.bfloat16, "cpu")
-        head, copies = target.head_weight.cpu(), {}
-        token_map = draft_to_target_ids(tensors.get("d2t"))
-        if layout == DEEPSPEC.name:  # cloned, since a file may not hold tied tensors
-            tables = {"embed_tokens.weight": target.decoder.embedding, "lm_head.weight": head}
-            copies = {key: table.bfloat16().cpu().clone() for key, table in tables.items()}
-        elif token_map is not None:
-            copies["lm_head.weight"] = as_narrow_as_it_is(drafted_rows(head, token_map))
-        write_block(output, config, copies | tensors, target.config.num_layers, layouts[layout], name)
 
     def describe(self) -> str:
         return (

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from spec_lab.checkpoints.taps import Tap
-from spec_lab.train.checkpoint import load_drafter, save_drafter
+from spec_lab.export.folders import load_drafter, save_drafter
 from spec_lab.train.data import Texts
 from spec_lab.train.layers import leading_directions
 from spec_lab.train.packed import visible_rows

@@ -5,29 +5,26 @@ It reads three layers of the target at step 0, and its own hidden states afterwa
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from spec_lab.checkpoints.eagle3_config import default_tap_layer_inputs
-from spec_lab.checkpoints.families.rope import read_rope
-from spec_lab.checkpoints.json_input import ConfigFields
-from spec_lab.checkpoints.plan import RopeConfig
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.eagle3_config import Eagle3Config, default_tap_layer_inputs
+from spec_lab.checkpoints.families import read_decoder
+from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
 from spec_lab.checkpoints.taps import Tap, taps_of_inputs
-from spec_lab.train.checkpoint import load_drafter, rope_keys, save_drafter
+from spec_lab.export.eagle3_json import write_eagle3_folder
+from spec_lab.export.folders import in_bfloat16, load_drafter
 from spec_lab.train.data import Texts
 from spec_lab.train.head import LayerSizes, draft_vocabulary, vocabulary_maps
 from spec_lab.train.layers import AttentionShape, RotaryFrequencies, SelfAttention, SwiGLU, TrainableRMSNorm
-from spec_lab.train.layouts import in_speculators, speculators_config
 from spec_lab.train.target import FrozenTarget, TargetOutputs
 from spec_lab.train.unrolled import Places, Unrolled, UnrolledModule, unroll_chain
 
 NUM_TAPS = 3
-OF_HEAD = ("draft_vocab_size", "norm_before_residual", "fc_norm", "norm_output")
-"""Keys of config.json that speculators' layout does not count among those of the layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +46,31 @@ class Eagle3Shape:
     rope: RopeConfig = field(default_factory=lambda: RopeConfig(10000.0, "none"))
     norms_taps: bool = False
     norms_output: bool = False
+
+    def config(self, max_position_embeddings: int) -> Eagle3Config:
+        """Return the config of the head as others read it."""
+        plan = LayerPlan(self.num_heads, self.num_kv_heads, self.head_dim, self.rope, self.intermediate_size)
+        layer = ModelConfig(
+            family="llama",
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            rms_norm_eps=self.rms_norm_eps,
+            max_position_embeddings=max_position_embeddings,
+            tie_word_embeddings=False,
+            layers=(plan,),
+            eos_token_ids=(),
+            bos_token_id=None,
+        )
+        return Eagle3Config(
+            layer=layer,
+            target_hidden_size=self.hidden_size,
+            draft_vocab_size=self.draft_vocab_size,
+            target_vocab_size=self.vocab_size,
+            tap_layer_inputs=None,
+            norm_before_residual=False,
+            fc_norm=self.norms_taps,
+            norm_output=self.norms_output,
+        )
 
 
 class Eagle3Layer(nn.Module):
@@ -163,7 +185,9 @@ class Eagle3(LayerSizes, Unrolled):
         return head
 
     def save(self, module: Eagle3Module, target: FrozenTarget, folder: Path) -> None:
-        save_drafter(module.state_dict(), head_config(module.shape, target.config.max_position_embeddings), folder)
+        config, tensors = target.config, in_bfloat16(module.state_dict())
+        head = module.shape.config(config.max_position_embeddings)
+        write_eagle3_folder(folder, head, tensors, "hf", config.num_layers, self.num_unrolled_steps, "target")
 
     def load(self, folder: Path, target: FrozenTarget) -> Eagle3Module:
         tensors, config = load_drafter(folder)
@@ -171,7 +195,7 @@ class Eagle3(LayerSizes, Unrolled):
         same = ("hidden_size", "intermediate_size", "head_dim", "vocab_size", "draft_vocab_size", "rms_norm_eps")
         shape = Eagle3Shape(
             **{name: config[names.get(name, name)] for name in (*same, *names)},
-            rope=read_rope(ConfigFields(config, str(folder / "config.json")), config["max_position_embeddings"]),
+            rope=read_decoder(config, str(folder / "config.json")).only_layer.rope,
             norms_taps=config.get("fc_norm", False),
             norms_output=config.get("norm_output", False),
         )
@@ -179,41 +203,8 @@ class Eagle3(LayerSizes, Unrolled):
         head.load_state_dict(tensors)
         return head.to(target.device)
 
-    def write_as(self, layout: str, folder: Path, output: Path, target: FrozenTarget, name: str) -> None:
-        if layout != "speculators":
-            super().write_as(layout, folder, output, target, name)
-        tensors, config = load_drafter(folder)
-        of_head = {key: config.pop(key) for key in OF_HEAD if key in config}
-        layer = {key: value for key, value in config.items() if key not in ("architectures", "torch_dtype")}
-        keys = speculators_config("eagle3", layer, self.taps(target), self.num_unrolled_steps, name)
-        save_drafter({in_speculators(key): tensor for key, tensor in tensors.items()}, keys | of_head, output)
-
     def describe(self) -> str:
         return (
             "An EAGLE-3 head: one layer over the inputs of the target's layers 2, L // 2 and L - 3. Row p pairs the "
             "embedding of token p+1 with `fc` of the taps at p; the next step gets the layer's output."
         )
-
-
-def head_config(shape: Eagle3Shape, max_position_embeddings: int) -> dict[str, Any]:
-    """Return config.json. It has no tap ids, since vLLM and SGLang number them differently but agree on our default."""
-    sizes = asdict(shape)
-    return {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "model_type": "llama",
-        **{key: sizes[key] for key in ("hidden_size", "intermediate_size", "head_dim", "rms_norm_eps", "vocab_size")},
-        "draft_vocab_size": shape.draft_vocab_size,
-        "num_hidden_layers": 1,
-        "num_attention_heads": shape.num_heads,
-        "num_key_value_heads": shape.num_kv_heads,
-        "hidden_act": "silu",
-        **rope_keys(shape.rope),
-        "max_position_embeddings": max_position_embeddings,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "norm_before_residual": False,
-        **({"fc_norm": True} if shape.norms_taps else {}),
-        **({"norm_output": True} if shape.norms_output else {}),
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-    }

@@ -15,11 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spec_lab.checkpoints.gemma4_assistant_config import AssistantTarget
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.checkpoints.taps import Tap
 from spec_lab.core.errors import UserError
-from spec_lab.train.checkpoint import load_drafter, save_drafter
+from spec_lab.export.folders import load_drafter, save_drafter
 from spec_lab.train.data import Texts
 from spec_lab.train.layers import GatedGELU, Rotation, TrainableRMSNorm, leading_directions, split_heads
 from spec_lab.train.packed import visible_rows
@@ -237,7 +236,7 @@ class FrozenKv(Unrolled):
         torch.manual_seed(seed)
         its, sources = target.config, self.sources(target)
         kv_heads = sources[0].num_kv_heads
-        scale = embedding_scale(target)
+        scale = target.config.embedding_scale
         module = FrozenKvModule(
             FrozenKvShape(
                 its.hidden_size,
@@ -282,7 +281,7 @@ class FrozenKv(Unrolled):
             text["vocab_size"],
             tuple(KVSource.of(layer, layers[layer]) for layer in config["kv_source_layers"]),
             text["rms_norm_eps"],
-            embedding_scale(target),
+            target.config.embedding_scale,
         )
         module = FrozenKvModule(shape)
         module.load_state_dict(tensors)
@@ -294,11 +293,6 @@ class FrozenKv(Unrolled):
             "Every step stands at the last committed position, and takes the embedding of the last token beside the "
             "target's hidden state, or later `post_projection` of its own output."
         )
-
-
-def embedding_scale(target: FrozenTarget) -> float:
-    """Return the factor of the target's embeddings, which its assistants use too."""
-    return AssistantTarget.from_model_config(target.config).embedding_scale
 
 
 def assistant_config(shape: FrozenKvShape, max_position_embeddings: int) -> dict[str, Any]:

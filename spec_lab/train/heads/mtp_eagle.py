@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.checkpoints.taps import Tap
-from spec_lab.train.checkpoint import load_drafter, rope_keys, save_drafter
+from spec_lab.export.eagle3_json import rope_keys
+from spec_lab.export.folders import load_drafter, save_drafter
 from spec_lab.train.data import Texts
 from spec_lab.train.head import LayerSizes
 from spec_lab.train.layers import AttentionShape, RotaryFrequencies, SelfAttention, SwiGLU, TrainableRMSNorm
@@ -120,9 +121,10 @@ class MtpEagle(LayerSizes, Unrolled):
         """Write the module and a config of its own. As in DeepSeek's files, its layer number follows the target's
         last."""
         plan, config = module.plan, target.config
-        plain = "Qwen2ForCausalLM" if plan.qkv_bias else "LlamaForCausalLM"
+        name = "Qwen3" if plan.qk_norm else "Qwen2" if plan.qkv_bias else "Llama"
         keys = {
-            "architectures": ["Qwen3ForCausalLM" if plan.qk_norm else plain],
+            "architectures": [f"{name}ForCausalLM"],
+            "model_type": name.lower(),
             "vocab_size": config.vocab_size,
             "hidden_size": config.hidden_size,
             "intermediate_size": plan.intermediate_size,

@@ -20,8 +20,10 @@ from spec_lab.checkpoints.eagle3_config import Eagle3Config, default_tap_layer_i
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.checkpoints.random_weights import random_tensors
 from spec_lab.checkpoints.taps import Tap, taps_of_inputs
-from spec_lab.core.selection import AllRows
+from spec_lab.core.kept import Kept
 from spec_lab.core.types import AttentionMetadata
+from spec_lab.export.eagle3_json import write_eagle3_folder
+from spec_lab.export.folders import in_bfloat16
 from spec_lab.models.blocks.heads import IndependentSlots
 from spec_lab.models.blocks.scores import SlotScores
 from spec_lab.models.linear import DenseLinear, Linear
@@ -36,11 +38,9 @@ from spec_lab.train.anchored import (
     AnchoredRows,
     Joining,
 )
-from spec_lab.train.checkpoint import rope_keys, save_drafter
 from spec_lab.train.data import Texts
 from spec_lab.train.head import draft_vocabulary, vocabulary_maps
 from spec_lab.train.heads.block import mask_token
-from spec_lab.train.layouts import in_speculators, speculators_config
 from spec_lab.train.packed import PackedAttention, PackedKV, PackedMetadata
 from spec_lab.train.target import FrozenTarget
 
@@ -68,9 +68,15 @@ class TextsAndMasks(AnchoredAttention):
         )
 
     def attend(
-        self, queries: Tensor, cache: AnchoredKV, metadata: AttentionMetadata, window: int | None, scale: float
+        self,
+        queries: Tensor,
+        cache: AnchoredKV,
+        metadata: AttentionMetadata,
+        window: int | None,
+        scale: float,
+        sinks: Tensor | None = None,
     ) -> Tensor:
-        assert cache.context is not None
+        assert cache.context is not None and sinks is None
         texts = PackedAttention().attend(
             queries[: self._num_texts], PackedKV(*cache.context), self._of_texts, window, scale
         )
@@ -115,7 +121,7 @@ class PEagleModule(AnchoredModule):
         tokens = torch.cat((F.pad(rows.tokens[:, 1:], (0, 1)).flatten(), masks))
         fused = torch.cat((head.fuse(tapped.flatten(0, 1)), head.mask_features.expand(len(masks), -1)))
         cache: Any = AnchoredCache(1 + len(self.config.more_layers))
-        out = head.forward(tokens, fused, cache, attention.metadata, AllRows())
+        out = head.forward(tokens, fused, cache, attention.metadata, Kept())
         texts, drafts = out.split((rows.tokens.numel(), len(masks)))
         first = rows.before(texts.view(*shape, -1))
         return torch.cat((first.unsqueeze(1), drafts.view(num_blocks, num_masks, -1)), dim=1), first
@@ -175,30 +181,8 @@ class PEagle(Anchored):
         )
 
     def save(self, module: PEagleModule, target: FrozenTarget, folder: Path) -> None:
-        config = module.config
-        layer, plan = config.layer, config.layer.only_layer
-        of_layers = {
-            "model_type": "llama",
-            "hidden_size": layer.hidden_size,
-            "intermediate_size": plan.intermediate_size,
-            "num_hidden_layers": 1 + len(config.more_layers),
-            "num_attention_heads": plan.num_heads,
-            "num_key_value_heads": plan.num_kv_heads,
-            "head_dim": plan.head_dim,
-            "vocab_size": layer.vocab_size,
-            "hidden_act": "silu",
-            "rms_norm_eps": layer.rms_norm_eps,
-            "max_position_embeddings": layer.max_position_embeddings,
-            "tie_word_embeddings": False,
-            **rope_keys(plan.rope),
-        }
-        keys = {
-            **speculators_config("peagle", of_layers, self.taps(target), module.num_slots, "target"),
-            "draft_vocab_size": config.draft_vocab_size,
-            "norm_before_residual": False,
-            "mask_token_id": config.mask_token_id,
-        }
-        save_drafter({in_speculators(name): tensor for name, tensor in module.tensors().items()}, keys, folder)
+        tensors, num_layers = in_bfloat16(module.tensors()), target.config.num_layers
+        write_eagle3_folder(folder, module.config, tensors, "speculators", num_layers, module.num_slots, "target")
 
     def load(self, folder: Path, target: FrozenTarget) -> PEagleModule:
         config, tensors = load_eagle3(folder, target.config, torch.float32, "cpu", "peagle")

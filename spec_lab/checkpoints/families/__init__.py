@@ -1,1 +1,0 @@
-"""Families of decoders: how their config.json is read."""

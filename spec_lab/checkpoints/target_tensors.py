@@ -1,0 +1,104 @@
+"""A target's own tensors among those of its checkpoint, under the names and in the form that its layers read.
+
+The names are Llama's, and Qwen3.5's for what a Llama has not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from spec_lab.checkpoints.checkpoint import Names, renamed
+from spec_lab.checkpoints.checkpoint_files import StoredTensor
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.delta_net_checkpoint import ungrouped
+from spec_lab.checkpoints.plan import LayerPlan
+
+Stored = dict[str, StoredTensor]
+
+OTHER_SENSES = re.compile(
+    r"(model\.)?(visual|vision_tower|audio_tower|embed_vision|embed_audio|multi_modal_projector|mm_projector)\."
+)
+"""Towers of multimodal models, and the projections that turn an image or a sound into rows of the decoder."""
+NAMES: Names = (
+    (r"^(model\.language_model|language_model\.model)\.", "model."),
+    (r"^language_model\.", ""),
+    (r"\.block_sparse_moe\.e_score_correction_bias$", ".mlp.gate.e_score_correction_bias"),  # MiniMax-M2
+    (r"\.block_sparse_moe\.", ".mlp."),
+)
+# A layer that reads another layer's KV does not use these, but the files on the hub have them (Gemma 4).
+DEAD = ("k_proj.weight", "v_proj.weight", "k_norm.weight")
+
+
+def without_mtp(stored: Mapping[str, StoredTensor]) -> Stored:
+    """Return the tensors without those of MTP modules, which belong to a drafter.
+
+    DeepSeek names a module like a layer, but only a module has an `eh_proj`. Other families name modules by a prefix.
+    """
+    suffix = "eh_proj.weight"
+    layers = tuple(name.removesuffix(suffix) for name in stored if name.endswith(f".{suffix}"))
+    prefixes = ("mtp.", "model.mtp_layers.", *layers)
+    return {name: tensor for name, tensor in stored.items() if not name.startswith(prefixes)}
+
+
+def target_tensors(stored: Mapping[str, StoredTensor], config: ModelConfig) -> Stored:
+    """Return the decoder's tensors of a checkpoint of any family."""
+    own = {name: tensor for name, tensor in without_mtp(stored).items() if not OTHER_SENSES.match(name)}
+    tensors = renamed(own, NAMES)
+    for index, plan in enumerate(config.layers):
+        prefix = f"model.layers.{index}."
+        if plan.delta_net is not None:
+            tensors = ungrouped(tensors, f"{prefix}linear_attn.", plan.delta_net)
+        if plan.kv_owner is not None:
+            for name in DEAD:
+                tensors.pop(f"{prefix}self_attn.{name}", None)
+        _split_products(tensors, prefix, plan)
+    if config.family == "hybrid":
+        tensors = {name: zero_centred(it) if counts_from_one(name) else it for name, it in tensors.items()}
+    return _multiplied(tensors, dict(config.factors)) if config.factors else tensors
+
+
+def _split_products(tensors: Stored, prefix: str, plan: LayerPlan) -> None:
+    """Take apart products that a file has in one tensor (Phi-3). One of another size is refused later."""
+    kv_size, inner = plan.num_kv_heads * plan.head_dim, plan.intermediate_size
+    attention = {"q_proj": plan.num_heads * plan.head_dim, "k_proj": kv_size, "v_proj": kv_size}
+    for fused, parts in (("self_attn.qkv", attention), ("mlp.gate_up", {"gate_proj": inner, "up_proj": inner})):
+        whole = tensors.get(f"{prefix}{fused}_proj.weight")
+        if whole is not None and whole.shape[0] == sum(parts.values()):
+            del tensors[f"{prefix}{fused}_proj.weight"]
+            start = 0
+            for name, size in parts.items():
+                form = partial(torch.narrow, dim=0, start=start, length=size)
+                place = f"{prefix}{fused.split('.')[0]}.{name}.weight"
+                tensors[place] = replace(whole, shape=(size, *whole.shape[1:]), form=form)
+                start += size
+
+
+def _multiplied(tensors: Stored, factors: Mapping[str, float]) -> Stored:
+    """Multiply weights and biases by constants of the config (Granite). A tied head is then a tensor of its own."""
+    tensors.setdefault("lm_head.weight", tensors["model.embed_tokens.weight"])
+    return {
+        name: replace(tensor, form=partial(torch.mul, other=factors[name.split(".")[-2]]))
+        if name.split(".")[-2] in factors
+        else tensor
+        for name, tensor in tensors.items()
+    }
+
+
+def counts_from_one(name: str) -> bool:
+    """Return whether a tensor of Qwen3.5 or Qwen3-Next is the weight w of a norm that multiplies by 1 + w, as all but
+    the delta nets' norms do."""
+    return name.endswith("norm.weight") and not name.endswith(".linear_attn.norm.weight")
+
+
+def zero_centred(tensor: StoredTensor) -> StoredTensor:
+    """Replace the weight w of a norm by 1 + w, in float32, since bfloat16 would round it by up to 0.4 %."""
+    return replace(tensor, form=_one_plus, in_float32=True)
+
+
+def _one_plus(weight: torch.Tensor) -> torch.Tensor:
+    return 1 + weight.float()

@@ -1,0 +1,178 @@
+"""GGUF files that `spec_lab.export` writes, read back with the reader of the package `gguf` and by llama.cpp itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType, GGUFReader
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from spec_lab.checkpoints.families import read_model_config
+from spec_lab.checkpoints.gguf import gguf_tensors
+from spec_lab.checkpoints.gguf_file import read_head
+from spec_lab.checkpoints.packaged import PACKAGED, ZOO
+from spec_lab.export.__main__ import main
+from spec_lab.export.gguf_files import write_eagle3, write_target
+from tests.lab import make_config, make_engine, random_requests
+from tests.tiny_checkpoints import make_tiny_eagle3, make_tiny_target, refused, rewrite_tensors
+from tests.tiny_gguf import WHOLE_BLOCKS, permuted, write_gguf
+from tests.tiny_hybrid import make_tiny_nextn
+from tests.tiny_qwen35_gguf import SIZES as SIZES_OF_QWEN35
+from tests.tiny_qwen35_gguf import write_qwen35
+
+SIZES = {"vocab_size": 300, **WHOLE_BLOCKS}
+INNER = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "input_layernorm": "attn_norm",
+    "hidden_norm": "attn_norm_2",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+OUTER = {"fc": "fc", "norm": "output_norm", "lm_head": "output", "input_norm": "enc.output_norm"}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("export")
+    model = make_tiny_target(folder / "llama", "llama", **SIZES)
+    return write_gguf(folder / "tiny.gguf", model, GGMLQuantizationType.Q8_0, pre="smollm")
+
+
+def read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The file's keys and tensors, rows first."""
+    reader = GGUFReader(path)
+    tensors = {it.name: it.data.reshape([int(size) for size in reversed(it.shape)]) for it in reader.tensors}
+    return {name: field.contents() for name, field in reader.fields.items()}, tensors
+
+
+@pytest.mark.parametrize("options", [{}, {"norm_before_residual": True}, {"norm_before_fc": True}])
+def test_a_head_holds_its_weights_in_llama_cpps_order(target: Path, options: dict[str, Any], tmp_path: Path) -> None:
+    weights = make_tiny_eagle3(tmp_path, read_model_config(target), **options)
+    write_eagle3(tmp_path / "head.gguf", tmp_path, target)
+    keys, tensors = read(tmp_path / "head.gguf")
+    expected = {"d2t": (torch.arange(225) + weights["d2t"]).numpy()}
+    for name, weight in weights.items():
+        inner, value = name.removesuffix(".weight").removeprefix("midlayer."), weight.numpy()
+        heads = {"self_attn.q_proj": 4, "self_attn.k_proj": 2}.get(inner)
+        theirs = OUTER.get(inner) or f"blk.0.{INNER[inner]}" if name.endswith("weight") else None
+        if theirs:
+            expected[f"{theirs}.weight"] = permuted(value, heads) if heads else value
+    assert tensors.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(tensors[name], value, err_msg=name)
+    ours = {key.removeprefix("eagle3."): value for key, value in keys.items() if key.startswith("eagle3.")}
+    assert ours["target_layers"] == [2, 4, 5] and ours["attention.head_count_kv"] == 2
+    assert {key: ours[key] for key in ("norm_before_residual", "norm_before_fc")} == {
+        "norm_before_residual": False,
+        "norm_before_fc": False,
+    } | options
+    of_target = GGUFReader(target).fields["tokenizer.ggml.tokens"].contents()
+    assert keys["tokenizer.ggml.tokens"] == of_target
+
+
+def test_the_rope_of_llama_3_becomes_its_divisors(target: Path, tmp_path: Path) -> None:
+    rope = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    make_tiny_eagle3(tmp_path, read_model_config(target), rope_scaling=rope | {"original_max_position_embeddings": 32})
+    write_eagle3(tmp_path / "head.gguf", tmp_path, target)
+    divisors = read(tmp_path / "head.gguf")[1]["rope_freqs.weight"]
+    # Of 32 positions, the fastest pair turns 5 times, more than 4; the slowest of 8 less than once.
+    assert divisors.shape == (8,) and divisors[0] == 1.0 and divisors[-1] == 8.0
+
+
+def test_a_part_that_llama_cpp_lacks_is_refused_by_its_name(target: Path, tmp_path: Path) -> None:
+    make_tiny_eagle3(tmp_path, read_model_config(target), fc_norm=True)
+    with refused("norm for each tap (fc_norm)"):
+        write_eagle3(tmp_path / "head.gguf", tmp_path, target)
+    with refused(tmp_path, "is no GGUF file"):
+        write_eagle3(tmp_path / "head.gguf", tmp_path, tmp_path)
+
+
+def test_a_target_has_the_values_that_it_had_in_fewer_bits(target: Path, tmp_path: Path) -> None:
+    write_target(tmp_path / "wide.gguf", target)
+    before, after = gguf_tensors(target), gguf_tensors(tmp_path / "wide.gguf")
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name].read(), after[name].read()) for name in before)
+    assert {tensor.place.code for tensor in after.values()} == {GGMLQuantizationType.F32}
+    narrow, wide = ({**read_head(path).metadata} for path in (target, tmp_path / "wide.gguf"))
+    assert wide == narrow | {"general.file_type": 0}
+
+
+def test_llama_cpp_drafts_with_the_shipped_head(tmp_path: Path) -> None:
+    """Its drafts are accepted as often as the lab's: 3 of each round's tokens are drafts, and most first ones hold."""
+    xllamacpp = pytest.importorskip("xllamacpp")
+    source = PACKAGED["smollm2_135m"].find()
+    if source is None:
+        pytest.skip(PACKAGED["smollm2_135m"].command)
+    write_target(tmp_path / "target.gguf", source)
+    write_eagle3(tmp_path / "head.gguf", ZOO / "smollm2_135m-eagle3", source)
+    params = parameters(xllamacpp, tmp_path / "target.gguf", "DRAFT_EAGLE3")
+    params.speculative.draft.mparams.path = str(tmp_path / "head.gguf")
+    question = "<|im_start|>user\nName the planets of the solar system.<|im_end|>\n<|im_start|>assistant\n"
+    timings = answer(xllamacpp.Server(params), prompt=question, max_tokens=64)["timings"]
+    assert timings["draft_n_accepted"] > 0.3 * timings["draft_n"] > 0
+
+
+def with_few_tokens(folder: Path) -> None:
+    """Let a target write four tokens alone, so that a random module drafts some of them: of each of two rows and its
+    opposite one has a logit above the zeros of all others."""
+    head = load_file(folder / "model.safetensors")["lm_head.weight"]
+    few = torch.zeros_like(head)
+    few[40:44] = 4 * torch.stack((head[40], -head[40], head[42], -head[42]))
+    rewrite_tensors(folder, {"lm_head.weight": few})
+
+
+def test_an_mtp_module_drafts_within_its_targets_file_as_in_the_lab(tmp_path: Path) -> None:
+    """llama.cpp writes the lab's tokens, and accepts about as many of the module's drafts: it drafts fewer before the
+    limit, and its counts of single requests differ a little."""
+    xllamacpp = pytest.importorskip("xllamacpp")
+    make_tiny_nextn(tmp_path, "qwen3_5", seed=8, **SIZES_OF_QWEN35)
+    with_few_tokens(tmp_path)
+    there: Any = AutoModelForCausalLM
+    write_qwen35(tmp_path / "target.gguf", there.from_pretrained(tmp_path, dtype=torch.float32))
+    assert main([str(tmp_path), "to=gguf", str(tmp_path / "out"), f"target={tmp_path / 'target.gguf'}"]) == 0
+    requests = random_requests(12, 12, vocab_size=300, lengths=(4, 20))
+    records = make_engine(make_config((tmp_path, tmp_path), "mtp_eagle", 3), requests).generate(requests).requests
+    params = parameters(xllamacpp, tmp_path / "out" / "model.gguf", "DRAFT_MTP")
+    server, apart = xllamacpp.Server(params), 0
+    for record in records:
+        said = answer(server, prompt=list(record.prompt_ids), max_tokens=12, ignore_eos=True)
+        assert said["choices"][0]["text"] == "".join("FGHI"[token - 40] for token in record.output_ids)
+        apart += abs(said["timings"]["draft_n_accepted"] - sum(record.accepted_per_round))
+    assert sum(sum(record.accepted_per_round) for record in records) > 30 and apart <= 3
+
+
+def test_an_mtp_module_for_another_family_is_refused_by_its_name(
+    target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["pocket-mtp_eagle", "to=gguf", str(tmp_path), f"target={target}"]) == 2
+    assert "a file of qwen35, not of llama" in capsys.readouterr().err
+
+
+def parameters(xllamacpp: Any, model: Path, kind: str) -> Any:
+    """llama.cpp in float32 with chains of 3 drafts."""
+    params = xllamacpp.CommonParams()
+    params.model.path, params.n_ctx, params.n_parallel, params.verbosity = str(model), 512, 1, 1
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
+    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    params.speculative.types = [getattr(xllamacpp.common_speculative_type, f"COMMON_SPECULATIVE_TYPE_{kind}")]
+    draft = params.speculative.draft
+    draft.n_max, draft.n_min, draft.p_min = 3, 0, 0.0
+    for part in (params, draft):
+        part.cache_type_k = part.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+    return params
+
+
+def answer(server: Any, **asked: Any) -> Any:
+    said = server.handle_completions({"temperature": 0, "cache_prompt": False, **asked})
+    return json.loads(said) if isinstance(said, str) else said

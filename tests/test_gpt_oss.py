@@ -1,0 +1,98 @@
+"""gpt-oss beside transformers: sinks, windows in every other layer, YaRN in parts of channels, clamped experts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from spec_lab.checkpoints.families import read_model_config
+from spec_lab.checkpoints.gpt_oss_checkpoint import widened
+from spec_lab.config.choices import KernelsChoice
+from tests.covering import each_value
+from tests.kernel_lab import DEVICE
+from tests.lab import Reference, generate, make_config, part, random_requests
+from tests.tiny_checkpoints import make_tiny_eagle3
+from tests.tiny_experts import logits_in_parts
+from tests.tiny_gpt_oss import by_formula, make_tiny_gpt_oss, pack_experts
+
+LENGTH = 60
+PARTS = {"whole": [LENGTH], "chunks": [24, 1, 4, 31], "rows_of_4": [4] * 15}
+FORMS = ("widened", "mxfp4")
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The folder of a form, a text and transformers' logits of it, made once."""
+
+    @cache
+    def make(form: str) -> tuple[Path, torch.Tensor, torch.Tensor]:
+        folder = tmp_path_factory.mktemp(form)
+        model = make_tiny_gpt_oss(folder)
+        if form == "mxfp4":
+            pack_experts(folder, model)
+        token_ids = torch.randint(3, 160, (LENGTH,), generator=torch.Generator().manual_seed(5))
+        with torch.inference_mode():
+            return folder, token_ids, model(token_ids[None]).logits[0]
+
+    return make
+
+
+@pytest.mark.parametrize(("form", "parts"), each_value(FORMS, PARTS, times=2))
+def test_logits_equal_transformers(checkpoints: Any, form: str, parts: str) -> None:
+    folder, token_ids, expected = checkpoints(form)
+    logits = logits_in_parts(folder, token_ids, PARTS[parts])
+    torch.testing.assert_close(logits, expected, rtol=0, atol=3e-5)
+    assert torch.equal(logits.argmax(-1), expected.argmax(-1))
+
+
+def test_the_plan(checkpoints: Any) -> None:
+    config = read_model_config(checkpoints("mxfp4")[0])
+    assert [plan.window for plan in config.layers] == [8, None, 8, None]
+    assert all(plan.sinks and plan.qkv_bias and plan.o_bias for plan in config.layers)
+    assert not config.layers[0].rope.whole_channels
+    assert config.max_position_embeddings == 512
+
+
+def test_every_code_and_exponent_is_widened_exactly() -> None:
+    blocks = torch.arange(256, dtype=torch.uint8).view(1, 4, 4, 16)
+    exponents = torch.tensor([0, 1, 100, 126, 127, 128, 140, 200, 254, 5, 60, 90, 119, 133, 2, 250])
+    exponents = exponents.to(torch.uint8).view(1, 4, 4)
+    assert torch.equal(widened({"blocks": blocks, "scales": exponents}).float(), by_formula(blocks, exponents))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_greedy_text_is_transformers_whatever_is_drafted(tmp_path: Path, form: str) -> None:
+    target, wide, head = (tmp_path / name for name in ("target", "wide", "head"))
+    model = make_tiny_gpt_oss(target)
+    if form == "mxfp4":
+        pack_experts(target, model)
+    model.save_pretrained(wide)
+    make_tiny_eagle3(head, read_model_config(target), "safeailab" if form == "mxfp4" else "speculators", window=6)
+    reference, requests = Reference(wide), random_requests(4, max_new_tokens=16)
+    plain = {request.request_id: reference.greedy(request) for request in requests}
+    tree = part("tree", "dynamic", topk=2, depth=3, num_rows=6)
+    for drafter, prune, changes in (
+        ("none", "none", {}),
+        ("ngram", "none", {}),
+        ("eagle3", "catchup", {"graph": part("graph", "full_loop")}),
+        ("eagle3", "none", {"tree": tree}),
+    ):
+        outputs = generate(make_config((target, head), drafter, prune=prune, batch_size=3, **changes), requests)
+        reference.assert_lossless(requests, outputs, plain)
+
+
+def test_triton_gives_the_tokens_of_torch(tmp_path: Path) -> None:
+    """Sinks in the kernels for few rows, for prompts and for trees; experts and router are torch's."""
+    target, head = tmp_path / "target", tmp_path / "head"
+    make_tiny_gpt_oss(target)
+    make_tiny_eagle3(head, read_model_config(target), window=6)
+    requests = random_requests(2, max_new_tokens=3, lengths=(9, 20))
+    for tree in (part("tree", "none"), part("tree", "dynamic", topk=2, depth=3, num_rows=6)):
+        run = make_config((target, head), prune="catchup", batch_size=2, tree=tree, device=DEVICE.type, dtype="float32")
+        fused = replace(run, attention=part("attention", "triton"), kernels=KernelsChoice.triton)
+        assert generate(fused, requests) == generate(run, requests)
