@@ -9,7 +9,7 @@ from typing import Any
 from spec_lab.config.option import option
 from spec_lab.core.types import Request, Sequence
 from spec_lab.engine.costs import CostTable
-from spec_lab.engine.plan import OFF, Choice, Shape
+from spec_lab.engine.plan import OFF, LaunchShape, PlannedLaunch
 
 
 class DrawnPlan:
@@ -24,16 +24,16 @@ class DrawnPlan:
 
     def restart(self) -> None:
         self._draw = random.Random(0)
-        self.chosen: list[Shape] = []
+        self.chosen: list[LaunchShape] = []
 
     def admit(self, slot: int, request: Request) -> None:
         pass
 
-    def choose(self, sequences: List[Sequence]) -> Choice:
+    def choose(self, sequences: List[Sequence]) -> PlannedLaunch:
         is_off = self._draw.random() < 0.5
-        shape = OFF if is_off else Shape(self._draw.randint(0, self._most), self._draw.randint(1, self._most))
+        shape = OFF if is_off else LaunchShape(self._draw.randint(0, self._most), self._draw.randint(1, self._most))
         self.chosen.append(shape)
-        return Choice(shape)
+        return PlannedLaunch(shape)
 
     def note(self, sequences: List[Sequence]) -> None:
         pass

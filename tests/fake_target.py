@@ -42,7 +42,7 @@ from spec_lab.engine.graphs.mode import GraphMode
 from spec_lab.engine.offers import AllOffered
 from spec_lab.engine.pages import PageAllocator, PageTable
 from spec_lab.engine.parts import Parts
-from spec_lab.engine.plan import Shape
+from spec_lab.engine.plan import LaunchShape
 from spec_lab.engine.round import DecodeRound
 from spec_lab.engine.rounds import Rounds
 from spec_lab.engine.scheduler import Scheduler
@@ -280,7 +280,7 @@ def make_fake_engine(
     scheduler = Scheduler(num_slots, PageAllocator(num_pages), page_size, max_seq_len, margin)
     drafts = Chain(parts) if tree_rows is None else Tree(parts, TreeParts.of(parts), tree_rows, page_size)
     most = drafter.num_draft_tokens
-    rounds = Rounds(lambda _: DecodeRound(parts, drafts, AllOffered(most)), Shape(most, most))
+    rounds = Rounds(lambda _: DecodeRound(parts, drafts, AllOffered(most)), LaunchShape(most, most))
     mode = graph or EagerGraph()
     engine = Engine(rounds, make_prune(prefill), mode, scheduler, prefill_chunk, prefill_tokens)
     return engine, target

@@ -12,12 +12,12 @@ import pytest
 from spec_lab.core.types import Request, Sequence
 from spec_lab.engine.cost_plan import CostPlan
 from spec_lab.engine.costs import CostTable, timed_shapes
-from spec_lab.engine.plan import OFF, Shape
+from spec_lab.engine.plan import OFF, LaunchShape
 
 K, MISSED = 7, 32
 
 
-def seconds(size: int, shape: Shape, row: float, draft: float, catch_up: float) -> float:
+def seconds(size: int, shape: LaunchShape, row: float, draft: float, catch_up: float) -> float:
     """A target whose rows are free up to 8 a round and then cost `row` each, in units of a plain round."""
     beyond = max(size * (shape.num_offered + 1) - 8, 0)
     drafting = catch_up + draft * shape.num_made if shape.num_made else 0.0
@@ -25,8 +25,10 @@ def seconds(size: int, shape: Shape, row: float, draft: float, catch_up: float) 
 
 
 def table(size: int, **costs: float) -> CostTable:
-    timed = {(n, shape): seconds(n, shape, **costs) for n in (1, size) for shape in timed_shapes(Shape(K, K), False)}
-    return CostTable.of(timed, size, Shape(K, K), MISSED)
+    timed = {
+        (n, shape): seconds(n, shape, **costs) for n in (1, size) for shape in timed_shapes(LaunchShape(K, K), False)
+    }
+    return CostTable.of(timed, size, LaunchShape(K, K), MISSED)
 
 
 class Simulation:
@@ -46,7 +48,7 @@ class Simulation:
     def fixed(self, k: int) -> float:
         """Tokens a second of a fixed K, exactly."""
         tokens = [self.batch * sum(rate**count for count in range(k + 1)) for rate in self.rates]
-        rounds = seconds(self.batch, Shape(k, k), **self.costs)
+        rounds = seconds(self.batch, LaunchShape(k, k), **self.costs)
         return len(self.rates) / sum(rounds / count for count in tokens)
 
     def admitted(self) -> list[Sequence]:
@@ -61,7 +63,7 @@ class Simulation:
             shape = self.plan.choose(sequences).shape
             num_missed = sequences[0].num_missed
             if (shape == OFF and num_missed + 1 == MISSED) or (num_missed and shape.num_offered):
-                shape = Shape(0, max(shape.num_made, 1))
+                shape = LaunchShape(0, max(shape.num_made, 1))
             spent += seconds(self.batch, shape, **self.costs)
             for sequence in sequences:
                 emitted += self._emit(sequence, rate, min(shape.num_offered, sequence.num_waiting))
@@ -104,8 +106,8 @@ def test_the_table_has_what_was_timed_and_lines_between() -> None:
     costs = table(16, **DEAR)
     for (size, shape), expected in costs.timed.items():
         assert costs.seconds(size, shape) == pytest.approx(expected)
-    middle = costs.seconds(16, Shape(2, 1))
-    assert costs.seconds(16, Shape(1, 1)) < middle < costs.seconds(16, Shape(4, 1))
+    middle = costs.seconds(16, LaunchShape(2, 1))
+    assert costs.seconds(16, LaunchShape(1, 1)) < middle < costs.seconds(16, LaunchShape(4, 1))
     assert costs.seconds(8, OFF) == pytest.approx(np.interp(8, [1, 16], [costs.seconds(n, OFF) for n in (1, 16)]))
 
 

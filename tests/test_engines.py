@@ -21,7 +21,7 @@ from spec_lab.config.checks import problems
 from spec_lab.config.run import Run
 from spec_lab.core.errors import Breakdown, UserError
 from spec_lab.engines.llamacpp import read_stream
-from spec_lab.engines.plan import Plan
+from spec_lab.engines.plan import EnginePlan
 from spec_lab.engines.server import counted
 from spec_lab.engines.streams import counters, cut
 from spec_lab.record.draft_counts import round_totals
@@ -92,7 +92,7 @@ def test_what_an_engine_lacks_is_refused_by_name_before_anything_loads(overrides
 def test_what_an_engine_has_is_planned(overrides: list[str]) -> None:
     config = compose(overrides).config
     assert list(problems(config)) == []
-    assert isinstance(config.engine.plan(config), Plan)
+    assert isinstance(config.engine.plan(config), EnginePlan)
 
 
 # How rounds are counted

@@ -84,9 +84,10 @@ BESIDE_RULES = (
 )
 """Drafters, each beside one of the rules in their order; the others have rows of their own."""
 ASKED_ELSEWHERE = ("outputs", "user_turns")
-"""Workloads that need a finished run, or a chat template: tests/test_own_turns.py."""
+"""Workloads that need a finished run, or a chat template: tests/test_own_turns.py. acceptance=replay needs one too."""
 RULE_ROWS = each_value(
-    *map(options_of, ("acceptance", "graph", "prune")),
+    options_of("acceptance", "replay"),
+    *map(options_of, ("graph", "prune")),
     options_of("workload", *ASKED_ELSEWHERE),
     options_of("logger"),
     [("drafter", name) for name in BESIDE_RULES],

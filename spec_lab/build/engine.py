@@ -32,7 +32,7 @@ from spec_lab.engine.offers import AllOffered, Counted
 from spec_lab.engine.pages import PageAllocator, PageTable
 from spec_lab.engine.parts import Parts
 from spec_lab.engine.plain_round import PlainRound
-from spec_lab.engine.plan import Shape
+from spec_lab.engine.plan import LaunchShape
 from spec_lab.engine.round import DecodeRound
 from spec_lab.engine.rounds import Rounds
 from spec_lab.engine.scheduler import Scheduler
@@ -133,14 +133,14 @@ def build_rounds(lab: Lab, parts: Parts, is_captured: bool) -> Rounds:
     plan = get("drafter.plan", run.drafter.plan)().build(lab)
     if run.sizes is not None:
         tree = Tree(parts, TreeParts.of(parts, models.kernels), run.sizes.num_rows, lab.limits.page_size)
-        return Rounds(lambda _: DecodeRound(parts, tree, AllOffered(most)), Shape(most, most))
+        return Rounds(lambda _: DecodeRound(parts, tree, AllOffered(most)), LaunchShape(most, most))
     chain, kept, finder = Chain(parts), lab.confidences, needs.on_host
     if plan is None and finder is None:
-        return Rounds(lambda _: DecodeRound(parts, chain, AllOffered(most, kept)), Shape(most, most))
+        return Rounds(lambda _: DecodeRound(parts, chain, AllOffered(most, kept)), LaunchShape(most, most))
     offered = DraftOffers(num_slots, most, models.device, models.kernels)
     missed = None if plan is None or not plan.resumes else _missed_rows(lab, parts)
 
-    def make(shape: Shape) -> DecodeRound:
+    def make(shape: LaunchShape) -> DecodeRound:
         if shape.num_offered == 0 and finder is None:
             return PlainRound(parts, chain, offered, missed, shape.num_made, kept)
         offers = Counted(offered, shape.num_offered, shape.num_made, kept, shape.is_full)
@@ -148,7 +148,7 @@ def build_rounds(lab: Lab, parts: Parts, is_captured: bool) -> Rounds:
 
     return Rounds(
         make,
-        Shape(most, most if finder is None else finder.num_on_device),
+        LaunchShape(most, most if finder is None else finder.num_on_device),
         plan,
         missed,
         offered,

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from spec_lab.core.types import Request
     from spec_lab.drafters.growth import TreeShape
     from spec_lab.engine.graphs.mode import GraphMode
-    from spec_lab.engines.plan import Plan, Refusal
+    from spec_lab.engines.plan import EnginePlan, Refusal
     from spec_lab.record.recorder import Sink
     from spec_lab.workloads.tokenizer import Tokenizer
 
@@ -371,7 +371,7 @@ class EngineConfig(Part):
         """The files that it reads in place of the target's and the drafter's."""
         return []
 
-    def plan(self, run: Run) -> Plan | Refusal | None:
+    def plan(self, run: Run) -> EnginePlan | Refusal | None:
         """Return what another engine is asked for, or why it cannot do the run; None if the lab itself decodes."""
         return None
 

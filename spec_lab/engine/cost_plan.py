@@ -8,7 +8,7 @@ import numpy as np
 
 from spec_lab.core.types import Request, Sequence
 from spec_lab.engine.costs import CostTable, Seconds
-from spec_lab.engine.plan import Choice, Shape
+from spec_lab.engine.plan import LaunchShape, PlannedLaunch
 from spec_lab.engine.rates import AcceptanceRates, Array, CalibratedConfidences, Integers
 
 REVIEW_ROUNDS = 4
@@ -56,7 +56,7 @@ class CostPlan:
         self._own_most[slot] = self._most if own is None else own
         self._rounds_left = 0
 
-    def choose(self, sequences: List[Sequence]) -> Choice:
+    def choose(self, sequences: List[Sequence]) -> PlannedLaunch:
         assert self.costs is not None
         count, slots = len(sequences), [sequence.slot for sequence in sequences]
         is_behind = any(sequence.num_missed for sequence in sequences)
@@ -64,13 +64,13 @@ class CostPlan:
             self._review(slots, is_behind)
         self._rounds_left -= 1
         if self._k == 0 or is_behind:
-            shape, num_tokens = Shape(0, self._k), float(count)
+            shape, num_tokens = LaunchShape(0, self._k), float(count)
         elif self._confidences.are_known(sequences) or any(s.num_waiting != self._k for s in sequences):
             shape, num_tokens = self._worth_verifying(sequences)
         else:
-            shape, num_tokens = Shape(self._k, self._k), float(self._tokens[self._k])
+            shape, num_tokens = LaunchShape(self._k, self._k), float(self._tokens[self._k])
         self._allowance += TRIALS * self.costs.seconds(count, shape)
-        return Choice(shape, num_tokens)
+        return PlannedLaunch(shape, num_tokens)
 
     def note(self, sequences: List[Sequence]) -> None:
         slots = [sequence.slot for sequence in sequences]
@@ -123,7 +123,7 @@ class CostPlan:
         self._allowance -= loss
         return larger
 
-    def _worth_verifying(self, sequences: List[Sequence]) -> tuple[Shape, float]:
+    def _worth_verifying(self, sequences: List[Sequence]) -> tuple[LaunchShape, float]:
         """Leave out the waiting drafts that cost more than they bring, by rates or by the drafter's confidence."""
         assert self.costs is not None
         waiting = np.array([sequence.num_waiting for sequence in sequences])
@@ -137,4 +137,4 @@ class CostPlan:
         tokens = len(sequences) + survival.sum(axis=0).cumsum()
         gain = tokens - self._worth * self.costs.verified[len(sequences), 1:]
         best = int(gain[: max(int(waiting.max()), 1)].argmax())
-        return Shape(best + 1, self._k), float(tokens[best])
+        return LaunchShape(best + 1, self._k), float(tokens[best])

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from spec_lab.engine.plan import OFF, Shape
+from spec_lab.engine.plan import OFF, LaunchShape
 
 Seconds = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
-def timed_shapes(most: Shape, makes_all: bool) -> list[Shape]:
+def timed_shapes(most: LaunchShape, makes_all: bool) -> list[LaunchShape]:
     """Return the shapes that are timed. `makes_all`: a round that drafts makes all drafts."""
     few = most.num_made if makes_all else 1
     rows = sorted({1, (most.num_offered + 1) // 2, most.num_offered})
-    shapes = [OFF, Shape(0, few), *(Shape(count, few) for count in rows), Shape(1, most.num_made)]
+    shapes = [OFF, LaunchShape(0, few), *(LaunchShape(count, few) for count in rows), LaunchShape(1, most.num_made)]
     return list(dict.fromkeys(shapes))
 
 
@@ -46,15 +46,15 @@ class CostTable:
     verified: Seconds
     plain: Seconds
     draft: Seconds
-    timed: Mapping[tuple[int, Shape], float]
+    timed: Mapping[tuple[int, LaunchShape], float]
     missed_size: int
 
     @classmethod
     def of(
         cls,
-        timed: Mapping[tuple[int, Shape], float],
+        timed: Mapping[tuple[int, LaunchShape], float],
         num_slots: int,
-        most: Shape,
+        most: LaunchShape,
         missed_size: int,
         padded_size: Callable[[int], int] = lambda size: size,
     ) -> CostTable:
@@ -63,16 +63,16 @@ class CostTable:
         few = min(shape.num_made for _, shape in timed if shape.num_made)
         padded = [padded_size(max(count, 1)) for count in range(num_slots + 1)]
 
-        def over_sizes(shape: Shape) -> Seconds:
+        def over_sizes(shape: LaunchShape) -> Seconds:
             return np.interp(padded, sizes, [timed[size, shape] for size in sizes])
 
         rows = sorted({shape.num_offered for _, shape in timed if shape.num_offered and shape.num_made == few})
-        known = np.maximum.accumulate(np.stack([over_sizes(Shape(count, few)) for count in rows]))
+        known = np.maximum.accumulate(np.stack([over_sizes(LaunchShape(count, few)) for count in rows]))
         verified = np.stack(
             [np.interp(range(most.num_offered + 1), rows, known[:, size]) for size in range(num_slots + 1)]
         )
-        verified[:, 0] = over_sizes(Shape(0, few))
-        longer = over_sizes(Shape(1, most.num_made)) - known[0]
+        verified[:, 0] = over_sizes(LaunchShape(0, few))
+        longer = over_sizes(LaunchShape(1, most.num_made)) - known[0]
         draft = np.maximum(longer, 0.0) / max(most.num_made - few, 1)
         return cls(verified, over_sizes(OFF), draft, timed, missed_size)
 
@@ -90,7 +90,7 @@ class CostTable:
         seconds[0] = self.plain[num_requests] + self.catch_up(num_requests) / self.missed_size
         return seconds
 
-    def seconds(self, num_requests: int, shape: Shape) -> float:
+    def seconds(self, num_requests: int, shape: LaunchShape) -> float:
         """Return how long a round takes."""
         if not shape.num_made:
             return float(self.plain[num_requests])

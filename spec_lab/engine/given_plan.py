@@ -6,7 +6,7 @@ from collections.abc import Sequence as List
 
 from spec_lab.core.types import Request, Sequence
 from spec_lab.engine.costs import CostTable
-from spec_lab.engine.plan import OFF, Choice, Shape
+from spec_lab.engine.plan import OFF, LaunchShape, PlannedLaunch
 
 
 class GivenPlan:
@@ -25,10 +25,10 @@ class GivenPlan:
     def admit(self, slot: int, request: Request) -> None:
         """Do nothing: there is no state."""
 
-    def choose(self, sequences: List[Sequence]) -> Choice:
+    def choose(self, sequences: List[Sequence]) -> PlannedLaunch:
         given = [sequence.request.num_draft_tokens for sequence in sequences]
         largest = max(self._most if own is None else own for own in given)
-        return Choice(Shape(largest, largest) if largest else OFF)
+        return PlannedLaunch(LaunchShape(largest, largest) if largest else OFF)
 
     def note(self, sequences: List[Sequence]) -> None:
         """Do nothing: there is no state."""

@@ -11,7 +11,7 @@ import torch
 from spec_lab.engine.costs import CostTable, interleaved_medians, timed_shapes, timed_sizes
 from spec_lab.engine.graphs.mode import GraphMode
 from spec_lab.engine.parts import Parts
-from spec_lab.engine.plan import Shape
+from spec_lab.engine.plan import LaunchShape
 from spec_lab.engine.readback import read_later
 from spec_lab.engine.rounds import Rounds
 from spec_lab.engine.scheduler import Scheduler
@@ -45,7 +45,7 @@ def measure_costs(parts: Parts, graph: GraphMode, rounds: Rounds, scheduler: Sch
         parts.target.vocab_size, slots.input_ids.shape, generator=torch.Generator().manual_seed(0)
     ).to(device)
 
-    def timed(size: int, shape: Shape) -> Callable[[], float]:
+    def timed(size: int, shape: LaunchShape) -> Callable[[], float]:
         is_full = shape.num_offered > 0 and not rounds.is_captured  # as in most rounds
         decode_round = rounds.of_shape(replace(shape, is_full=is_full))
         graph.prepare(decode_round, size)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class LaunchShape:
     """What a round runs.
 
     Attributes:
@@ -27,16 +27,16 @@ class Shape:
     is_full: bool = False
 
 
-OFF = Shape(0, 0)
+OFF = LaunchShape(0, 0)
 """A round of plain decoding."""
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class PlannedLaunch:
     """What a plan chose for a launch. `num_tokens`: the tokens that it expects of all requests; None if it has no
     opinion."""
 
-    shape: Shape
+    shape: LaunchShape
     num_tokens: float | None = None
 
 
@@ -64,7 +64,7 @@ class Plan(Protocol):
         """Note that a request takes `slot`."""
         ...
 
-    def choose(self, sequences: List[Sequence]) -> Choice:
+    def choose(self, sequences: List[Sequence]) -> PlannedLaunch:
         """Choose for the next launch of `sequences`. The host's fields of a sequence say what its slot holds."""
         ...
 

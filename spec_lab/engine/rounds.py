@@ -10,7 +10,7 @@ from spec_lab.core.types import Request, Sequence
 from spec_lab.engine.host_drafts import HostDrafts
 from spec_lab.engine.missed_rows import MissedRows
 from spec_lab.engine.offered import DraftOffers
-from spec_lab.engine.plan import OFF, Choice, Plan, Shape
+from spec_lab.engine.plan import OFF, LaunchShape, Plan, PlannedLaunch
 from spec_lab.engine.round import DecodeRound
 
 
@@ -31,22 +31,22 @@ class Rounds:
         is_captured: each shape is a graph, so that a round may have rows for more drafts than are waiting.
     """
 
-    make: Callable[[Shape], DecodeRound]
-    most: Shape
+    make: Callable[[LaunchShape], DecodeRound]
+    most: LaunchShape
     plan: Plan | None = None
     missed: MissedRows | None = None
     offered: DraftOffers | None = None
     host: HostDrafts | None = None
     makes_all: bool = False
     is_captured: bool = False
-    _made: dict[Shape, DecodeRound] = field(default_factory=dict)
+    _made: dict[LaunchShape, DecodeRound] = field(default_factory=dict)
 
     @property
     def widest(self) -> DecodeRound:
         """Return the round of the largest shape."""
         return self.of_shape(self.most)
 
-    def of_shape(self, shape: Shape) -> DecodeRound:
+    def of_shape(self, shape: LaunchShape) -> DecodeRound:
         """Return the round of this shape."""
         if shape not in self._made:
             self._made[shape] = self.make(shape)
@@ -63,38 +63,38 @@ class Rounds:
             self.offered.limits[slot] = self.most.num_offered if own is None else own
         self.plan.admit(slot, request)
 
-    def choose(self, sequences: List[Sequence]) -> Choice:
+    def choose(self, sequences: List[Sequence]) -> PlannedLaunch:
         """Choose the shape of the next launch of `sequences`, and note what it will leave in their slots."""
         if self.plan is None:
-            return Choice(self.most)
+            return PlannedLaunch(self.most)
         choice = self.plan.choose(sequences)
         shape = self.possible(choice.shape, max(sequence.num_missed for sequence in sequences))
         if shape.num_offered and not self.is_captured and self.host is None:
             waiting = [sequence.num_waiting for sequence in sequences]
             num_offered = min(shape.num_offered, max(waiting))
             is_full = all(s.request.num_draft_tokens is None for s in sequences) and num_offered <= min(waiting)
-            shape = Shape(num_offered, shape.num_made, is_full)
+            shape = LaunchShape(num_offered, shape.num_made, is_full)
         for sequence in sequences:
             sequence.num_waiting = shape.num_made
             sequence.num_missed = 0 if shape.num_made or self.missed is None else sequence.num_missed + 1
             sequence.waiting_confidences = None
         return replace(choice, shape=shape)
 
-    def possible(self, wanted: Shape, num_missed: int) -> Shape:
+    def possible(self, wanted: LaunchShape, num_missed: int) -> LaunchShape:
         """Return the shape nearest to `wanted` that can follow `num_missed` rounds without the drafter."""
         if wanted == OFF and (self.missed is None or num_missed + 1 < self.missed.size):
             return OFF
         num_made = self.most.num_made if self.makes_all else max(wanted.num_made, 1)
-        return Shape(0 if num_missed else wanted.num_offered, min(num_made, self.most.num_made))
+        return LaunchShape(0 if num_missed else wanted.num_offered, min(num_made, self.most.num_made))
 
-    def with_room_for(self, shape: Shape, longest: int) -> Shape:
+    def with_room_for(self, shape: LaunchShape, longest: int) -> LaunchShape:
         """Return `shape` without rows that neither the `longest` drafts of the host nor the device's own need."""
         needed = max(longest, self.most.num_made)
         if self.is_captured and needed > self.most.num_made:
             return shape  # a graph for each number of drafts would be many
         return replace(shape, num_offered=min(shape.num_offered, needed))
 
-    def to_prepare(self, shape: Shape) -> list[DecodeRound]:
+    def to_prepare(self, shape: LaunchShape) -> list[DecodeRound]:
         """Return the rounds of which a launch with this choice may run one."""
         shapes = [shape] if self.host is None else [shape, self.with_room_for(shape, 0)]
         return [self.of_shape(each) for each in dict.fromkeys(shapes)]

@@ -40,7 +40,7 @@ class Knobs:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EnginePlan:
     """What an engine is asked for.
 
     Attributes:
@@ -84,8 +84,8 @@ class EngineFile(Protocol):
         ...
 
 
-def plan_of(run: Run, engine: EngineFile) -> Plan | Refusal:
-    """Plan a run for an engine, from its row of the table and before anything loads."""
+def plan_of(run: Run, engine: EngineFile) -> EnginePlan | Refusal:
+    """EnginePlan a run for an engine, from its row of the table and before anything loads."""
     knobs = engine.KNOBS
     if reasons := (*_reasons(run, knobs), *engine.refusals(run)):
         return Refusal(reasons)
@@ -106,7 +106,7 @@ def plan_of(run: Run, engine: EngineFile) -> Plan | Refusal:
         "options": dict(config.options),
     }
     settings |= engine.settings(run, notes)
-    return Plan(knobs, settings, run.drafter.num_draft_tokens, notes)
+    return EnginePlan(knobs, settings, run.drafter.num_draft_tokens, notes)
 
 
 def plain_settings(settings: Mapping[str, Any]) -> dict[str, Any] | None:

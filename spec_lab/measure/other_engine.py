@@ -24,7 +24,7 @@ from spec_lab.config.run import EngineConfig, Run
 from spec_lab.core.errors import UserError
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import Request
-from spec_lab.engines.plan import Plan, plain_settings
+from spec_lab.engines.plan import EnginePlan, plain_settings
 from spec_lab.engines.process import EngineProcess
 from spec_lab.measure.audit import audit
 from spec_lab.measure.engine_pass import EnginePass, timed_pass
@@ -113,7 +113,7 @@ def record_engine_run(config: Run, choices: dict[str, str], folder: Path, last: 
         Breakdown: the engine failed later.
     """
     plan = config.engine.plan(config)
-    assert isinstance(plan, Plan), "refused before"
+    assert isinstance(plan, EnginePlan), "refused before"
     print("loading prompts and weights ...", file=sys.stderr, flush=True)
     beside = Beside.load(config, last)
     with ExitStack() as open_:
@@ -126,7 +126,7 @@ def record_engine_run(config: Run, choices: dict[str, str], folder: Path, last: 
     return recorded
 
 
-def _started(config: Run, plan: Plan, beside: Beside, folder: Path, open_: ExitStack) -> dict[str, EngineProcess]:
+def _started(config: Run, plan: EnginePlan, beside: Beside, folder: Path, open_: ExitStack) -> dict[str, EngineProcess]:
     """Start the engine, and its plain decoding as a reference, and close both with `open_`."""
     engine: Any = config.engine
     scratch = Path(open_.enter_context(tempfile.TemporaryDirectory(prefix="spec_lab-")))
@@ -155,7 +155,12 @@ def _started(config: Run, plan: Plan, beside: Beside, folder: Path, open_: ExitS
 
 
 def _measure(
-    config: Run, plan: Plan, beside: Beside, engines: Mapping[str, EngineProcess], info: models.Run, recorder: Recorder
+    config: Run,
+    plan: EnginePlan,
+    beside: Beside,
+    engines: Mapping[str, EngineProcess],
+    info: models.Run,
+    recorder: Recorder,
 ) -> models.Run:
     """Warm up, time the repeats in turns, compare the outputs, and return the finished record."""
     offered = offered_requests(config, beside.requests)

@@ -10,7 +10,7 @@ from typing import Any
 
 from spec_lab.config.option import knob, option
 from spec_lab.config.run import EngineConfig, Run
-from spec_lab.engines.plan import EngineFile, Plan, Refusal, plan_of
+from spec_lab.engines.plan import EngineFile, EnginePlan, Refusal, plan_of
 
 
 @dataclass
@@ -33,7 +33,7 @@ class OtherEngine(EngineConfig):
         planned = self.plan(run)
         yield from planned.reasons if isinstance(planned, Refusal) else ()
 
-    def plan(self, run: Run) -> Plan | Refusal:
+    def plan(self, run: Run) -> EnginePlan | Refusal:
         return plan_of(run, engine_file(self.name))
 
 
