@@ -83,10 +83,10 @@ BESIDE_RULES = (
     *("ngram", "suffix"),
 )
 """Drafters, each beside one of the rules in their order; the others have rows of their own."""
-ASKED_ELSEWHERE = ("outputs", "user_turns")
-"""Workloads that need a finished run, or a chat template: tests/test_own_turns.py. acceptance=replay needs one too."""
+ASKED_ELSEWHERE = ("outputs", "user_turns", "replay")
+"""They need a finished run, or a chat template: tests/test_own_turns.py, tests/test_replay.py."""
 RULE_ROWS = each_value(
-    options_of("acceptance", "replay"),
+    options_of("acceptance", *ASKED_ELSEWHERE),
     *map(options_of, ("graph", "prune")),
     options_of("workload", *ASKED_ELSEWHERE),
     options_of("logger"),
