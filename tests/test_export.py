@@ -48,14 +48,14 @@ def test_a_gguf_target_decodes_in_transformers_as_its_file_does(
     path = write_gguf(tmp_path / "tiny.gguf", model, kind, pre="qwen2")
     assert main([str(path), "to=hf", str(tmp_path / "out")]) == 0
     there: Any = AutoModelForCausalLM
-    made = there.from_pretrained(tmp_path / "out", dtype="auto")
+    made = there.from_pretrained(tmp_path / "out", dtype="auto", trust_remote_code=False)
     assert made.dtype == dtype
     options = {"head_dim": 16} if family == "qwen3" else {}
     prompt, greedy = torch.tensor([[5, 9, 200, 31]]), {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None}
     reference = in_transformers(path, **options).generate(prompt, **greedy)
     assert torch.equal(made.float().generate(prompt, **greedy), reference)
     text, lab = "the once 77's\n\n<think>é", TargetTokenizer(path)
-    tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path / "out")
+    tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path / "out", trust_remote_code=False)
     assert tokenizer.encode(text, add_special_tokens=False) == lab.encode(text)
     turn = [{"role": "user", "content": "once"}]
     assert tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True).startswith(

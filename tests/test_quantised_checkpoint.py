@@ -83,7 +83,10 @@ def test_compressed_tensors_are_what_transformers_computes_with(case: str, tmp_p
     quantise(tmp_path, config_of(scheme, form), compressed(scheme, form, dtype))
     there: Any = AutoModelForCausalLM
     model = there.from_pretrained(
-        tmp_path, dtype=torch.float32, quantization_config=CompressedTensorsConfig(dequantize=True)
+        tmp_path,
+        dtype=torch.float32,
+        trust_remote_code=False,
+        quantization_config=CompressedTensorsConfig(dequantize=True),
     )
     theirs, ours = model.state_dict(), read(tmp_path)
     assert ours.keys() == theirs.keys()
