@@ -139,7 +139,9 @@ def test_an_mtp_module_drafts_within_its_targets_file_as_in_the_lab(tmp_path: Pa
     make_tiny_nextn(tmp_path, "qwen3_5", seed=8, **SIZES_OF_QWEN35)
     with_few_tokens(tmp_path)
     there: Any = AutoModelForCausalLM
-    write_qwen35(tmp_path / "target.gguf", there.from_pretrained(tmp_path, dtype=torch.float32, trust_remote_code=False))
+    write_qwen35(
+        tmp_path / "target.gguf", there.from_pretrained(tmp_path, dtype=torch.float32, trust_remote_code=False)
+    )
     assert main([str(tmp_path), "to=gguf", str(tmp_path / "out"), f"target={tmp_path / 'target.gguf'}"]) == 0
     requests = random_requests(12, 12, vocab_size=300, lengths=(4, 20))
     records = make_engine(make_config((tmp_path, tmp_path), "mtp_eagle", 3), requests).generate(requests).requests
