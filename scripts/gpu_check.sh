@@ -48,9 +48,7 @@ test_jobs() {
   echo "graph_modes_1 $every -k 'cuda and ($one)' tests/test_graph_modes.py"
   echo "graph_modes_2 $every -k 'cuda and ($two)' tests/test_graph_modes.py"
   echo "graph_modes_3 $every -k 'cuda and not ($one or $two)' tests/test_graph_modes.py"
-  echo "adaptive_round_1 $every -k 'cuda and text_is_plain' tests/test_adaptive_round.py"
-  echo "adaptive_round_2 $every -k 'cuda and not text_is_plain' tests/test_adaptive_round.py"
-  mode_files | grep -vE "test_(graph_modes|adaptive_round)" | a_job_each "" "$every -k cuda"
+  mode_files | grep -v test_graph_modes | a_job_each "" "$every -k cuda"
   kernel_files | sort -r | a_job_each "" "$every"
   marked_files | grep -vxFf <(kernel_files; mode_files) | a_job_each "" "-m gpu"
 }
