@@ -138,7 +138,7 @@ def test_optuna_searches_for_the_objective_and_goes_on_where_it_was(ran: list[An
 
 def test_the_search_draws_values_that_its_knobs_take(ran: list[Any]) -> None:
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="needs the extra `optuna`")
-    assert main(["experiment=draft_stop", "hydra.sweeper.n_trials=3"]) == 0
+    assert main(["experiment=search_k", "hydra.sweeper.n_trials=3"]) == 0
     assert {config.drafter.num_draft_tokens for config in ran} <= set(range(1, 8)) and len(ran) == 3
 
 

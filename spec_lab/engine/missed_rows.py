@@ -38,7 +38,8 @@ class MissedRows:
         self._tokens.index_put_(place, verification.tokens[:, 0])
         if verified.features is not None:
             self._features.index_put_(place, verified.features)
-        self.counts.index_copy_(0, slot_ids, counts + verification.num_emitted)
+        # A plan resumes before a ring is full; only rounds that are timed for their costs go on.
+        self.counts.index_copy_(0, slot_ids, (counts + verification.num_emitted).clamp(max=self.size))
 
     def take(self, verified: VerifiedRound) -> VerifiedRound:
         """Return the kept rounds, of which `verified` is the last, as one round; forget them."""
