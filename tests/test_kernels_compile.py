@@ -177,6 +177,7 @@ def compile_attention(
     is_tree: bool = False,
     num_stages: int | None = None,
     is_lowered: bool = False,
+    has_sinks: bool = False,
 ) -> str:
     from spec_kernels import attention_decode
     from spec_kernels.attention_tiles import decode_tiles, tree_tiles
@@ -198,6 +199,7 @@ def compile_attention(
         STAGES=num_stages or tiles.num_stages,
         IS_TREE=is_tree,
         IS_WHOLE=is_whole,
+        HAS_SINKS=has_sinks,
     )
 
 
@@ -234,6 +236,7 @@ def compile_chunk(dtype: str, head_dim: int, is_windowed: bool) -> str:
         KEY_TILE=tiles.keys,
         STAGES=tiles.num_stages,
         IS_WINDOWED=is_windowed,
+        HAS_SINKS=is_windowed,
     )
 
 
@@ -584,12 +587,12 @@ def main() -> None:
     assert "wgmma.mma_async" in tree and "cp.async.cg" in tree, "a tree's keys are read as a chain's are"
     compile_kernel(tree_metadata, "bf16", 1, PAGE_SIZE=16, ROW_TILE=16)
     compile_kernel(tree_metadata, "bf16", 1, PAGE_SIZE=16, ROW_TILE=4, PLACE_TILE=4)
-    compile_attention("fp16", 4, 512, 7, is_whole=True)
+    compile_attention("fp16", 4, 512, 7, is_whole=True, has_sinks=True)
     merge = {"NUM_HEADS": 32, "HEAD_DIM": 128, "HEAD_TILE": 4, "CHANNEL_TILE": 128}
     merge |= {"STAGES": split_merge.STAGES}
     wide = merge | {"NUM_HEADS": 16, "HEAD_DIM": 512, "CHANNEL_TILE": 512}
-    compile_kernel(split_merge, "bf16", 8, given=ENDS, IS_TREE=False, IS_WHOLE=False, **wide)
-    compile_kernel(split_merge, "bf16", given=ENDS_OF_TREES, IS_TREE=True, IS_WHOLE=True, **merge)
+    compile_kernel(split_merge, "bf16", 8, given=ENDS, IS_TREE=False, IS_WHOLE=False, HAS_SINKS=False, **wide)
+    compile_kernel(split_merge, "bf16", given=ENDS_OF_TREES, IS_TREE=True, IS_WHOLE=True, HAS_SINKS=True, **merge)
     pieces = {"NUM_HEADS": 32, "HEAD_DIM": 128, "ROW_TILE": 16, "CHANNEL_TILE": 128}
     assert "ld.global.v4" in compile_kernel(merge_pieces, "bf16", **pieces), "in loads of 16 bytes"
     chunk = compile_chunk("bf16", 64, is_windowed=False)

@@ -120,7 +120,6 @@ def test_a_lossy_run_says_what_it_cost(execute: Execute) -> None:
     change = summary.under("accuracy_change")
     assert (change["n"], change["lost"], change["gained"]) == (2, 0, 0)
     assert "acceptance=relaxed_thinking is lossy: its outputs are plain decoding's in 66.7%" in summary.verdict
-    assert "all checked outputs were cut before an answer; raise max_new_tokens" in summary.verdict
 
 
 def test_rounds_carry_their_relaxed_hits(execute: Execute) -> None:

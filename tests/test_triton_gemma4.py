@@ -186,7 +186,7 @@ def test_an_assistant_gives_what_it_gives_without(tmp_path: Path, centroids: boo
         for seed, tensor in enumerate(caches(lane)):
             tensor.copy_(randn(*tensor.shape, seed=seed, dtype=DTYPE))
         head = make_assistant(tmp_path, config, centroids, lane, products)
-        read = [lane.cache.layers[layer.kv_source] for layer in head.config.layers]
+        read = [lane.cache.layers[source] for source in head.config.kv_sources]
         given = prompt(1, 2).flatten(), randn(2, config.hidden_size, seed=5, dtype=DTYPE)
         out = head.forward(*given, read, lane.metadata([6, 4], 1))
         outcomes.append([out, head.project(out), head.target_logits(out).nan_to_num(neginf=0.0), head.greedy(out)])
