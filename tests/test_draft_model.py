@@ -273,7 +273,11 @@ def test_another_tokenizer_is_said_in_the_record(
         *("target=hf", f"target.path={target}", "drafter=draft_model", f"drafter.path={draft}", "references=[]"),
         *("workload=random_ids", "workload.limit=1", "max_new_tokens=4", "repeats=1", "profile_rounds=0"),
     ]
-    assert spec_lab.run(spec_lab.compose(overrides)).run.notes == []
+
+    def notes() -> list[str]:
+        return [note for note in spec_lab.run(spec_lab.compose(overrides)).run.notes if "tokenizer" in note]
+
+    assert notes() == []
     tokens = json.loads((draft / "tokenizer.json").read_text())
     vocab = tokens["model"]["vocab"]
     vocab["A"], vocab["B"] = vocab["B"], vocab["A"]
@@ -282,7 +286,7 @@ def test_another_tokenizer_is_said_in_the_record(
         with refused(draft, "2 ids of its tokenizer", "drafter.path"):
             spec_lab.run(spec_lab.compose(overrides))
         return
-    (warning,) = spec_lab.run(spec_lab.compose(overrides)).run.notes
+    (warning,) = notes()
     assert warning.startswith(f"{draft}: 2 ids of its tokenizer")
 
 
