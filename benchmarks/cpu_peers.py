@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -32,6 +31,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import pandas as pd
 import torch
 import torch.nn.functional as F
 
@@ -47,11 +47,7 @@ from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.export.gguf_files import write_eagle3, write_target
 from spec_lab.measure.lab import MAIN, LoadedRun, load_lab
-from spec_lab.menu.chosen import choose
 from spec_lab.models.linear import PackedLinear
-from spec_lab.program.compose import compose_run
-from spec_lab.program.ending import guarded
-from spec_lab.program.table import format_table
 from spec_lab.workloads.conversations import before_end
 
 SHAPES = ((512, 256), (1536, 256), (256, 768), (960, 576), (3072, 576), (576, 1536), (49_152, 576))
@@ -162,7 +158,8 @@ def print_products(num_turns: int, clock: Clock) -> None:
             best = [1e6 * min(times) for times in zip(*turns, strict=True)]
             cells = [*(f"{us:.1f}" for us in best), f"{min(best[2:]) / best[0]:.2f}"]
             body.append([f"{out_features} x {in_features}", str(num_rows), *cells])
-    print(format_table(["out x in", "rows", "C", "C, bfloat16", "packed", "F.linear", "torch over C"], body))
+    header = ["out x in", "rows", "C", "C, bfloat16", "packed", "F.linear", "torch over C"]
+    print(pd.DataFrame(body, columns=header).to_string(index=False))
 
 
 def mean_seconds(products: Sequence[Callable[[], object]], clock: Clock) -> float:
@@ -196,7 +193,7 @@ def print_decoding(options: argparse.Namespace, folder: Path) -> None:
         same = sum(a == b for a, b in zip(found[0].texts, plain, strict=True))
         body.append([name, *cells, "" if length is None else f"{length:.2f}", f"{same} of {len(plain)}"])
     header = ["", "decode, tok/s", "over llama.cpp", "prompt, tok/s", "over llama.cpp", "length", "as lab, plain"]
-    print(format_table(header, body, left=[""]))
+    print(pd.DataFrame(body, columns=header).to_string(index=False))
 
 
 def load_lab_runs(options: argparse.Namespace) -> tuple[dict[str, Contestant], list[Request], Request, TextOf]:
@@ -207,7 +204,7 @@ def load_lab_runs(options: argparse.Namespace) -> tuple[dict[str, Contestant], l
     runs: dict[str, Contestant] = {}
     for name, overrides in LAB.items():
         keys = [key for key in common if "drafter=none" not in overrides or "num_draft" not in key]
-        lab = load_lab(choose(compose_run([*keys, *overrides])[0]))
+        lab = load_lab(spec_lab.compose([*keys, *overrides]).config)
         runs[name] = partial(run_lab, lab.engines[MAIN], partial(text, lab))
     requests = list(lab.requests)
     ids = [token for request in requests for token in request.prompt_ids] * PROMPT_TOKENS
@@ -266,7 +263,7 @@ def run_llamacpp(server: Any, request: Request) -> Answer:
 
 
 def model_file() -> Path:
-    return choose(compose_run(["target=smollm2_135m", "drafter=none"])[0]).target_folder
+    return spec_lab.compose(["target=smollm2_135m", "drafter=none"]).config.target.folder
 
 
 def load_transformers(text_of: TextOf) -> Contestant:
@@ -293,4 +290,4 @@ def load_transformers(text_of: TextOf) -> Contestant:
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    main()

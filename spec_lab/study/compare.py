@@ -53,19 +53,6 @@ def length_difference(mine: Found, base: Found) -> tuple[Interval | None, bool]:
     return bootstrapped(lambda p, q: _pooled(a[p]) - _pooled(b[q]), len(a), len(b)), False
 
 
-def mean_over_tasks(tasks: Sequence[tuple[Sequence[Request], int]]) -> Interval | None:
-    """Return the mean over tasks of pooled acceptance lengths; prompts are drawn within each task.
-
-    Args:
-        tasks: the requests and K of each.
-    """
-    counts = [counts_by_request(requests, k) for requests, k in tasks]
-    return bootstrapped(
-        lambda *picks: np.mean([_pooled(each[p]) for each, p in zip(counts, picks, strict=True)], axis=0),
-        *map(len, counts),
-    )
-
-
 def comparison_table(runs: Sequence[Found], base: int = 1) -> Table:
     """Return a line for each run that drafted, compared with the one whose number in `runs` (from 1) is `base`."""
     measured = drafting(runs)
