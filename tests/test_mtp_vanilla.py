@@ -13,23 +13,17 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.core.kept import Kept
-from spec_lab.core.kv_cache import NULL_PAGE, NUM_RESERVED_PAGES, SCRATCH_PAGE, CacheRow, LayerCache, PagedKVCache
-from spec_lab.core.ragged import whole_prompt
+from spec_lab.core.kv_cache import NULL_PAGE, NUM_RESERVED_PAGES, CacheRow, LayerCache, PagedKVCache
 from spec_lab.core.types import (
     AcceptanceInputs,
     AttentionMetadata,
-    DraftStep,
     FeatureSpec,
     NormSide,
     Request,
-    RoundBatch,
-    Verification,
-    VerifiedRound,
 )
 from spec_lab.core.types import Sequence as RunningSequence
-from spec_lab.drafters.mtp_vanilla import MtpVanillaDrafter, MtpVanillaState
+from spec_lab.drafters.mtp_vanilla import MtpVanillaDrafter
 from spec_lab.drafters.mtp_window import MtpWindow
 from spec_lab.drafters.picking import GreedyPicker
 from spec_lab.engine.engine import Engine
@@ -38,7 +32,6 @@ from tests.lab import PRUNING
 from tests.scripted_rule import ScriptedAcceptance, random_script
 
 CPU = torch.device("cpu")
-NEXT = {"e": "F", "f": "G", "g": "H", "x": "N", "n": "O", "o": "P", "k": "U", "u": "V", "v": "Q"}
 POST_NORM = FeatureSpec(final_hidden=NormSide.POST_NORM)
 
 
@@ -85,124 +78,6 @@ class ModuleBase:
 
     def target_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError
-
-
-class LetterModule(ModuleBase):
-    """The output of token X is h_X, written x; `NEXT` says what is drafted from it."""
-
-    def output(self, tokens: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        return tokens.unsqueeze(1).float() + ord("a") - ord("A")
-
-    def greedy(self, hidden: torch.Tensor) -> torch.Tensor:
-        return torch.tensor([ord(NEXT[chr(int(value))]) for value in hidden[:, 0]])
-
-
-def letters(text: str) -> torch.Tensor:
-    return torch.tensor([ord(letter) for letter in text])
-
-
-def spell(values: torch.Tensor) -> str:
-    return "".join(chr(int(value)) for value in values.flatten())
-
-
-class Trace:
-    """Drives three letter modules for one request at slot 1 of 2, pages of 4 tokens."""
-
-    def __init__(self, prefill: str, catchup: str) -> None:
-        self.backend = TorchAttention(4, 64)
-        self.modules = [LetterModule() for _ in range(3)]
-        cache = PagedKVCache([CacheRow((2, 1, 1))] * 3, 12, 4, torch.float32, CPU)
-        cache.kv[:, (NULL_PAGE + 1) * 4 :] = float("nan")
-        self.caches = cache.layers
-        self.table = torch.tensor([[5, 3, 7, 9, SCRATCH_PAGE]])
-        window = MtpWindow(2, 3, 1, torch.float32, CPU)
-        prune = make_prune(prefill, catchup)
-        self.drafter = MtpVanillaDrafter(
-            modules=self.modules,
-            caches=self.caches,
-            window=window,
-            features=POST_NORM,
-            backend=self.backend,
-            prune=prune,
-            picker=GreedyPicker(),
-        )
-        self.drafter.admit(1, Request("r", "c", (65,), 9))
-
-    def prompt(self, text: str, sampled: str) -> str:
-        features = letters(text).unsqueeze(1).float()
-        state = self.drafter.ingest(
-            whole_prompt(self.backend, self.table, letters(text + sampled), features, 3, slot=1)
-        )
-        assert state is not None
-        return self._drafts(state)
-
-    def round(self, kv_len: int, inputs: str, sampled: str, num_emitted: int) -> str:
-        """Target inputs, the tokens it samples at each of them, and how many of these are emitted."""
-        ids = letters(inputs).unsqueeze(0)
-        batch = RoundBatch(
-            torch.tensor([1]), torch.tensor([True]), torch.tensor([kv_len]), ids, self.table, max_kv_len=kv_len
-        )
-        verification = Verification(letters(sampled).unsqueeze(0), torch.tensor([num_emitted]))
-        features = letters(inputs).unsqueeze(1).float()
-        return self._drafts(self.drafter.catch_up(VerifiedRound(batch, verification, features)))
-
-    def _drafts(self, state: MtpVanillaState) -> str:
-        tokens = [state.tokens]
-        for index in (1, 2):
-            self.drafter.step(state, DraftStep(index, torch.tensor([index])))
-            tokens.append(state.tokens)
-        return spell(torch.cat(tokens))
-
-    def rows(self, module: int) -> list[tuple[int, str]]:
-        """(position, token and hidden) of the rows of the last forward that were not sent to scratch."""
-        call = self.modules[module].calls[-1]
-        found = []
-        for slot, token, hidden in zip(call.slots.tolist(), call.tokens, call.hidden, strict=True):
-            if slot // 4 != SCRATCH_PAGE:
-                position = self.table[0].tolist().index(slot // 4) * 4 + slot % 4
-                found.append((position, spell(token) + spell(hidden)))
-        return found
-
-    def cached(self, module: int, length: int) -> str:
-        """Tokens in a module's cache, by position."""
-        positions = torch.arange(length)
-        slots = self.table[0, positions // 4] * 4 + positions % 4
-        return spell(self.caches[module].kv[slots, 0, 0, 0])
-
-
-@pytest.mark.parametrize("prune", PRUNING)
-def test_worked_trace_of_the_source(prune: str) -> None:
-    """TensorRT-LLM's `MTPWorker.forward`, prompt ABCD: each module's inputs, the tokens in its cache, the drafts.
-
-    In rounds the source's rows are the last three of ours. A row reads E, H_D as "ED", and F, h_E as "Fe".
-    """
-    trace = Trace(*PRUNING[prune])
-    assert trace.prompt("ABCD", "E") == "FGH"
-    assert trace.rows(0) == [(0, "BA"), (1, "CB"), (2, "DC"), (3, "ED")]
-    assert trace.rows(1) == [(0, "CB"), (1, "DC"), (2, "ED"), (3, "Fe")]
-    assert trace.rows(2) == [(0, "DC"), (1, "ED"), (2, "Fe"), (3, "Gf")]
-
-    assert trace.round(4, "EFGH", "FGXY", 3) == "NOP"
-    assert trace.rows(0)[-3:] == [(4, "FE"), (5, "GF"), (6, "XG")]
-    assert trace.rows(1)[-3:] == [(4, "GF"), (5, "XG"), (6, "Nx")]
-    assert trace.rows(2)[-3:] == [(4, "XG"), (5, "Nx"), (6, "On")]
-    assert [trace.cached(module, 7) for module in range(3)] == ["BCDEFGX", "CDEFGXN", "DEFGXNO"]
-
-    assert trace.round(7, "XNOP", "KMZY", 1) == "UVQ"
-    assert trace.rows(0)[-3:] == [(5, "GF"), (6, "XG"), (7, "KX")]
-    assert trace.rows(1)[-3:] == [(5, "XG"), (6, "KX"), (7, "Uk")]
-    assert trace.rows(2)[-3:] == [(5, "KX"), (6, "Uk"), (7, "Vu")]
-    assert [trace.cached(module, 8) for module in range(3)] == ["BCDEFGXK", "CDEFGXKU", "DEFGXKUV"]
-
-
-def test_full_acceptance_leaves_no_hole_and_no_drafted_pair() -> None:
-    """The source's window would skip position 4, and leave h_E and h_F of the drafts in the later modules."""
-    trace = Trace("all_rows", "none")
-    trace.prompt("ABCD", "E")
-    trace.round(4, "EFGH", "FGHX", 4)
-    assert trace.rows(0) == [(4, "FE"), (5, "GF"), (6, "HG"), (7, "XH")]
-    assert trace.rows(1) == [(3, "FE"), (4, "GF"), (5, "HG"), (6, "XH"), (7, "Nx")]
-    assert trace.rows(2) == [(2, "FE"), (3, "GF"), (4, "HG"), (5, "XH"), (6, "Nx"), (7, "On")]
 
 
 class NotingModule(ModuleBase):
@@ -363,12 +238,3 @@ def test_rows_and_lengths_of_a_round(prune: str) -> None:
             assert call.live is not None and call.live.seq_lens.tolist() == [end]
             num_queries = 1 if catchup == "pre_attention" else 4 + index
             assert call.live.num_queries == num_queries and call.live.positions[-1] == end - 1
-
-
-def test_what_it_asks_for() -> None:
-    engine, _, _ = make_checked_engine(2, "none", random_script(), 4, 512, 1)
-    drafter = engine.parts.drafter
-    assert drafter.num_draft_tokens == 2
-    assert drafter.requirements.catches_up and drafter.requirements.distinct_steps
-    assert drafter.requirements.features == POST_NORM
-    assert drafter.kept_logits(torch.tensor([0])) is None
