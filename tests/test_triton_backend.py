@@ -137,46 +137,9 @@ def test_a_padded_row_leaves_the_others_alone() -> None:
     assert torch.equal(both[:-3], alone) and both.isfinite().all()
 
 
-def test_every_launch_is_one_operator_that_declares_what_it_writes() -> None:
-    """What the CPU recorder sees: no host write besides, and the cache and the metadata marked as mutated."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    seen: list[tuple[str, list[str]]] = []
-
-    class Tape(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-            if func.namespace == "spec_kernels":
-                written = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-                seen.append((func._schema.name.removeprefix("spec_kernels::"), written))
-            return func(*args, **(kwargs or {}))
-
-    table = make_table(4)
-    cache = make_cache(table)
-    backend = TritonAttention(4, MAX_POSITIONS)
-    metadata = last_rows(backend, table, torch.tensor(LENS, device=DEVICE), 1, 31)
-    heads = randn(len(LENS), 8, 16)
-    with Tape():
-        backend.advance(metadata)
-        backend.write(cache, metadata, heads[:, 4:6], heads[:, 6:])
-        backend.attend(heads[:, :4], cache, metadata, None, 0.3)
-    assert seen == [
-        ("advance_metadata", ["positions", "slot_mapping", "seq_lens"]),
-        ("write_kv", ["kv"]),
-        ("paged_attention", ["out"]),
-    ]
-
-
 def test_the_option_makes_the_backend() -> None:
     context = BackendContext(Run(), 64, DEVICE, torch.float32, TORCH)
     assert isinstance(part("attention", "triton").build(context), TritonAttention)
-
-
-def test_a_kernel_without_a_device_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    import spec_kernels.utils
-
-    monkeypatch.setattr(spec_kernels.utils, "INTERPRETED", False)
-    with pytest.raises(RuntimeError, match="needs a CUDA tensor"), spec_kernels.utils.launch_on(torch.zeros(1)):
-        pass
 
 
 def test_an_engine_gives_the_tokens_of_the_torch_backend(tmp_path: Path) -> None:
