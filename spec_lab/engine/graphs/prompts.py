@@ -19,14 +19,15 @@ from spec_lab.engine.capture import CapturedGraph, GraphRecorder
 from spec_lab.engine.prefill import EndedPrompts, PromptPass, PromptRows, RowsComputed
 from spec_lab.engine.round import DecodeRound
 
-LEAST_ROWS, MOST_ROWS = 16, 512
+SIZES = (16, 32, 64, *range(128, 513, 64))
+"""The numbers of rows that can be captured. A pass of more rows takes longer than its launches."""
 
 
 class CapturedPromptPass(PromptPass):
     """Replays the pass of a single prompt that is not split, padded to the next captured size; others are not captured.
 
     Attributes:
-        sizes: the numbers of rows that are captured, ascending.
+        sizes: the numbers of rows that are captured, ascending; none below that from which a prompt's bits are its own.
     """
 
     def __init__(
@@ -39,9 +40,7 @@ class CapturedPromptPass(PromptPass):
         rounding: PromptRounding = NO_ROUNDING,
     ) -> None:
         super().__init__(decode_round, prune, chunk_size, pack_size, rounding)
-        most = min(MOST_ROWS, chunk_size)
-        powers = [1 << exponent for exponent in range(LEAST_ROWS.bit_length() - 1, MOST_ROWS.bit_length())]
-        self.sizes = [*(size for size in powers if size < most), most]
+        self.sizes = sorted({min(size, chunk_size) for size in SIZES if min(size, chunk_size) >= rounding.least_rows})
         self._recorder = recorder
         self._graphs: dict[int, PromptGraph] = {}
 
