@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from spec_lab.engine.engine import Engine
 from tests.engine_state import poison
 from tests.fake_target import PaddedGraph
 from tests.lab import NEAR_TIE, Reference, make_config, make_engine
-from tests.scripted_rule import RecordingPicker, ScriptedAcceptance
+from tests.scripted_rule import RecordingPicker, ScriptedAcceptance, random_script
 from tests.tiny_checkpoints import make_tiny_target
 from tests.tiny_mtp import TinyMtp, make_tiny_mtp, target_hidden_states
 
@@ -87,11 +88,18 @@ class Lab:
         poison(engine)
         return engine
 
-    def check_drafts(self, requests: list[Request], prune: str, bucket: int = 1, **changes: Any) -> ComparingRule:
+    def check_drafts(
+        self,
+        requests: list[Request],
+        prune: str,
+        bucket: int = 1,
+        script: Callable[[int], int] | None = None,
+        **changes: Any,
+    ) -> ComparingRule:
         options = changes.get("options", {})
         sides = [NormSide(options.get(knob, "post_norm")) for knob in ("target_hidden", "recycled_hidden")]
         engine = self.engine(requests, prune, bucket, **changes)
-        rule = ComparingRule(engine, slow=SlowModules(self.modules, self.reference, *sides))
+        rule = ComparingRule(engine, script or random_script(), slow=SlowModules(self.modules, self.reference, *sides))
         if isinstance(engine.parts.drafter.picker, GreedyPicker):
             engine.parts.drafter.picker = rule.picker
         engine.parts.rule = rule
@@ -135,6 +143,12 @@ def test_drafts_equal_the_modules_recomputed(lab: Lab, case: tuple[str, int, int
         mixed_requests(), prune, bucket, batch_size=batch_size, num_draft_tokens=num_draft_tokens, cache=cache
     )
     assert set(rule.accepted) == set(range(num_draft_tokens + 1)) and len(rule.accepted) > 12
+
+
+@pytest.mark.parametrize("num_accepted", [0, 3])
+def test_all_and_none_accepted(lab: Lab, num_accepted: int) -> None:
+    rule = lab.check_drafts(mixed_requests()[:3], "catchup", script=lambda _: num_accepted, cache={"page_size": 4})
+    assert set(rule.accepted) == {num_accepted} and len(rule.accepted) > 5
 
 
 @pytest.mark.parametrize(("target_hidden", "recycled_hidden"), [("pre_norm", "post_norm"), ("post_norm", "pre_norm")])
