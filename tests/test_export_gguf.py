@@ -13,8 +13,9 @@ from gguf import GGMLQuantizationType, GGUFReader
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from spec_lab.checkpoints.checkpoint import read_tensors
 from spec_lab.checkpoints.families import read_model_config
-from spec_lab.checkpoints.gguf import gguf_tensors
+from spec_lab.checkpoints.gguf import gguf_tensors, quantizations
 from spec_lab.checkpoints.gguf_file import read_head
 from spec_lab.checkpoints.packaged import PACKAGED, ZOO
 from spec_lab.export.__main__ import main
@@ -102,8 +103,9 @@ def test_a_target_has_the_values_that_it_had_in_fewer_bits(target: Path, tmp_pat
     write_target(tmp_path / "wide.gguf", target)
     before, after = gguf_tensors(target), gguf_tensors(tmp_path / "wide.gguf")
     assert before.keys() == after.keys()
-    assert all(torch.equal(before[name].read(), after[name].read()) for name in before)
-    assert {tensor.place.code for tensor in after.values()} == {GGMLQuantizationType.F32}
+    both = (read_tensors(tensors, torch.float32, "cpu") for tensors in (before, after))
+    assert all(torch.equal(*pair) for pair in zip(*(tensors.values() for tensors in both), strict=True))
+    assert quantizations(tmp_path / "wide.gguf") == ["F32"]
     narrow, wide = ({**read_head(path).metadata} for path in (target, tmp_path / "wide.gguf"))
     assert wide == narrow | {"general.file_type": 0}
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from spec_lab.checkpoints.checkpoint import stored_tensors
-from spec_lab.checkpoints.config import read_num_mtp_modules
+from spec_lab.checkpoints.config import num_mtp_modules, read_keys
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.mtp_checkpoint import load_mtp
 from spec_lab.config.choices import Rollback
@@ -89,7 +89,7 @@ def test_drafts_equal_the_whole_chain_recomputed(
     engine.generate(requests)
     assert set(rule.accepted) == {0, 1, 2, 3} and rule.compared > 20
     assert sum(name.startswith("mtp.") for name in stored_tensors(folder)) == NUM_TENSORS[kind]
-    assert read_num_mtp_modules(folder) == 1
+    assert num_mtp_modules(read_keys(folder)) == 1
 
 
 @pytest.mark.parametrize(
