@@ -3,6 +3,7 @@ llama.cpp's converters lay them out."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,19 @@ from gguf import GGMLQuantizationType, GGUFWriter, quantize
 from safetensors.numpy import load_file
 
 from tests.tiny_gguf import add_keys, finish, tokenizer_keys
+from tests.tiny_gpt_oss import SIZES
 
 QWEN35: dict[str, Any] = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "linear_value_head_dim": 8}
 """llama.cpp has one head size for keys and values."""
 QWEN35_MOE = QWEN35 | {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
-GPT_OSS: dict[str, Any] = {"vocab_size": 300, "swiglu_limit": 7.0}
-"""llama.cpp knows the bound of every gpt-oss, which no file says."""
+WHOLE_BORDER = float(np.float32(math.exp(SIZES["head_dim"] * math.log(16 / (2 * math.pi)) / 1.9999)))
+GPT_OSS: dict[str, Any] = {
+    "vocab_size": 300,
+    "swiglu_limit": 7.0,
+    "rope_parameters": SIZES["rope_parameters"] | {"rope_theta": WHOLE_BORDER},
+}
+"""llama.cpp knows the bound of every gpt-oss, which no file says. It rounds YaRN's borders to whole channels, so here
+they are next to whole ones."""
 MODULES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -79,8 +87,11 @@ def write_family(
     config, weights = model.config, {name: it.detach().float().numpy() for name, it in model.state_dict().items()}
     stored = {} if folder is None else load_file(folder / "model.safetensors")
     module = {name: it for name, it in stored.items() if name.startswith("mtp.")}
-    packed = {name.removesuffix("_blocks"): packed_again(it, stored[name.replace("_blocks", "_scales")])
-              for name, it in stored.items() if name.endswith("_blocks")}
+    packed = {
+        name.removesuffix("_blocks"): packed_again(it, stored[name.replace("_blocks", "_scales")])
+        for name, it in stored.items()
+        if name.endswith("_blocks")
+    }
     architecture, keys = {
         "qwen3_5_text": ("qwen35", qwen35_keys),
         "qwen3_5_moe_text": ("qwen35moe", qwen35_keys),
@@ -89,11 +100,17 @@ def write_family(
     writer = GGUFWriter(path, architecture)
     sizes = common_keys(config, len(module) > 0) | keys(config)
     cutting = "gpt-4o" if architecture == "gpt-oss" else "qwen35"
-    add_keys(writer, {f"{architecture}.{key}": it for key, it in sizes.items()} | tokenizer_keys(config.vocab_size, cutting))
+    add_keys(
+        writer, {f"{architecture}.{key}": it for key, it in sizes.items()} | tokenizer_keys(config.vocab_size, cutting)
+    )
     for name, value in (weights | module).items():
         inner, prefix = placed(name, config.num_hidden_layers)
         for theirs, each in named(inner, value, packed.get(name), config, fused):
-            stored_as = kind if each.ndim > 1 and each.shape[-1] % 32 == 0 and "conv1d" not in theirs else GGMLQuantizationType.F32
+            stored_as = (
+                kind
+                if each.ndim > 1 and each.shape[-1] % 32 == 0 and "conv1d" not in theirs
+                else GGMLQuantizationType.F32
+            )
             if each.dtype == np.uint8:
                 writer.add_tensor(prefix + theirs, each, raw_dtype=GGMLQuantizationType.MXFP4)
             else:
@@ -111,7 +128,9 @@ def placed(name: str, num_layers: int) -> tuple[str, str]:
     return name, ""
 
 
-def named(inner: str, value: np.ndarray, packed: np.ndarray | None, config: Any, fused: bool) -> list[tuple[str, np.ndarray]]:
+def named(
+    inner: str, value: np.ndarray, packed: np.ndarray | None, config: Any, fused: bool
+) -> list[tuple[str, np.ndarray]]:
     """The tensors of the file that are made of one of the folder, with their names within a block."""
     module, _, last = inner.rpartition(".")
     theirs = TENSORS.get(inner) or f"{MODULES[module]}.{last}"
@@ -119,7 +138,10 @@ def named(inner: str, value: np.ndarray, packed: np.ndarray | None, config: Any,
         if inner in ("mlp.experts.gate_up_proj", "mlp.experts.down_proj"):
             value = value.swapaxes(1, 2) if packed is None else packed
         if "gate_up" in theirs:
-            return [(theirs.replace("gate_up", "gate"), value[:, ::2]), (theirs.replace("gate_up", "up"), value[:, 1::2])]
+            return [
+                (theirs.replace("gate_up", "gate"), value[:, ::2]),
+                (theirs.replace("gate_up", "up"), value[:, 1::2]),
+            ]
         return [(theirs, value)]
     value = tiled(inner, value, config)
     if "norm" in inner and inner != "linear_attn.norm.weight":
@@ -180,12 +202,16 @@ def common_keys(config: Any, has_module: bool) -> dict[str, Any]:
 
 def qwen35_keys(config: Any) -> dict[str, Any]:
     rotated = int(config.head_dim * config.rope_parameters["partial_rotary_factor"])
-    experts = {} if config.model_type == "qwen3_5_text" else {
-        "expert_count": config.num_experts,
-        "expert_used_count": config.num_experts_per_tok,
-        "expert_feed_forward_length": config.moe_intermediate_size,
-        "expert_shared_feed_forward_length": config.shared_expert_intermediate_size,
-    }
+    experts = (
+        {}
+        if config.model_type == "qwen3_5_text"
+        else {
+            "expert_count": config.num_experts,
+            "expert_used_count": config.num_experts_per_tok,
+            "expert_feed_forward_length": config.moe_intermediate_size,
+            "expert_shared_feed_forward_length": config.shared_expert_intermediate_size,
+        }
+    )
     return experts | {
         "rope.dimension_count": rotated,
         "rope.dimension_sections": [rotated // 2 - 2, 1, 1, 0],

@@ -120,7 +120,8 @@ def tensors_of(file: Path) -> dict[str, StoredTensor]:
     if is_gguf(file):
         return {name: StoredTensor(file, name, place.shape, "F32") for name, place in read_head(file).places.items()}
     tensors: dict[str, StoredTensor] = {}
-    with opened(file) as handle:
+    refuse_lfs_pointer(file)
+    with safe_open(file, framework="pt", device="cpu") as handle:
         for name in sorted(handle.keys()):
             part = handle.get_slice(name)
             tensors[name] = StoredTensor(file, name, tuple(part.get_shape()), part.get_dtype())

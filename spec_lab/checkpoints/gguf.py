@@ -1,8 +1,8 @@
 """The tensors of a GGUF file under the names and in the forms of a Hugging Face folder, dequantised as they are read.
 
-Names, orders and forms are those of llama.cpp's converters (`conversion/`). A file of Qwen3.5 keeps three differences that
-are undone here: the value heads of a delta net are tiled over the key heads, its decay is `-exp(A_log)`, and a shared
-expert's gate has one dimension. A fourth stays: its norms have their 1 added (`ADDED`).
+Names, orders and forms are those of llama.cpp's converters (`conversion/`). In a file of Qwen3.5 the value heads of a
+delta net take turns over the key heads, its decay is `-exp(A_log)`, and a shared expert's gate has one dimension. This
+is undone here. What stays is the 1 that its norms have added (`ADDED`).
 """
 
 from __future__ import annotations

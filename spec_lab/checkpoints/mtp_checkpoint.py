@@ -62,11 +62,11 @@ def load_mtp(
 ) -> tuple[MtpConfig, list[dict[str, torch.Tensor]]]:
     """Read the first `num_modules` modules for a target: their config, and each one's tensors in the common form.
 
-    Tensors of the target's own layers, if the checkpoint has them, are ignored, as are copies of its embedding and head.
+    Tensors of the target's own layers are ignored if the checkpoint has them, as are copies of its embedding and head.
 
     Raises:
-        UserError: no module in the checkpoint, or too few; a block or experts that are not supported; a module for another
-            target; tensors missing, of another shape, not expected or in an unsupported quantization.
+        UserError: no module, or too few; a block or experts that are not supported; a module for another target;
+            tensors missing, of another shape, not expected or in an unsupported quantization.
     """
     config, source = read_keys(folder), str(folder)
     decoder, count = text_part(config), num_mtp_modules(config) or 1
