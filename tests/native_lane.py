@@ -65,7 +65,7 @@ class Lane:
         """Run [requests, rows] tokens behind `starts`."""
         metadata = self.metadata(starts, tokens.shape[1])
         features = FEATURES if kept is None else FeatureSpec()
-        return self.target.forward(tokens.flatten(), self.cache, metadata, kept or Kept(), features)
+        return self.target.forward(tokens.flatten(), Pass(self.cache, metadata, kept or ALL_ROWS), features)
 
 
 def tokens_of(num_requests: int, num_rows: int) -> torch.Tensor:

@@ -81,7 +81,7 @@ class Lane:
     ) -> TargetOutput:
         """Run rows [batch, num_queries] at `starts`, of the slots from `first_slot` on."""
         attention = self.metadata(token_ids.shape[1], starts, first_slot)
-        return self.target.forward(token_ids.flatten(), self.cache, attention, kept or Kept(), features)
+        return self.target.forward(token_ids.flatten(), Pass(self.cache, attention, kept or ALL_ROWS), features)
 
     def metadata(self, num_queries: int, starts: list[int], first_slot: int = 0) -> AttentionMetadata:
         first = torch.tensor(starts)

@@ -84,7 +84,7 @@ def test_the_module_equals_transformers(nextn: Nextn) -> None:
     outputs = []
     for start, end in ((0, 40), (40, 41), (41, 45), (45, 80)):
         attention = backend.build(positions[:, start:end], torch.tensor([end]), table.pages[:1], end)
-        out = module.forward(token_ids[start:end], hidden[start:end], lane.cache, attention, Kept())
+        out = module.forward(token_ids[start:end], hidden[start:end], Pass(lane.cache, attention))
         outputs.append(out)
     torch.testing.assert_close(torch.cat(outputs), expected[:80], rtol=0, atol=2e-5)
     torch.testing.assert_close(

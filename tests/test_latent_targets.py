@@ -73,7 +73,7 @@ def run(folder: Path, token_ids: torch.Tensor, parts: tuple[int, ...], dtype: to
         end = start + count
         positions, lens = torch.arange(start, end)[None], torch.tensor([end])
         attention = backend.build(positions, lens, table.pages[:1], end)
-        output = target.forward(token_ids[start:end], kv, attention, Kept(), FEATURES)
+        output = target.forward(token_ids[start:end], Pass(kv, attention), FEATURES)
         logits.append(target.logits(output.hidden))
         features.append(output.features)
         start = end

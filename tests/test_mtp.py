@@ -51,7 +51,7 @@ class Lane:
     ) -> torch.Tensor:
         """Run rows [batch, num_queries] at `starts`, of the slots from `first_slot` on."""
         attention = self.metadata(token_ids.shape[1], starts, first_slot)
-        return self.module.forward(token_ids.flatten(), hidden.flatten(0, 1), self.cache.layers[0], attention, kept)
+        return self.module.forward(token_ids.flatten(), hidden.flatten(0, 1), Pass(self.cache.layers[0], attention, kept))
 
     def metadata(self, num_queries: int, starts: list[int], first_slot: int = 0) -> AttentionMetadata:
         first = torch.tensor(starts)

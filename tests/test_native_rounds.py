@@ -125,7 +125,7 @@ class HeadLane:
         generator = torch.Generator().manual_seed(num_rows)
         hidden = torch.randn(2 * num_rows, HIDDEN_SIZE, generator=generator)[: len(starts) * num_rows]
         tokens = tokens_of(len(starts), num_rows).flatten()
-        return self.head.forward(tokens, hidden, self.cache, metadata, kept or Kept())
+        return self.head.forward(tokens, hidden, Pass(self.cache, metadata, kept or ALL_ROWS))
 
 
 @pytest.mark.parametrize("normed", [False, True])
@@ -227,7 +227,7 @@ def test_all_draft_steps_in_one_call() -> None:
         expected = [tokens]
         for _ in range(3):
             backend.advance(live[0])
-            hidden[0] = lanes[0].head.forward(expected[-1], hidden[0], lanes[0].cache, live[0], Kept())
+            hidden[0] = lanes[0].head.forward(expected[-1], hidden[0], Pass(lanes[0].cache, live[0]))
             expected.append(lanes[0].head.greedy(hidden[0]))
         drafts = lanes[1].head.chain.steps(tokens, hidden[1], lanes[1].cache, live[1], 4)
         assert torch.equal(drafts, torch.stack(expected, dim=1))

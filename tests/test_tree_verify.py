@@ -44,7 +44,7 @@ def test_a_rows_logits_are_those_of_its_path_alone(name: str, tmp_path: Path) ->
         positions = torch.arange(first, first + len(token_ids)).unsqueeze(0)
         end = first + len(token_ids)
         attention = backend.build(positions, torch.tensor([end]), table, end)
-        output = target.forward(torch.tensor(token_ids), cache, attention, Kept(), FeatureSpec())
+        output = target.forward(torch.tensor(token_ids), Pass(cache, attention), FeatureSpec())
         return target.logits(output.hidden)
 
     for length in LENGTHS:
@@ -52,7 +52,7 @@ def test_a_rows_logits_are_those_of_its_path_alone(name: str, tmp_path: Path) ->
         logits(prompt, 0)
         parents = torch.tensor([PARENTS])
         attention = backend.build_tree(parents, DEPTH, torch.tensor([length]), table, length + len(PARENTS))
-        output = target.forward(torch.tensor(tokens), cache, attention, Kept(), FeatureSpec())
+        output = target.forward(torch.tensor(tokens), Pass(cache, attention), FeatureSpec())
         found = target.logits(output.hidden)
         for row in range(len(PARENTS)):
             path = [row]

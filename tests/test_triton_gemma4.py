@@ -89,7 +89,7 @@ def test_a_target_gives_what_it_gives_without(tmp_path: Path, kind: str, num_row
         )
         first = target.forward(*begin)
         rows = prompt(2, num_rows).flatten()
-        round_ = target.forward(rows, lane.cache, lane.metadata([6, 4], num_rows), Kept(), FeatureSpec())
+        round_ = target.forward(rows, Pass(lane.cache, lane.metadata([6, 4], num_rows)), FeatureSpec())
         outcomes.append([first.hidden, target.logits(round_.hidden), *caches(lane)])
     for outcome in outcomes[1:]:
         for got, expected in zip(outcome, outcomes[0], strict=True):
@@ -120,14 +120,14 @@ def test_a_row_of_a_round_is_the_row_of_plain_decoding(tmp_path: Path, kind: str
     assert all(TritonProducts().is_row_invariant(plan) for plan in config.layers)
     for slot, start in enumerate(starts):
         target.forward(
-            tokens[slot, :start], lane.cache, of_slot(lane, slot, start), Kept(Drop.EVERYTHING), FeatureSpec()
+            tokens[slot, :start], Pass(lane.cache, of_slot(lane, slot, start), Kept(Drop.EVERYTHING)), FeatureSpec()
         )
     rows = torch.stack([tokens[slot, start : start + 4] for slot, start in enumerate(starts)])
-    verified = target.forward(rows.flatten(), lane.cache, lane.metadata(starts, 4), Kept(), FeatureSpec())
+    verified = target.forward(rows.flatten(), Pass(lane.cache, lane.metadata(starts, 4)), FeatureSpec())
     together = target.logits(verified.hidden).view(3, 4, -1)
     for column in (0, 3):
         metadata = lane.metadata([starts[0] + column], 1)
-        alone = target.forward(rows[0, column : column + 1], lane.cache, metadata, Kept(), FeatureSpec())
+        alone = target.forward(rows[0, column : column + 1], Pass(lane.cache, metadata), FeatureSpec())
         assert torch.equal(target.logits(alone.hidden)[0], together[0, column])
 
 
@@ -144,7 +144,7 @@ def test_a_layer_is_eight_kernels_and_three_more_with_embeddings_of_its_own(tmp_
         lane = Lane.of(config.layers)
         target, metadata = make_target(config, lane, TritonProducts()), lane.metadata([6, 4], 4)
         with CountedKernels() as launched:
-            target.forward(prompt(2, 4).flatten(), lane.cache, metadata, Kept(), FeatureSpec())
+            target.forward(prompt(2, 4).flatten(), Pass(lane.cache, metadata), FeatureSpec())
         num_layers, before = len(config.layers), {"product": 1, "layer_embeddings": 1} if more else {}
         expected = {
             name: num_layers * (KERNELS_OF_A_LAYER.get(name, 0) + more.get(name, 0)) + before.get(name, 0)
@@ -158,7 +158,7 @@ def test_small_weights_have_the_librarys_products_beyond_sixteen_rows(tmp_path: 
     lane = Lane.of(config.layers)
     target, metadata = make_target(config, lane, TritonProducts()), lane.metadata([6, 4], 10)
     with CountedKernels() as launched:
-        target.forward(prompt(2, 10).flatten(), lane.cache, metadata, Kept(), FeatureSpec())
+        target.forward(prompt(2, 10).flatten(), Pass(lane.cache, metadata), FeatureSpec())
     assert launched.count["product"] == 0 and launched.count["gated"] == 2 * len(config.layers)
 
 

@@ -200,7 +200,7 @@ def test_few_rows_in_16_bits_go_through_the_fused_products(folder: Path) -> None
             metadata = backend.build(positions, lens, pages, start + num_rows)
             metadata.recurrent = recurrent_rows(first)
             tokens = torch.arange(7 + start, 7 + start + num_rows, device=DEVICE)
-            output = target.forward(tokens, cache, metadata, Kept(), FeatureSpec())
+            output = target.forward(tokens, Pass(cache, metadata), FeatureSpec())
             found.append(target.logits(output.hidden).float())
             start += num_rows if start == 0 else 2
             states.commit(first, first + (0 if start == 5 else 1))

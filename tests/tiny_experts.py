@@ -73,7 +73,7 @@ def logits_in_parts(folder: Path, token_ids: torch.Tensor, parts: list[int]) -> 
         end = start + count
         positions, seq_lens = torch.arange(start, end).unsqueeze(0), torch.tensor([end])
         attention = backend.build(positions, seq_lens, table.pages[:1], end)
-        output = target.forward(token_ids[start:end], cache, attention, Kept(), FeatureSpec())
+        output = target.forward(token_ids[start:end], Pass(cache, attention), FeatureSpec())
         logits.append(target.logits(output.hidden))
         start = end
     assert start == length
