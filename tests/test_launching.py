@@ -18,7 +18,7 @@ from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.latent_sizes import LatentSizes
 from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
 from spec_lab.checkpoints.random_weights import random_mtp
-from spec_lab.core.kept import Kept
+from spec_lab.core.passes import Pass
 from spec_lab.models.linear import make_linear
 from spec_lab.models.mtp import MtpModule
 from spec_lab.models.products import PLAIN, PlainProducts, launching_of

@@ -11,8 +11,8 @@ import torch
 from spec_lab.attention.torch_tree import TorchTreeAttention
 from spec_lab.build.caches import cache_row
 from spec_lab.checkpoints.families import read_model_config
-from spec_lab.core.kept import Kept
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, PagedKVCache
+from spec_lab.core.passes import Pass
 from spec_lab.core.types import FeatureSpec
 from spec_lab.models.target_loader import WeightSource, load_target
 from tests.lossless_cases import TARGETS

@@ -16,6 +16,7 @@ from spec_lab.checkpoints.gemma4_assistant_checkpoint import TOKEN_ORDERING, ass
 from spec_lab.checkpoints.gemma4_assistant_config import read_assistant_config
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.core.kept import Kept
+from spec_lab.core.passes import Pass
 from spec_lab.core.pruning import Drop
 from spec_lab.core.types import AttentionMetadata, FeatureSpec
 from spec_lab.models.gemma4 import Gemma4Target
@@ -80,14 +81,9 @@ def test_a_target_gives_what_it_gives_without(tmp_path: Path, kind: str, num_row
         target, last = make_target(config, lane, products), torch.tensor([5, 11], device=DEVICE)
         for tensor in caches(lane):
             tensor.zero_()
-        begin = (
-            prompt(2, 6).flatten(),
-            lane.cache,
-            lane.metadata([0, 0], 6),
-            Kept(Drop.AFTER_ATTENTION, last, lane.metadata([5, 5], 1)),
-            FeatureSpec(),
-        )
-        first = target.forward(*begin)
+        kept = Kept(Drop.AFTER_ATTENTION, last, lane.metadata([5, 5], 1))
+        begin = Pass(lane.cache, lane.metadata([0, 0], 6), kept)
+        first = target.forward(prompt(2, 6).flatten(), begin, FeatureSpec())
         rows = prompt(2, num_rows).flatten()
         round_ = target.forward(rows, Pass(lane.cache, lane.metadata([6, 4], num_rows)), FeatureSpec())
         outcomes.append([first.hidden, target.logits(round_.hidden), *caches(lane)])
@@ -105,7 +101,7 @@ def test_heads_through_the_kernel_are_those_of_torch(tmp_path: Path, kind: str) 
         target = make_target(config, lane, PLAIN)
         for tensor in caches(lane):
             tensor.zero_()
-        begin = prompt(2, 6).flatten(), lane.cache, lane.metadata([0, 0], 6), Kept(), FeatureSpec()
+        begin = prompt(2, 6).flatten(), Pass(lane.cache, lane.metadata([0, 0], 6)), FeatureSpec()
         outcomes.append([target.forward(*begin).hidden, *caches(lane)])
     for got, expected in zip(*outcomes, strict=True):
         assert_alike(got, expected)

@@ -21,8 +21,9 @@ from spec_lab.checkpoints.keep_fp8 import with_narrow_products, with_wide_produc
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.checkpoints.random_weights import random_eagle3, random_mtp, random_tensors
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
-from spec_lab.core.kept import Kept
+from spec_lab.core.kept import ALL_ROWS, Kept
 from spec_lab.core.kv_cache import PagedKVCache
+from spec_lab.core.passes import Pass
 from spec_lab.core.pruning import Drop
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide
 from spec_lab.engine.pages import PageTable
@@ -112,7 +113,7 @@ def assert_alike(got: torch.Tensor, expected: torch.Tensor) -> None:
 def selections(lane: Lane) -> dict[str, Kept]:
     live = torch.tensor([1, 5], device=DEVICE)
     return {
-        "all": Kept(),
+        "all": ALL_ROWS,
         "live": Kept(Drop.AFTER_LAYER, live),
         "after": Kept(Drop.AFTER_ATTENTION, live),
         "before": Kept(Drop.BEFORE_ATTENTION, live, lane.metadata([7, 8], 1)),
@@ -126,7 +127,9 @@ def test_a_target_gives_what_it_gives_without(config: ModelConfig) -> None:
         lane = Lane.of(config.layers)
         target = make_target(config, lane, products)
         lane.cache.kv.zero_()
-        target.forward(prompt(2, 6).flatten(), Pass(lane.cache, lane.metadata([0, 0], 6), Kept(Drop.EVERYTHING)), FEATURES)
+        target.forward(
+            prompt(2, 6).flatten(), Pass(lane.cache, lane.metadata([0, 0], 6), Kept(Drop.EVERYTHING)), FEATURES
+        )
         round_ = target.forward(prompt(2, 4).flatten(), Pass(lane.cache, lane.metadata([6, 4], 4)), FEATURES)
         assert round_.features is not None
         outputs.append([target.logits(round_.hidden), round_.features])
@@ -206,9 +209,11 @@ def run_head(head: Eagle3Head | MtpModule, lane: Lane, name: str) -> list[torch.
     lane.cache.kv.zero_()
     hidden = randn(2, 6, 32, seed=2, dtype=DTYPE)
     layer = lane.cache.layers[0]
-    head.forward(prompt(2, 6).flatten(), hidden.flatten(0, 1), Pass(layer, lane.metadata([0, 0], 6), Kept(Drop.EVERYTHING)))
+    head.forward(
+        prompt(2, 6).flatten(), hidden.flatten(0, 1), Pass(layer, lane.metadata([0, 0], 6), Kept(Drop.EVERYTHING))
+    )
     rows = prompt(2, 4).flatten(), hidden[:, :4].flatten(0, 1)
-    out = head.forward(*rows, layer, lane.metadata([6, 4], 4), selections(lane)[name])
+    out = head.forward(*rows, Pass(layer, lane.metadata([6, 4], 4), selections(lane)[name]))
     tokens, probabilities = head.greedy_with_probability(out)
     assert torch.equal(tokens, head.greedy(out))
     return [out, head.draft_logits(out), lane.cache.kv, tokens.to(DTYPE), probabilities.to(DTYPE)]

@@ -10,8 +10,8 @@ import torch
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.build.caches import cache_row
 from spec_lab.checkpoints.families import read_model_config
-from spec_lab.core.kept import Kept
 from spec_lab.core.kv_cache import NULL_PAGE, PagedKVCache
+from spec_lab.core.passes import Pass
 from spec_lab.core.types import FeatureSpec
 from spec_lab.engine.pages import PageTable
 from spec_lab.models.decoder import DecoderTarget
