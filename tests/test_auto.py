@@ -78,24 +78,6 @@ def test_registers_for_which_the_library_is_faster_with_many_rows(monkeypatch: p
     assert why_not_native(config) is None
 
 
-@pytest.mark.parametrize(
-    ("overrides", "problem", "said"),
-    [
-        ([], None, None),
-        ([], "there is no C compiler", "there is no C compiler"),
-        (["dtype=bfloat16"], None, "not dtype=bfloat16"),
-        (["target=gemma4_31b"], None, "not all of the target's layers are plain attention and MLPs"),
-    ],
-)
-def test_why_a_run_does_not_compute_in_c(
-    overrides: list[str], problem: str | None, said: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(build, "problem", lambda: problem)
-    shape = ["target=llama3_8b", "target.weights=random", "drafter=none", "workload=random_ids", "device=cpu"]
-    why = why_not_native(chosen("kernels=torch", *shape, *overrides))
-    assert why is said is None or (said is not None and why is not None and said in why)
-
-
 def test_kernels_in_c_have_one_thread_and_others_what_the_target_or_the_machine_has() -> None:
     shape = ["target=llama3_8b", "target.weights=random", "drafter=none", "workload=random_ids", "device=cpu"]
     threads = [default_num_threads(compose([*shape, f"kernels={name}"]).config) for name in ("native", "torch")]
@@ -164,17 +146,6 @@ def test_how_many_prompt_rows_share_a_forward(overrides: list[str], expected: in
 def test_how_many_rows_a_chunk_has(overrides: list[str], expected: int) -> None:
     """Masks of attention=torch are as large as a chunk times the keys it sees."""
     assert chosen(*overrides).cache.chunk_size == expected
-
-
-@pytest.mark.parametrize(
-    ("overrides", "refusal"),
-    [
-        ([*SAMPLED, "acceptance.method=block", "kernels=triton"], "acceptance.method=block has no kernel"),
-    ],
-)
-def test_what_is_named_is_refused_as_ever(overrides: list[str], refusal: str) -> None:
-    config = compose(["device=cuda", *overrides]).config
-    assert [refusal in line for line in list(problems(config))] == [True]
 
 
 @pytest.mark.parametrize("missing", ["triton", "interpreter"])
