@@ -254,22 +254,6 @@ def test_another_tokenizer_is_said_in_the_record(
     assert warning.startswith(f"{draft}: 2 ids of its tokenizer")
 
 
-def test_a_model_of_too_few_positions_is_refused(pairs: Pairs, tmp_path: Path) -> None:
-    """Its positions are counted where sequences reach, not where the target could."""
-    requests = text_requests()
-    longest = max(len(request.prompt_ids) for request in requests) + 18
-    for positions, fits in ((longest, True), (longest - 1, False)):
-        folder = tmp_path / str(positions)
-        make_tiny_target(folder, "qwen3", max_position_embeddings=positions)
-        config = make_config((pairs.target, folder), "draft_model")
-        if fits:
-            make_engine(config, requests)
-            continue
-        messages = f"{positions} positions", f"a sequence has {longest}", "max_new_tokens", "drafter.path"
-        with refused(folder, *messages):
-            make_engine(config, requests)
-
-
 def test_captured_rounds_give_what_eager_ones_give(pairs: Pairs) -> None:
     """Three requests in a bucket of four, on the CPU recorder."""
     pair, cache = (pairs.target, pairs.drafts["qwen2_sliding"][0]), {"page_size": 4}
