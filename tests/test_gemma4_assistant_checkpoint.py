@@ -91,13 +91,6 @@ def test_kv_source_layers_stand_over_the_rule(tmp_path: Path, target: ModelConfi
     assert sources(read(tmp_path, target)) == [6, 0]
 
 
-@pytest.mark.parametrize("named", [[7, 8], [-1, 7]])
-def test_refuses_impossible_kv_source_layers(tmp_path: Path, target: ModelConfig, named: Any) -> None:
-    make_tiny_assistant(tmp_path, target, kv_source_layers=named)
-    with refused("kv_source_layers", "drafter.path"):
-        read(tmp_path, target)
-
-
 def test_both_spellings_of_two_head_sizes(tmp_path: Path, target: ModelConfig) -> None:
     described = changed(target, {6: {"window": 5}, 7: {"num_kv_heads": 1, "head_dim": 32}})
     hub = {"global_head_dim": 32, "num_global_key_value_heads": 1, "attention_k_eq_v": True}
