@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,9 +25,7 @@ from spec_lab.checkpoints.gemma4_assistant_config import owns_kv
 from spec_lab.checkpoints.packaged import SHAPES
 from spec_lab.checkpoints.target_tensors import counts_from_one
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
-from spec_lab.config.choices import Rollback, Weights
-from spec_lab.config.run import RecurrentConfig
-from spec_lab.measure.lab import note_rollback
+from spec_lab.config.choices import Weights
 from spec_lab.models.target_loader import WeightSource, load_target, read_target
 from spec_lab.models.tensor_parallel import TensorParallel
 from spec_lab.options.trees import StaticTreeConfig
@@ -141,16 +138,6 @@ def test_random_weights_of_a_hybrid_generate(tmp_path: Path) -> None:
     target = part("target", "hf", path=str(tmp_path), weights=Weights.random)
     outputs = make_engine(replace(config, target=target), requests).generate(requests).requests
     assert all(record.output_ids for record in outputs)
-
-
-def test_a_rollback_without_states_is_a_logged_no_op(capsys: pytest.CaptureFixture[str]) -> None:
-    plain = replace(read_decoder(FLAT, "config.json"), layers=())
-    for target, said in ((plain, "recurrent.rollback=replay changes nothing"), (read_decoder(FLAT, "x"), "")):
-        models: Any = SimpleNamespace(target=SimpleNamespace(config=target))
-        config = make_config((Path(), Path()), "none", recurrent=RecurrentConfig(Rollback.replay))
-        note_rollback(config, models)
-        printed = capsys.readouterr().err
-        assert printed.startswith(said) and bool(printed) == bool(said)
 
 
 def test_slots_are_bounded_by_the_bytes_of_their_states(monkeypatch: pytest.MonkeyPatch) -> None:
