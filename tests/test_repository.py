@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import tomllib
 from pathlib import Path
 from runpy import run_path
 
@@ -76,14 +75,6 @@ def test_blanks_comments_and_docstrings_are_no_code_lines(tmp_path: Path) -> Non
         "a.html": 1,
         "a.md": 0,
     }
-
-
-def test_licence_is_declared_and_present() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["license"] == "Apache-2.0"
-    for name in project["license-files"]:
-        assert (ROOT / name).read_text().strip()
-    assert "Version 2.0, January 2004" in (ROOT / "LICENSE").read_text()
 
 
 def test_notice_names_every_prompt_file_with_python_s_text() -> None:
