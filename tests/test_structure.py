@@ -39,11 +39,6 @@ def test_every_bench_has_a_help() -> None:
     assert [path.name for path in benches if "argparse" not in imported_names(path.read_text())] == []
 
 
-def test_twins_are_seen_wherever_they_stand() -> None:
-    files = {"a.py": "class Head: ...\nclass Other: ...", "b.py": "def make():\n    class Head(Other): ..."}
-    assert classes_that_stand_twice(files) == {"Head": ["a.py", "b.py"]}
-
-
 def imported_names(source: str) -> set[str]:
     """Every module that a source imports, and every name that it takes from one, as module.name."""
     found: set[str] = set()
