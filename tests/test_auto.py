@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 
 import pytest
 import torch
 
 from spec_kernels.native import build
-from spec_kernels.native.packing import LANES
 from spec_lab.app.compose import compose
 from spec_lab.build.auto import why_not_native, with_auto_chosen
-from spec_lab.checkpoints.families import read_model_config
-from spec_lab.checkpoints.packaged import ZOO
 from spec_lab.config.checks import problems
 from spec_lab.config.run import Run
 from spec_lab.measure.lab import default_num_threads
-from spec_lab.operators.promises import VECTOR, native_takes
 
 SAMPLED = ["acceptance=rejection", "sampling.temperature=0.7", "drafter.draft_sampling=distribution"]
 
@@ -85,13 +80,6 @@ def test_kernels_in_c_have_one_thread_and_others_what_the_target_or_the_machine_
     assert default_num_threads(compose(["device=cpu", "kernels=torch"]).config) == 1
 
 
-def test_layers_that_the_kernels_in_c_know() -> None:
-    plain = read_model_config(ZOO / "pocket").layers[0]
-    assert (VECTOR, native_takes(plain)) == (LANES, True)
-    for changes in ({"head_dim": 24}, {"intermediate_size": 12}, {"intermediate_size": 100}, {"attention_gate": True}):
-        assert not native_takes(replace(plain, **changes))
-
-
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
@@ -155,11 +143,6 @@ def test_without_triton_the_graph_alone_is_taken(missing: str, monkeypatch: pyte
     else:
         monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert taken("device=cuda") == ("torch", "torch", "round")
-
-
-def test_what_is_typed_names_the_folder_and_what_is_taken_is_recorded() -> None:
-    asked = compose(["device=cuda", "kernels=torch"])
-    assert (asked.choices["graph"], with_auto_chosen(compose([]).config).graph.name) == ("auto", "eager")
 
 
 @pytest.mark.parametrize(
