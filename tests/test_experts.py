@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from spec_lab.checkpoints.expert_sizes import ExpertSizes, RouterScores, expert_tensor_shapes
 from spec_lab.engine.tape import TapeRecorder
 from spec_lab.models import routers
-from spec_lab.models.experts import ExpertMLP, SortedExperts, build_experts, grouped_experts, has_grouped_product
+from spec_lab.models.experts import ExpertMLP, SortedExperts, build_experts
 from spec_lab.models.routers import Routing, SigmoidRouter, SoftmaxRouter
 from tests.onednn import needs_rows_alike
-from tests.tiny_checkpoints import random_weight, refused
+from tests.tiny_checkpoints import random_weight
 
 HIDDEN, NUM_EXPERTS, INNER = 32, 8, 24
 SIGMOID = ExpertSizes(
@@ -270,15 +270,6 @@ def test_bfloat16_outputs_are_weighed_and_added_up_in_float32() -> None:
     together = experts(row, Routing(ids, weights))
     assert together.dtype == torch.bfloat16
     assert torch.equal(together, expected.bfloat16())
-
-
-def test_a_gpu_has_the_grouped_product_in_bfloat16_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for dtype in (torch.float32, torch.float16):
-        assert has_grouped_product(dtype, torch.device("cpu")) and not has_grouped_product(dtype, torch.device("cuda"))
-    assert has_grouped_product(torch.bfloat16, torch.device("cuda"))
-    monkeypatch.setattr("spec_lab.models.experts.has_grouped_product", lambda dtype, device: False)
-    with refused("dtype=float32", "dtype=bfloat16", "kernels=triton"):
-        grouped_experts(torch.zeros(2, 4, 3), torch.zeros(2, 3, 2), F.silu)
 
 
 @torch.inference_mode()

@@ -12,7 +12,6 @@ from spec_kernels.expert_tiles import FEW, MANY, MAX_INVARIANT_ROWS, choose_expe
 from spec_kernels.experts import routed_experts, routed_experts_reference
 from spec_kernels.few_experts import few_experts_reference
 from spec_kernels.gate import ACTIVATIONS
-from spec_lab.models.experts import SortedExperts
 from spec_lab.models.linear import gelu_tanh
 from spec_lab.models.routers import Routing
 from spec_lab.operators.triton_experts import TritonExperts
@@ -150,7 +149,7 @@ def test_the_stages_of_all_tiles_fit_the_shared_memory_of_an_h200() -> None:
 def test_few_rows_and_many_have_the_sums_of_the_reference() -> None:
     """Of more than 256 rows, a pair's term is rounded before it is added to others."""
     layer = make_layer(17)
-    experts = SortedExperts(layer.gate_up, layer.down, gelu_tanh).made_by(TritonExperts)
+    experts = TritonExperts(layer.gate_up, layer.down, gelu_tanh)
     routing = Routing(layer.expert_ids, layer.weights)
     assert torch.equal(experts(layer.rows, routing), layer.run("gelu_tanh"))
     few = layer.some([0, 1, 2, 3, 4])
@@ -159,7 +158,7 @@ def test_few_rows_and_many_have_the_sums_of_the_reference() -> None:
     )
     assert_near(experts(few.rows, Routing(few.expert_ids, few.weights)), expected)
     many = make_layer(300, num_experts=3, num_chosen=2, hidden=16, inner=16, dtype=DTYPES[-1])
-    experts = SortedExperts(many.gate_up, many.down, gelu_tanh).made_by(TritonExperts)
+    experts = TritonExperts(many.gate_up, many.down, gelu_tanh)
     assert_near(experts(many.rows, Routing(many.expert_ids, many.weights)), many.expected("gelu_tanh"))
 
 
@@ -170,10 +169,10 @@ def test_no_rows_are_no_launch() -> None:
 def test_another_activation_is_refused() -> None:
     layer = make_layer(1)
     with refused("kernels=triton", "kernels=torch"):
-        SortedExperts(layer.gate_up, layer.down, F.relu).made_by(TritonExperts)
+        TritonExperts(layer.gate_up, layer.down, F.relu)
 
 
 def test_rows_that_the_copy_engine_does_not_bring_are_refused() -> None:
     layer = make_layer(1, inner=22)
     with refused("kernels=triton", "kernels=torch"):
-        SortedExperts(layer.gate_up, layer.down).made_by(TritonExperts)
+        TritonExperts(layer.gate_up, layer.down, F.silu)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from spec_lab.build.kernels import Kernels
 from spec_lab.config.run import Run
+from spec_lab.core.kernel_set import KernelSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,4 +22,4 @@ class BackendContext:
     max_positions: int
     device: torch.device
     dtype: torch.dtype
-    kernels: Kernels
+    kernels: KernelSet

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from spec_lab.core.kept import PrunePolicy
+from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.prompts import PromptPack
@@ -25,7 +26,6 @@ from spec_lab.drafters.catchup import plan_catchup
 from spec_lab.drafters.picking import DraftedRows
 from spec_lab.models.blocks.body import BlockPlace
 from spec_lab.models.blocks.model import BlockModel
-from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet
 
 
 @dataclass(kw_only=True, eq=False)

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from spec_lab.core.kept import PrunePolicy
+from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.passes import Pass
@@ -25,7 +26,6 @@ from spec_lab.drafters.growth import Branches, TreeShape
 from spec_lab.drafters.picking import DraftedRows, DraftHead, DraftPicker
 from spec_lab.drafters.siblings import SiblingPicker
 from spec_lab.models.draft_parts import ChainAtOnce
-from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet
 
 
 class DraftModule(DraftHead, Protocol):

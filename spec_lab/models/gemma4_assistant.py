@@ -9,6 +9,7 @@ the target's cache are already rotated; Gemma's keys and values are also normed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Protocol
 
 import torch
@@ -18,6 +19,7 @@ from spec_lab.checkpoints.gemma4_assistant_checkpoint import TOKEN_ORDERING
 from spec_lab.checkpoints.gemma4_assistant_config import AssistantConfig
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.checkpoints.slices import kept_part
+from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.passes import Pass
@@ -27,7 +29,6 @@ from spec_lab.models.draft_parts import LikeliestToken
 from spec_lab.models.linear import GatedMLP, fused_linear, gelu_tanh, make_linear
 from spec_lab.models.norms import Float32Norm
 from spec_lab.models.partition import WHOLE, Partition
-from spec_lab.models.products import PLAIN, Products
 from spec_lab.models.queries import norm_and_turn_queries
 from spec_lab.models.rope import rotary_table
 from spec_lab.models.sandwich import AddNormed, AddNormedThenNorm, NormedLinear, SandwichParts
@@ -51,7 +52,7 @@ class Gemma4Assistant:
         max_positions: int,
         extra_window_keys: int = 0,
         partition: Partition = WHOLE,
-        products: Products = PLAIN,
+        kernels: KernelSet = TORCH_FORMS,
     ) -> None:
         """Build the model from whole tensors.
 
@@ -60,23 +61,23 @@ class Gemma4Assistant:
             extra_window_keys: added to every sliding window.
             partition: that of the target. If a process holds the KV of some heads only, the queries of these heads and
                 the product after them are split too. Everything else is whole in every process.
-            products: makes the parts that kernels may replace, if the target is not split.
+            kernels: replace the parts that they have, if the target is not split.
         """
         self.config = config
         self._embedding = target_embedding
-        self._launching = products.launching
+        self._launching = kernels.get(Op.EARLY_LAUNCHES, nullcontext)
         # The target's embedding module also rounds the scale to the weights' dtype first.
         self._embedding_scale = float(torch.tensor(config.target.embedding_scale, dtype=target_embedding.dtype))
-        self._pre_projection = products.linear(make_linear(tensors["pre_projection.weight"]))
-        self._post_projection = products.linear(make_linear(tensors["post_projection.weight"]))
+        self._pre_projection = kernels.get(Op.LINEAR, make_linear(tensors["pre_projection.weight"]))
+        self._post_projection = kernels.get(Op.LINEAR, make_linear(tensors["post_projection.weight"]))
         self._layers = [
             AssistantLayer(
-                config, layer, tensors, f"model.layers.{index}.", backend, extra_window_keys, partition, products
+                config, layer, tensors, f"model.layers.{index}.", backend, extra_window_keys, partition, kernels
             )
             for index, layer in enumerate(config.body.layers)
         ]
-        self._norm = products.norm(Float32Norm(tensors["model.norm.weight"], config.body.rms_norm_eps))
-        self._head = build_token_head(config, tensors, products)
+        self._norm = kernels.get(Op.NORM, Float32Norm(tensors["model.norm.weight"], config.body.rms_norm_eps))
+        self._head = build_token_head(config, tensors, kernels)
         self._rotary_keys = [(layer.rope, layer.head_dim) for layer in config.body.layers]
         like = target_embedding
         self._rotary = {
@@ -142,7 +143,7 @@ class AssistantLayer:
         backend: AttentionBackend,
         extra_window_keys: int,
         partition: Partition,
-        products: Products,
+        kernels: KernelSet,
     ) -> None:
         def kept(name: str) -> torch.Tensor:
             return kept_part(partition, name, tensors[f"{prefix}{name}"])
@@ -165,7 +166,7 @@ class AssistantLayer:
             mlp=GatedMLP(gate_up, make_linear(tensors[f"{prefix}mlp.down_proj.weight"]), gelu_tanh),
             after_mlp=AddNormed(norm("post_feedforward_layernorm"), tensors[f"{prefix}layer_scalar"]),
         )
-        self._parts = products.sandwich(parts)
+        self._parts = kernels.get(Op.SANDWICH, parts)
 
     def __call__(self, stream: torch.Tensor, at: Pass) -> torch.Tensor:
         parts = self._parts
@@ -195,10 +196,10 @@ class TokenHead(Protocol):
 class DenseHead:
     """Scores every token, with the assistant's own embedding [vocab, hidden_size]."""
 
-    def __init__(self, embedding: torch.Tensor, products: Products = PLAIN) -> None:
+    def __init__(self, embedding: torch.Tensor, kernels: KernelSet = TORCH_FORMS) -> None:
         linear = make_linear(embedding)
-        self._linear = products.linear(linear)
-        self._likeliest = products.likeliest(LikeliestToken(None, linear))
+        self._linear = kernels.get(Op.LINEAR, linear)
+        self._likeliest = kernels.get(Op.LIKELIEST, LikeliestToken(None, linear))
 
     def greedy(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._likeliest(hidden)
@@ -223,17 +224,17 @@ class CentroidHead:
         centroids: torch.Tensor,
         token_ordering: torch.Tensor,
         top_k: int,
-        products: Products = PLAIN,
+        kernels: KernelSet = TORCH_FORMS,
     ) -> None:
         """embedding [vocab, hidden_size], centroids [num_centroids, hidden_size], token_ordering [vocab]."""
         num_centroids, (self._vocab_size, hidden_size) = centroids.shape[0], embedding.shape
         self._clusters = TokenClusters(
-            products.linear(make_linear(centroids)),
+            kernels.get(Op.LINEAR, make_linear(centroids)),
             embedding.index_select(0, token_ordering).view(num_centroids, -1, hidden_size),
             token_ordering.view(num_centroids, -1),
             top_k,
         )
-        self._likeliest = products.likeliest_in_clusters(self._clusters)
+        self._likeliest = kernels.get(Op.LIKELIEST_IN_CLUSTERS, self._clusters)
 
     def greedy(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._likeliest(hidden)
@@ -247,11 +248,11 @@ class CentroidHead:
 
 
 def build_token_head(
-    config: AssistantConfig, tensors: Mapping[str, torch.Tensor], products: Products = PLAIN
+    config: AssistantConfig, tensors: Mapping[str, torch.Tensor], kernels: KernelSet = TORCH_FORMS
 ) -> TokenHead:
     """Build the kind of head that the checkpoint was trained with."""
     embedding = tensors["model.embed_tokens.weight"]
     if config.centroids is None:
-        return DenseHead(embedding, products)
+        return DenseHead(embedding, kernels)
     centroids = tensors["masked_embedding.centroids.weight"]
-    return CentroidHead(embedding, centroids, tensors[TOKEN_ORDERING], config.centroids.top_k, products)
+    return CentroidHead(embedding, centroids, tensors[TOKEN_ORDERING], config.centroids.top_k, kernels)

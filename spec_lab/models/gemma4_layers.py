@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.plan import LayerPlan
+from spec_lab.core.kernel_set import KernelSet, Op
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.passes import Pass
 from spec_lab.models.experts import ExpertMLP
@@ -23,7 +24,6 @@ from spec_lab.models.layers import Attention, FusedRopeAndWrite, RopeAndWrite
 from spec_lab.models.linear import GatedMLP, Linear, fused_linear, gelu_tanh, make_linear
 from spec_lab.models.norms import Float32Norm, head_weights
 from spec_lab.models.partition import Partition
-from spec_lab.models.products import Products
 from spec_lab.models.queries import norm_and_turn_queries
 from spec_lab.models.sandwich import (
     AddNormed,
@@ -108,7 +108,7 @@ def build_gemma4_layer(
     prefix: str,
     backend: AttentionBackend,
     partition: Partition,
-    products: Products,
+    kernels: KernelSet,
 ) -> Gemma4Layer:
     """Build a layer from Hugging Face names below `prefix`, which ends in a dot.
 
@@ -116,9 +116,9 @@ def build_gemma4_layer(
     """
     eps = config.rms_norm_eps
     attention = _build_attention(plan, eps, tensors, f"{prefix}self_attn.", backend, partition)
-    experts = None if plan.experts is None else build_experts_beside(plan.experts, eps, tensors, prefix)
+    experts = None if plan.experts is None else build_experts_beside(plan.experts, eps, tensors, prefix, kernels)
     parts = _build_parts(config, attention, tensors, prefix, partition)
-    return Gemma4Layer(attention, products.sandwich(parts), experts)
+    return Gemma4Layer(attention, kernels.get(Op.SANDWICH, parts), experts)
 
 
 def _build_parts(
@@ -168,10 +168,10 @@ def _build_attention(
         o=partition.output(tensors[f"{prefix}o_proj.weight"]),
         num_heads=plan.num_heads,
         head_dim=plan.head_dim,
+        scale=ATTENTION_SCALE,
         rope_and_write=_rope_and_write(plan, eps, tensors, prefix, backend),
         backend=backend,
         window=plan.window,
-        scale=ATTENTION_SCALE,
     )
 
 

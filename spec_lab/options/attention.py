@@ -9,7 +9,7 @@ from spec_lab.config.run import AttentionConfig
 
 if TYPE_CHECKING:
     from spec_lab.build.attention import BackendContext
-    from spec_lab.core.layer_protocols import AttentionBackend
+    from spec_lab.core.layer_protocols import AttentionBackend, RopeWrite
 
 
 @option("attention", "auto")
@@ -22,11 +22,14 @@ class TorchAttentionOption(AttentionConfig):
     """The reference backend, for any device, or the one with which `kernels=` replaces it."""
 
     def build(self, context: BackendContext) -> AttentionBackend:
+        from spec_lab.attention.torch_backend import TorchAttention
         from spec_lab.attention.torch_tree import TorchTreeAttention
+        from spec_lab.core.kernel_set import Op
 
         kernels = context.kernels
-        make = kernels.torch_attention if context.run.sizes is None else TorchTreeAttention
-        return make(context.run.cache.page_size, context.max_positions, kernels.rope_write)
+        make = kernels.get(Op.ATTENTION, TorchAttention) if context.run.sizes is None else TorchTreeAttention
+        rope_write: RopeWrite | None = kernels.get(Op.ROPE_WRITE, None)
+        return make(context.run.cache.page_size, context.max_positions, rope_write)
 
 
 @option("attention", "triton")
@@ -38,6 +41,7 @@ class TritonAttentionOption(AttentionConfig):
 
         from spec_lab.attention.long_prompts import attend_by_cudnn
         from spec_lab.build.kernels import refuse_wrong_dots
+        from spec_lab.core.kernel_set import Op
 
         refuse_wrong_dots(context.dtype)
         from spec_lab.attention.triton_backend import TritonAttention
@@ -45,4 +49,5 @@ class TritonAttentionOption(AttentionConfig):
         # cuDNN's attention for long prompts needs 16 bits.
         has_cudnn = context.device.type == "cuda" and torch.backends.cudnn.is_available()
         library = attend_by_cudnn if has_cudnn and context.dtype != torch.float32 else None
-        return TritonAttention(context.run.cache.page_size, context.max_positions, context.kernels.rope_write, library)
+        rope_write: RopeWrite | None = context.kernels.get(Op.ROPE_WRITE, None)
+        return TritonAttention(context.run.cache.page_size, context.max_positions, rope_write, library)
