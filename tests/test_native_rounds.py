@@ -239,7 +239,7 @@ def test_only_greedy_drafts_on_fresh_metadata_are_made_at_once(monkeypatch: pyte
     prune = PrunePolicy(LastPromptRow(), lambda num_requests: Drop.AFTER_LAYER)
     pickers: list[DraftPicker] = [GreedyPicker(), ConfidentGreedyPicker(cast(DraftConfidences, None))]
     drafters = [drafter_of(lane, 2, prune, picker) for picker in pickers]
-    assert [drafter.requirements.draft_rest is not None for drafter in drafters] == [True, False]
+    assert [drafter.requirements.drafts_rest for drafter in drafters] == [True, False]
     metadata = lane.lane.metadata([20], 1)
     tokens = torch.tensor([3])
     parts = cast(Parts, SimpleNamespace(drafter=drafters[0], backend=lane.lane.backend, timer=None))

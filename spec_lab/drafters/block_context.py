@@ -52,7 +52,7 @@ class ContextPass:
         self.requirements = DrafterRequirements(
             self.features,
             catchup_rows=(self.num_draft_tokens + 1,),
-            count_catchup=self._count_rows,
+            counts_catchup=True,
             prunes_catchup=self.host_waits,
         )
 
@@ -83,7 +83,7 @@ class ContextPass:
         """Return whether only accepted rows are written."""
         return self.host_waits and self.prune.catchup(num_requests).is_inside
 
-    def _count_rows(self, num_emitted: Sequence[int], num_verified: int) -> int:
+    def count_catchup(self, num_emitted: Sequence[int], num_verified: int) -> int:
         """Count the rows that a catch-up step writes."""
         return sum(num_emitted) if self._gathers(len(num_emitted)) else len(num_emitted) * num_verified
 

@@ -130,11 +130,11 @@ class Chain:
         return VerifiedRound(batch, self._parts.rule.accept(inputs), output.features)
 
     def collect(self, most: int, mover: MetadataMover, state: Any, scope: StepScope) -> torch.Tensor:
-        drafter = self._parts.drafter
-        rest = drafter.requirements.draft_rest
+        drafter: Any = self._parts.drafter
         with scope():
-            if most and rest is not None and mover is self._parts.backend:
-                return rest(state, most)
+            if most and drafter.requirements.drafts_rest and mover is self._parts.backend:
+                rest: torch.Tensor = drafter.draft_rest(state, most)
+                return rest
             return collect_drafts(drafter, mover, state, most)
 
     def leave(self, slots: SlotState, verified: VerifiedRound, drafts: torch.Tensor) -> None:
