@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from spec_lab.config.run import Run
-from spec_lab.core.kernel_set import KernelSet
+from spec_lab.core.kernel_set import KernelSet, Op
+from spec_lab.core.layer_protocols import RopeWrite
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,3 +24,8 @@ class BackendContext:
     device: torch.device
     dtype: torch.dtype
     kernels: KernelSet
+
+    @property
+    def rope_write(self) -> RopeWrite | None:
+        """Return the kernel that rotates heads and writes KV; None if torch and the backend do."""
+        return self.kernels.get(Op.ROPE_WRITE, None)

@@ -9,7 +9,7 @@ from spec_lab.config.run import AttentionConfig
 
 if TYPE_CHECKING:
     from spec_lab.build.attention import BackendContext
-    from spec_lab.core.layer_protocols import AttentionBackend, RopeWrite
+    from spec_lab.core.layer_protocols import AttentionBackend
 
 
 @option("attention", "auto")
@@ -26,10 +26,8 @@ class TorchAttentionOption(AttentionConfig):
         from spec_lab.attention.torch_tree import TorchTreeAttention
         from spec_lab.core.kernel_set import Op
 
-        kernels = context.kernels
-        make = kernels.get(Op.ATTENTION, TorchAttention) if context.run.sizes is None else TorchTreeAttention
-        rope_write: RopeWrite | None = kernels.get(Op.ROPE_WRITE, None)
-        return make(context.run.cache.page_size, context.max_positions, rope_write)
+        make = context.kernels.get(Op.ATTENTION, TorchAttention) if context.run.sizes is None else TorchTreeAttention
+        return make(context.run.cache.page_size, context.max_positions, context.rope_write)
 
 
 @option("attention", "triton")
@@ -41,7 +39,6 @@ class TritonAttentionOption(AttentionConfig):
 
         from spec_lab.attention.long_prompts import attend_by_cudnn
         from spec_lab.build.kernels import refuse_wrong_dots
-        from spec_lab.core.kernel_set import Op
 
         refuse_wrong_dots(context.dtype)
         from spec_lab.attention.triton_backend import TritonAttention
@@ -49,5 +46,4 @@ class TritonAttentionOption(AttentionConfig):
         # cuDNN's attention for long prompts needs 16 bits.
         has_cudnn = context.device.type == "cuda" and torch.backends.cudnn.is_available()
         library = attend_by_cudnn if has_cudnn and context.dtype != torch.float32 else None
-        rope_write: RopeWrite | None = context.kernels.get(Op.ROPE_WRITE, None)
-        return TritonAttention(context.run.cache.page_size, context.max_positions, rope_write, library)
+        return TritonAttention(context.run.cache.page_size, context.max_positions, context.rope_write, library)
