@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -11,7 +11,7 @@ import torch
 
 from spec_lab.acceptance.phase import ThinkingMarkers
 from spec_lab.build.attention import BackendContext
-from spec_lab.build.kernels import Kernels, make_kernels
+from spec_lab.build.kernels import make_kernels
 from spec_lab.build.limits import rows_behind
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families import read_model_config
@@ -20,13 +20,12 @@ from spec_lab.config.choices import KernelsChoice, WeightDtype, Weights
 from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
 from spec_lab.core.file_stamps import file_stamps
+from spec_lab.core.kernel_set import KernelSet
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.prompts import NO_ROUNDING, PromptRounding
 from spec_lab.engine.experts_read import ExpertsRead
 from spec_lab.models.decoder import Decoder
-from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.partition import WHOLE, Partition
-from spec_lab.models.products import PLAIN
 from spec_lab.models.target_loader import WeightSource, load_target
 
 Part = TypeVar("Part")
@@ -55,7 +54,7 @@ class Models:
 
     target: Decoder
     backend: AttentionBackend
-    kernels: Kernels
+    kernels: KernelSet
     device: torch.device
     dtype: torch.dtype
     experts_read: ExpertsRead
@@ -75,16 +74,16 @@ class Models:
 
         It is 1 if there is no such guarantee.
         """
-        products, plans = self.target.products, self.target.layer_plans
-        by_products = getattr(self.backend, "row_invariant", False) and all(map(products.is_row_invariant, plans))
+        kernels, plans = self.target.kernels, self.target.layer_plans
+        by_plans = getattr(self.backend, "row_invariant", False) and all(map(kernels.is_row_invariant, plans))
         by_layers = all(getattr(layer, "row_invariant", False) for layer in self.target.layers)
-        return products.invariant_rows if by_products or by_layers else 1
+        return kernels.invariant_rows if by_plans or by_layers else 1
 
     @property
     def prompt_rounding(self) -> PromptRounding:
         """Return how prompt rows are computed. If verify rows are invariant, prompt rows round the same in every
         pack."""
-        return self.target.products.prompt_rounding if self.row_invariant else NO_ROUNDING
+        return self.target.kernels.prompt_rounding if self.row_invariant else NO_ROUNDING
 
     def with_backend(self, backend: AttentionBackend) -> Models:
         """Return the same target for drafters that attend with another backend; nothing made for them is shared."""
@@ -111,16 +110,8 @@ class Models:
             target_head=target.head_weight,
             backend=self.backend,
             max_positions=target.num_positions,
-            products=self.kernels.products,
+            kernels=self.kernels,
         )
-
-    def adopt(self, parts: Iterable[ExpertMLP]) -> None:
-        """Replace the routers and experts of `parts` by those of the run's kernels, and count the experts read."""
-        adopted = tuple(parts)
-        for part in adopted:
-            part.router = part.router.made_by(self.kernels.router)
-            part.experts = part.experts.made_by(self.kernels.experts)
-        self.experts_read.watch(adopted)
 
 
 def resolve_device(name: str) -> torch.device:
@@ -177,8 +168,8 @@ def load_models(
     checkpoint = None if run.target.weights == Weights.random else run.target.folder
     kept_in = KEPT_IN[run.target.weight_dtype]
     source = WeightSource(checkpoint, dtype, device=device, partition=partition, seed=run.seed, kept_in=kept_in)
-    products = kernels.products if partition is WHOLE else PLAIN
-    target = load_target(model_config, source, backend, max_positions, products)
+    own = kernels if partition is WHOLE else kernels.without_parts()
+    target = load_target(model_config, source, backend, max_positions, own)
     models = Models(
         target,
         backend,
@@ -188,9 +179,7 @@ def load_models(
         experts_read=ExpertsRead(device, run.batch_size),
         markers=markers,
     )
-    models.adopt(target.expert_parts)
-    for net in target.delta_nets:
-        net.use(kernels.delta.steps)
+    models.experts_read.watch(target.expert_parts)
     return models
 
 

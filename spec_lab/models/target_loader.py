@@ -16,11 +16,11 @@ from spec_lab.checkpoints.random_weights import random_tensors
 from spec_lab.checkpoints.target_tensors import counts_from_one, target_tensors
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.core.errors import enough_memory
+from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.models.decoder import Decoder, DecoderTarget
 from spec_lab.models.gemma4 import Gemma4Target
 from spec_lab.models.partition import WHOLE, Partition
-from spec_lab.models.products import PLAIN, Products
 
 Shapes = Mapping[str, tuple[int, ...]]
 Tensors = Mapping[str, torch.Tensor]
@@ -34,7 +34,7 @@ class WeightSource:
         folder: a checkpoint; None for random weights.
         partition: which share of each tensor is kept.
         kept_in: the type that weights are rounded to; None for `dtype`. e4m3 applies to the products of layers
-            (`keep_fp8`). A CPU has no e4m3 products, so there the rounded weights are stored in `dtype`. bfloat16
+            (`keep_fp8`). A CPU has no e4m3 kernels, so there the rounded weights are stored in `dtype`. bfloat16
             applies to all matrices. They are stored in `dtype` too, and kernels=native packs them in 16 bits.
     """
 
@@ -94,7 +94,7 @@ def load_target(
     source: WeightSource,
     backend: AttentionBackend,
     max_positions: int,
-    products: Products = PLAIN,
+    kernels: KernelSet = TORCH_FORMS,
 ) -> Decoder:
     """Make a target, and replace each part by that of `products` as soon as it is made.
 
@@ -106,7 +106,7 @@ def load_target(
         source.partition.share(plan)  # refuse what cannot be split before reading it
     target = DecoderTarget if config.gemma4 is None else Gemma4Target
     with enough_memory(_without_room(config, source)):
-        return target(config, read_target(config, source), backend, max_positions, source.partition, products)
+        return target(config, read_target(config, source), backend, max_positions, source.partition, kernels)
 
 
 def _without_room(config: ModelConfig, source: WeightSource) -> str:
