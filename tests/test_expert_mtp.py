@@ -15,9 +15,8 @@ import torch
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.mtp_checkpoint import load_mtp
-from spec_lab.core.kept import Kept
 from spec_lab.core.layer_protocols import AttentionBackend
-from spec_lab.models.experts import ExpertMLP
+from spec_lab.core.passes import Pass
 from spec_lab.models.linear import make_linear
 from spec_lab.models.mtp import MtpModule
 from spec_lab.models.rope import rotary_table
@@ -84,7 +83,7 @@ def test_the_module_equals_transformers(nextn: Nextn) -> None:
     outputs = []
     for start, end in ((0, 40), (40, 41), (41, 45), (45, 80)):
         attention = backend.build(positions[:, start:end], torch.tensor([end]), table.pages[:1], end)
-        out = module.forward(token_ids[start:end], hidden[start:end], lane.cache, attention, Kept())
+        out = module.forward(token_ids[start:end], hidden[start:end], Pass(lane.cache, attention))
         outputs.append(out)
     torch.testing.assert_close(torch.cat(outputs), expected[:80], rtol=0, atol=2e-5)
     torch.testing.assert_close(
@@ -108,20 +107,6 @@ def test_pruned_catchup_writes_the_same_cache_and_drafts_the_same(nextn: Nextn, 
         drafted = {knob: draft(lane, lane.verified(tokens, features, num_emitted)) for knob, lane in lanes.items()}
         assert_same(drafted["post_attention"], drafted["none"])
         assert_same(drafted["pre_attention"], drafted["none"])
-
-
-def test_only_the_live_rows_reach_router_and_experts(nextn: Nextn) -> None:
-    rows: dict[str, list[int]] = {}
-    for knob in KNOB:
-        lane = make_lane(nextn, knob, [5, 9, 14], num_draft_tokens=1)
-        layer: Any = lane.drafter.head
-        part: ExpertMLP = layer.layer.experts
-        rows[knob] = seen = []
-        router = part.router
-        part.router = lambda rows, seen=seen, router=router: (seen.append(len(rows)), router(rows))[1]
-        tokens, features = random_round(3, 2)
-        draft(lane, lane.verified(tokens, features[:, :HIDDEN], [1, 2, 1]))
-    assert rows == {"none": [6], "post_attention": [3], "pre_attention": [3]}
 
 
 def test_the_loops_text_is_greedy(nextn: Nextn) -> None:
