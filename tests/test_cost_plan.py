@@ -12,6 +12,7 @@ import pytest
 from spec_lab.core.types import Request, Sequence
 from spec_lab.engine.cost_plan import CostPlan
 from spec_lab.engine.costs import CostTable, timed_shapes
+from spec_lab.engine.judged import ChainPositions
 from spec_lab.engine.plan import OFF, LaunchShape
 
 K, MISSED = 7, 32
@@ -38,7 +39,7 @@ class Simulation:
         """`rates`: of the requests that follow each other in every slot."""
         self.costs, self.rates, self.batch = costs, rates, batch
         self._draw = random.Random(0)
-        self.plan = CostPlan(batch, K)
+        self.plan = CostPlan(batch, ChainPositions(K))
         self.plan.costs = table(batch, **costs)
 
     def planned(self, num_tokens: int) -> float:
