@@ -47,6 +47,7 @@ class CostPlan:
         self._confidences.restart()
         self._allowance = 0.0
         self._k = self._most
+        self._is_calibrated = False
         self._slots: list[int] = []
         self._rounds_left = 0
         self._noted_slots: list[int] = []
