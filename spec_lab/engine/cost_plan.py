@@ -144,11 +144,12 @@ class CostPlan:
     def _worth_verifying(self, survival: Array, sequences: List[Sequence]) -> tuple[LaunchShape, float]:
         """Leave out the waiting drafts that cost more than they bring, by their `survival` [batch, drafts]."""
         assert self.costs is not None
-        waiting = np.array([sequence.num_waiting for sequence in sequences])
-        most = max(int(waiting.max()), 1)
-        survival = np.where(self._columns[:most] < waiting[:, None], survival[:, :most], 0.0)
-        tokens = len(sequences) + survival.sum(axis=0).cumsum()
-        tokens = np.concatenate(((len(sequences),), tokens))
+        waiting = [sequence.num_waiting for sequence in sequences]
+        most = max(*waiting, 1)
+        survival = survival[:, :most]
+        if min(waiting) < most:
+            survival = np.where(self._columns[:most] < np.array(waiting)[:, None], survival, 0.0)
+        tokens = np.concatenate(((len(sequences),), len(sequences) + survival.sum(axis=0).cumsum()))
         gain = tokens - self._worth * self.costs.verified[len(sequences), : most + 1]
         counts = self._drafts.counts
         best = self._best_of(counts[(counts > 0) & (counts <= most)], gain)
