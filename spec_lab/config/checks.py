@@ -132,7 +132,7 @@ def _offers(run: Run) -> Iterator[str]:
         yield f"record.topk={run.record.topk} needs all drafts to be offered, not {fewer}; use record.topk=0"
     if drafter.plan == "cost" and drafter.drafts_on_host:
         yield f"drafter.plan=cost does not know how much drafter={drafter.name} finds; use drafter.plan=none"
-    if drafter.plan != "none" and run.sizes is not None:
+    if drafter.plan != "none" and run.sizes is not None and (drafter.plan, run.tree.name) != ("cost", "dynamic"):
         yield f"{fewer} is for chains, not tree={run.tree.name}; use tree=none"
 
 
