@@ -78,6 +78,13 @@ class WeightDtype(Choice):
     bfloat16 = "bfloat16", "products of layers, embedding and head; for kernels=native, which computes in float32"
 
 
+class CacheDtype(Choice):
+    """The types that keys and values can be kept in."""
+
+    auto = "auto", "dtype"
+    fp8 = "fp8", "e4m3 with a power of two for each head of each token"
+
+
 class Rollback(Choice):
     """The ways to undo rejected drafts in layers that keep a state."""
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from omegaconf import MISSING
 
 from spec_lab.config.choices import (
+    CacheDtype,
     DraftSampling,
     Dtype,
     KernelsChoice,
@@ -250,6 +251,8 @@ class RecurrentConfig:
 class CacheConfig:
     """The paged KV cache."""
 
+    dtype: CacheDtype = knob(CacheDtype.auto, "type of the target's keys and values")
+    drafter_dtype: CacheDtype = knob(CacheDtype.auto, "type of the drafter's own keys and values")
     page_size: int = knob(16, "tokens a page", least=1)
     max_seq_len: int | None = knob(None, "longest sequence, in tokens; null is the longest of the workload")
     num_pages: int | None = knob(
