@@ -174,8 +174,8 @@ def _kernels(run: Run) -> Iterator[str]:
     narrow = run.target.weight_dtype
     if narrow == WeightDtype.bfloat16 and run.kernels not in (KernelsChoice.native, KernelsChoice.auto):
         yield f"target.weight_dtype=bfloat16 is for kernels=native, not kernels={run.kernels}; use dtype=bfloat16"
-    if narrow == WeightDtype.fp8 and run.target.tensor_parallel > 1:
-        yield "target.weight_dtype=fp8 cannot be split; use target.tensor_parallel=1"
+    if narrow not in (WeightDtype.auto, WeightDtype.bfloat16) and run.target.tensor_parallel > 1:
+        yield f"target.weight_dtype={narrow} cannot be split; use target.tensor_parallel=1"
 
 
 def _ranks(run: Run) -> Iterator[str]:

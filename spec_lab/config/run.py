@@ -56,7 +56,7 @@ class TargetConfig(Part):
     weights: Weights = knob(Weights.checkpoint, "where the weights come from")
     weight_dtype: WeightDtype = knob(
         WeightDtype.auto,
-        "type in which the linear layers' weights are stored; fp8 leaves embedding, head and drafter in dtype",
+        "type in which the layers' weights are stored; fp8, int4 and mxfp4 leave embedding, head and drafter in dtype",
     )
     thinking_begin: str | None = knob(
         None, "token that begins thinking, as text or id; null is the chat template's, or a known one (docs/use.md)"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from spec_lab.checkpoints.keep_fp8 import SCALES
+from spec_lab.checkpoints.keep_narrow import SCALES
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.models.delta_net import GatedDeltaNet, build_delta_net
