@@ -32,6 +32,15 @@ def _powers(exponents: torch.Tensor) -> torch.Tensor:
     return (exponents + 127 << 23).view(torch.float32).unsqueeze(-1)
 
 
+def assert_cache_of(kv: torch.Tensor, exponents: torch.Tensor | None, dtype: torch.dtype) -> None:
+    """Check that a cache has the dtype of its queries, or e4m3 and exponents."""
+    if exponents is None:
+        assert kv.dtype == dtype
+    else:
+        assert kv.dtype == KV_DTYPE and exponents.dtype == torch.int8
+        assert exponents.shape == kv.shape[:3] and exponents.is_contiguous()
+
+
 def write_rows(kv: torch.Tensor, exponents: torch.Tensor | None, rows: torch.Tensor, slots: torch.Tensor) -> None:
     """Write rows [rows, *shape] to `slots` of a cache's `kv` [num_slots, *shape], narrowed if there are `exponents`."""
     if exponents is not None:

@@ -79,10 +79,19 @@ class FusedRopeAndWrite:
     ) -> torch.Tensor:
         queries = heads.new_empty(heads.shape[0], self.num_heads, heads.shape[2])
         cos, signed_sin = rotary.cos.squeeze(1), rotary.signed_sin.squeeze(1)
-        kv = cache.kv if self.num_kv_heads else None
+        kv, exponents = (cache.kv, cache.exponents) if self.num_kv_heads else (None, None)
         read = heads[:, : self.num_heads + 2 * self.num_kv_heads]
         self.rope_write(
-            queries, kv, read, cos, signed_sin, metadata.slot_mapping, self.norm_weight, self.eps, self.norms_values
+            queries,
+            kv,
+            read,
+            cos,
+            signed_sin,
+            metadata.slot_mapping,
+            self.norm_weight,
+            self.eps,
+            self.norms_values,
+            exponents,
         )
         return queries
 

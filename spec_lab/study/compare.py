@@ -24,8 +24,8 @@ from spec_lab.study.tables import Table, table_of
 NOTE = (
     "difference: acceptance length less that of the base, 95 % bootstrap over prompts, resampled together where "
     "both runs have the same (paired). speedup to base's: each run's decode rate over that of its own plain decoding, "
-    "over the same of the base, with Welch's 95 % interval. A difference is within noise if its interval holds 0, or 1. same tokens: "
-    "the share of the base's output tokens that stand before the first one that differs."
+    "over the same of the base, with Welch's 95 % interval. A difference is within noise if its interval holds 0, or "
+    "1. same tokens: the share of the base's output tokens that stand before the first one that differs."
 )
 COST_NOTE = (
     "draft, verify, rest: stages of a round for each request, in steps of plain decoding; they add up to break-even, "
@@ -80,7 +80,8 @@ def comparison_table(runs: Sequence[Found], base: int = 1) -> Table:
         lines.append(line)
     columns = {
         "#": "number", "run": "label", "acceptance length": "acceptance_length", "difference": "difference",
-        "paired": "paired", " ": "is_longer", "speedup to base's": "to_base", "  ": "is_faster", "same tokens": "same_tokens",
+        "paired": "paired", " ": "is_longer", "speedup to base's": "to_base", "  ": "is_faster",
+        "same tokens": "same_tokens",
     }  # fmt: skip
     return table_of(pd.DataFrame(lines), columns, "Runs beside one of them", NOTE)
 
