@@ -31,12 +31,15 @@ POINTERS = (
     | dict.fromkeys(("probabilities", "survival", "running"), "*fp32")
     | dict.fromkeys(("scores", "ratios", "rates"), "*fp64")
     | dict.fromkeys(("active", "is_top"), "*i1")
+    | dict.fromkeys(("exponents",), "*i8")
     | dict.fromkeys(("mixed", "log_decay", "strength", "conv_weight", "rate", "time_bias", "outputs"), "*fp32")
     | dict.fromkeys(("committed",), "*i64")
     | dict.fromkeys(("arrivals",), "*i32")
     | {"token_map": "*i64", "token_ids": "*i64", "chosen": "*i32"}
     | dict.fromkeys(("depths", "path", "path_slots", "slots_before", "came_from", "parents", "prefix_lens"), "*i64")
 )
+NARROW = {"kv": "*fp8e4nv"}
+"""A cache in e4m3, which alone has exponents."""
 LISTS = {"pieces": 3, "totals": 3}
 """How many tensors stand in a list of them."""
 SCALARS = dict.fromkeys(
@@ -105,7 +108,7 @@ def compile_kernel(
     takes: str = "",
     tiles: Mapping[str, tuple[int, int]] | None = None,
     is_lowered: bool = False,
-    **constants: int | bool,
+    **constants: int | bool | None,
 ) -> str:
     """Compile the kernel of a module that has these constants to PTX, for compute capability 9.0; with `is_lowered` to
     TTGIR, and no further.
@@ -123,12 +126,14 @@ def compile_kernel(
     kernel = kernel_of(module, constants, takes)
     COMPILED.add(kernel.fn)
     names = [parameter.name for parameter in kernel.params]
+    if "exponents_ptr" in names and pointers is not NARROW:
+        constants = {"exponents_ptr": None} | constants
     if "EARLY" in names:
         constants = {"EARLY": True} | constants
     signature = {}
     for name in names:
         stem = name.removesuffix("_ptr")
-        pointer = {**POINTERS, **(pointers or {})}.get(stem, f"*{dtype}")
+        pointer = "constexpr" if name in constants else {**POINTERS, **(pointers or {})}.get(stem, f"*{dtype}")
         if stem in LISTS:
             pointer = (pointer,) * LISTS[stem]
         scalar = "constexpr" if name in constants else SCALARS.get(name, "i32")
@@ -136,6 +141,7 @@ def compile_kernel(
         if tiles is not None and name in tiles:
             signature[name] = f"tensordesc<{dtype}{list(tiles[name])}>"
     aligned = [(i,) for i, name in enumerate(names) if name.endswith(("_ptr", "_stride", "vocab_size"))]
+    aligned = [place for place in aligned if names[place[0]] not in constants]
     lists = {i: LISTS[name.removesuffix("_ptr")] for i, name in enumerate(names) if name.removesuffix("_ptr") in LISTS}
     aligned = [place for place in aligned if place[0] not in lists]
     aligned += [(i, place) for i, length in lists.items() for place in range(length)]
@@ -178,6 +184,7 @@ def compile_attention(
     num_stages: int | None = None,
     is_lowered: bool = False,
     has_sinks: bool = False,
+    pointers: Mapping[str, str] | None = None,
 ) -> str:
     from spec_kernels import attention_decode
     from spec_kernels.attention_tiles import decode_tiles, tree_tiles
@@ -189,6 +196,7 @@ def compile_attention(
         tiles.num_warps,
         given=ENDS,
         is_lowered=is_lowered,
+        pointers=pointers,
         GROUP=group,
         NUM_KV_HEADS=8,
         HEAD_DIM=head_dim,
@@ -218,7 +226,7 @@ def layouts_of_sums(dtype: str, is_whole: bool, is_tree: bool) -> list[str]:
     return [layouts[name] for name in names]
 
 
-def compile_chunk(dtype: str, head_dim: int, is_windowed: bool) -> str:
+def compile_chunk(dtype: str, head_dim: int, is_windowed: bool, pointers: Mapping[str, str] | None = None) -> str:
     from spec_kernels import attention_prompt
     from spec_kernels.attention_tiles import prompt_tiles
 
@@ -227,6 +235,7 @@ def compile_chunk(dtype: str, head_dim: int, is_windowed: bool) -> str:
         attention_prompt,
         dtype,
         tiles.num_warps,
+        pointers=pointers,
         GROUP=4,
         NUM_KV_HEADS=8,
         HEAD_DIM=head_dim,
@@ -598,12 +607,18 @@ def main() -> None:
     chunk = compile_chunk("bf16", 64, is_windowed=False)
     assert "wgmma.mma_async" in chunk and "cp.async.cg" in chunk, "Hopper's tensor core products"
     compile_chunk("bf16", 512, is_windowed=True)
+    for is_tree in (False, True):
+        narrow = compile_attention("bf16", 16, 128, 4, is_whole=is_tree, is_tree=is_tree, pointers=NARROW)
+        assert "wgmma.mma_async" in narrow and "cp.async.cg" in narrow, "keys in e4m3 are read as others are"
+    compile_chunk("bf16", 128, is_windowed=False, pointers=NARROW)
     heads = {"HEAD_DIM": 128, "CHANNEL_TILE": 128}
     compile_kernel(rope_write, "bf16", NUM_KV_HEADS=8, PAIR_TILE=16, **heads)
     for normed, still in ((False, {"REST": 0, "REST_TILE": 1}), (True, {"REST": 192, "REST_TILE": 256})):
         sizes = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HALF": 64, "HALF_TILE": 64, "PAIR_TILE": 16}
         options = {"NORMED": normed, **sizes, **still, "NORMS_VALUES": False, "KEYS_ARE_VALUES": False}
         compile_kernel(rope_write, "bf16", ahead=("norm",), given=ANGLES, **options)
+    compile_kernel(rope_write, "bf16", ahead=("norm",), given=ANGLES, pointers=NARROW, **options)
+    compile_kernel(rope_write, "bf16", pointers=NARROW, NUM_KV_HEADS=8, PAIR_TILE=16, **heads)
     turned = compile_kernel(rope_write, "fp32", is_lowered=True, **options)
     assert turned.count("math.fma") == 2, "which product is fused is written down, as in project_heads"
     compile_kernel(metadata, "i64", PAGE_SIZE=16, REQUEST_TILE=128)
