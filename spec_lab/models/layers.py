@@ -71,8 +71,10 @@ class FusedRopeAndWrite:
         queries = heads.new_empty(heads.shape[0], self.num_heads, heads.shape[2])
         kv, exponents = (at.cache.kv, at.cache.exponents) if self.num_kv_heads else (None, None)
         read = heads[:, : self.num_heads + 2 * self.num_kv_heads]
-        norm, slots = (self.norm_weight, self.eps, self.norms_values), at.metadata.slot_mapping
-        self.rope_write(queries, kv, read, *at.rotary.flat, slots, *norm, exponents)
+        slots, norm = at.metadata.slot_mapping, self.norm_weight
+        self.rope_write(
+            queries, kv, read, *at.rotary.flat, slots, norm, self.eps, self.norms_values, exponents=exponents
+        )
         return queries
 
 
