@@ -31,7 +31,7 @@ POINTERS = (
     | dict.fromkeys(("probabilities", "survival", "running"), "*fp32")
     | dict.fromkeys(("scores", "ratios", "rates"), "*fp64")
     | dict.fromkeys(("active", "is_top"), "*i1")
-    | dict.fromkeys(("exponents",), "*i8")
+    | dict.fromkeys(("powers",), "*i32")
     | dict.fromkeys(("mixed", "log_decay", "strength", "conv_weight", "rate", "time_bias", "outputs"), "*fp32")
     | dict.fromkeys(("committed",), "*i64")
     | dict.fromkeys(("arrivals",), "*i32")
@@ -39,7 +39,7 @@ POINTERS = (
     | dict.fromkeys(("depths", "path", "path_slots", "slots_before", "came_from", "parents", "prefix_lens"), "*i64")
 )
 NARROW = {"kv": "*fp8e4nv"}
-"""A cache in e4m3, which alone has exponents."""
+"""A cache in e4m3, which alone has powers."""
 LISTS = {"pieces": 3, "totals": 3}
 """How many tensors stand in a list of them."""
 SCALARS = dict.fromkeys(
@@ -126,8 +126,8 @@ def compile_kernel(
     kernel = kernel_of(module, constants, takes)
     COMPILED.add(kernel.fn)
     names = [parameter.name for parameter in kernel.params]
-    if "exponents_ptr" in names and pointers is not NARROW:
-        constants = {"exponents_ptr": None} | constants
+    if "powers_ptr" in names and pointers is not NARROW:
+        constants = {"powers_ptr": None} | constants
     if "EARLY" in names:
         constants = {"EARLY": True} | constants
     signature = {}
@@ -609,7 +609,7 @@ def main() -> None:
     compile_chunk("bf16", 512, is_windowed=True)
     for is_tree in (False, True):
         narrow = compile_attention("bf16", 16, 128, 4, is_whole=is_tree, is_tree=is_tree, pointers=NARROW)
-        assert "wgmma.mma_async" in narrow and "cp.async.cg" in narrow, "keys in e4m3 are read as others are"
+        assert "wgmma.mma_async" in narrow and "cp.async.ca" in narrow, "tensor cores, and keys fetched ahead"
     compile_chunk("bf16", 128, is_windowed=False, pointers=NARROW)
     heads = {"HEAD_DIM": 128, "CHANNEL_TILE": 128}
     compile_kernel(rope_write, "bf16", NUM_KV_HEADS=8, PAIR_TILE=16, **heads)

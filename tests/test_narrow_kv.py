@@ -29,9 +29,9 @@ def test_a_row_is_rounded_to_e4m3_by_its_own_power_of_two(dtype: torch.dtype) ->
     rows[0] = 0
     rows[1, :, :, 0] = 448
     rows[2, :, :, 0] = 464
-    values, exponents = narrowed(rows)
-    assert exponents[1].unique().tolist() == [0] and exponents[2].unique().tolist() == [1]
-    wide = widened(values, exponents, dtype)
+    values, powers = narrowed(rows)
+    assert powers[1].unique().tolist() == [1] and powers[2].unique().tolist() == [2]
+    wide = widened(values, powers, dtype)
     for row, read in zip(rows.flatten(0, 2), wide.flatten(0, 2), strict=True):
         assert torch.equal(rounded(row), read.double())
     assert torch.equal(widened(*narrowed(wide), dtype), wide)
@@ -39,7 +39,7 @@ def test_a_row_is_rounded_to_e4m3_by_its_own_power_of_two(dtype: torch.dtype) ->
 
 def cache(num_slots: int, num_kv_heads: int, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
     kv = torch.zeros(num_slots, 2, num_kv_heads, head_dim, dtype=torch.uint8, device=DEVICE)
-    return kv.view(torch.float8_e4m3fn), torch.zeros(num_slots, 2, num_kv_heads, dtype=torch.int8, device=DEVICE)
+    return kv.view(torch.float8_e4m3fn), torch.zeros(num_slots, num_kv_heads, 2, dtype=torch.bfloat16, device=DEVICE)
 
 
 def assert_same_bits(got: tuple[torch.Tensor, torch.Tensor], expected: tuple[torch.Tensor, torch.Tensor]) -> None:
@@ -91,9 +91,9 @@ def test_attention_over_e4m3_has_the_bits_of_the_numbers_that_it_stands_for(
 ) -> None:
     """Powers of two change no rounding, but where weights times them leave float16's range."""
     paged = fill([40, 77, 130], num_kv_heads=2, head_dim=64, dtype=dtype, garbage=0.0)
-    kv, exponents = narrowed(paged.kv)
-    narrow = replace(paged, kv=kv, exponents=exponents)
-    wide = replace(paged, kv=widened(kv, exponents, dtype))
+    kv, powers = narrowed(paged.kv)
+    narrow = replace(paged, kv=kv, powers=powers)
+    wide = replace(paged, kv=widened(kv, powers, dtype))
     queries = randn(3 * num_queries, 8, 64, dtype=dtype, seed=1)
     if dtype is torch.float32:
         assert torch.equal(attend(narrow, queries, window), attend(wide, queries, window))

@@ -28,7 +28,7 @@ class Paged:
     page_table: torch.Tensor
     seq_lens: torch.Tensor
     page_size: int
-    exponents: torch.Tensor | None = None
+    powers: torch.Tensor | None = None
 
     @property
     def longest(self) -> int:
@@ -86,7 +86,7 @@ def attend(
         window,
         *parts_of(tree),
         sinks=sinks,
-        exponents=paged.exponents,
+        powers=paged.powers,
     )
     return out
 
@@ -100,7 +100,7 @@ def reference(
 ) -> torch.Tensor:
     tables = (paged.kv, paged.page_table, paged.seq_lens)
     shape = (paged.page_size, paged.longest, SCALE, window)
-    return paged_attention_reference(queries, *tables, *shape, *parts_of(tree), sinks=sinks, exponents=paged.exponents)
+    return paged_attention_reference(queries, *tables, *shape, *parts_of(tree), sinks=sinks, powers=paged.powers)
 
 
 def parts_of(tree: TreeRows | None) -> tuple[Any, ...]:

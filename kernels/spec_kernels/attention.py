@@ -50,7 +50,7 @@ def paged_attention(
     depths: torch.Tensor | None = None,
     num_tail: int = 0,
     sinks: torch.Tensor | None = None,
-    exponents: torch.Tensor | None = None,
+    powers: torch.Tensor | None = None,
 ) -> None:
     """Attention of the newest query rows of each request over its paged keys and values.
 
@@ -78,16 +78,17 @@ def paged_attention(
         num_tail: the number of a tree's keys after the prefix.
         sinks: [num_heads] float32, contiguous: for each head the score of one more key, whose value is zero; None for
             none.
-        exponents: [num_slots, 2, num_kv_heads] int8, contiguous, of a cache in e4m3 (`narrow_kv_reference`); None for
+        powers: [num_slots, num_kv_heads, 2] bfloat16, contiguous, of a cache in e4m3 (`narrow_kv_reference`); None for
             another.
     """
     _assert_shapes(out, queries, kv, page_table)
-    assert_cache_of(kv, exponents, queries.dtype)
+    assert_cache_of(kv, powers, queries.dtype)
     num_queries = queries.shape[0] // page_table.shape[0]
     reach = (min(max_seq_len, (page_table.shape[1] - 1) * page_size), _EVERY_KEY if window is None else window)
     heads = _heads(queries, kv, page_size)
     assert sinks is None or (sinks.dtype == torch.float32 and sinks.is_contiguous())
-    inputs = _Inputs(queries, kv, exponents, page_table, seq_lens, sinks)
+    pairs = None if powers is None else powers.view(torch.int32)
+    inputs = _Inputs(queries, kv, pairs, page_table, seq_lens, sinks)
     with launch_on(out):
         if path_slots is not None:
             assert depths is not None and path_slots.is_contiguous() and depths.is_contiguous()
@@ -100,11 +101,11 @@ def paged_attention(
 
 
 class _Inputs(NamedTuple):
-    """What both kernels read."""
+    """What both kernels read; `powers` as numbers of 32 bits."""
 
     queries: torch.Tensor
     kv: torch.Tensor
-    exponents: torch.Tensor | None
+    powers: torch.Tensor | None
     page_table: torch.Tensor
     seq_lens: torch.Tensor
     sinks: torch.Tensor | None
@@ -149,7 +150,7 @@ def _launch_splits(
         tree: path slots and depths; ignored for a chain, whose `num_tail` is 0.
         reach: the number of positions that can be read, and the window.
     """
-    queries, kv, exponents, page_table, seq_lens, sinks = inputs
+    queries, kv, powers, page_table, seq_lens, sinks = inputs
     batch, num_rows, num_heads, head_dim = page_table.shape[0], *queries.shape
     path_len = tree[0].shape[2] if num_tail > 0 else 0
     num_splits = max(1, triton.cdiv(reach[0], split_keys))
@@ -162,7 +163,7 @@ def _launch_splits(
         partials.maxima,
         queries,
         kv,
-        exponents,
+        powers,
         page_table,
         seq_lens,
         tree[0],
@@ -251,14 +252,14 @@ def _launch_chunk(
     heads: dict[str, int],
 ) -> None:
     """Launch a program for each row tile of each head of each request's prompt chunk."""
-    queries, kv, exponents, page_table, seq_lens, sinks = inputs
+    queries, kv, powers, page_table, seq_lens, sinks = inputs
     num_queries = queries.shape[0] // page_table.shape[0]
     tiles = prompt_tiles(heads["CHANNEL_TILE"], queries.element_size())
     attend_chunk[triton.cdiv(num_queries, tiles.rows), queries.shape[1], page_table.shape[0]](
         out,
         queries,
         kv,
-        exponents,
+        powers,
         page_table,
         seq_lens,
         seq_lens if sinks is None else sinks,

@@ -47,7 +47,7 @@ def attend_split(
     maxima_ptr: tl.tensor,
     queries_ptr: tl.tensor,
     kv_ptr: tl.tensor,
-    exponents_ptr: tl.tensor | None,
+    powers_ptr: tl.tensor | None,
     page_table_ptr: tl.tensor,
     seq_lens_ptr: tl.tensor,
     path_slots_ptr: tl.tensor,
@@ -158,8 +158,8 @@ def attend_split(
         )
         powers = None
         scores = tl.dot(key_rows.to(queries.dtype), queries, input_precision="ieee") * scale
-        if exponents_ptr is not None:
-            key_powers, powers = load_powers(exponents_ptr, slots, kv_head, is_key, NUM_KV_HEADS)
+        if powers_ptr is not None:
+            key_powers, powers = load_powers(powers_ptr, slots, kv_head, is_key, NUM_KV_HEADS)
             scores *= key_powers[:, None]
         is_visible = keys[:, None] >= start[None, :]
         if not IS_TREE:

@@ -23,7 +23,7 @@ def _attend_span(
     acc: tl.tensor,
     queries: tl.tensor,
     kv_ptr: tl.tensor,
-    exponents_ptr: tl.tensor | None,
+    powers_ptr: tl.tensor | None,
     kv_head: tl.tensor,
     pages_ptr: tl.tensor,
     low: tl.tensor,
@@ -54,8 +54,8 @@ def _attend_span(
         key_rows = tl.load(key_ptrs, mask=is_entry, other=0.0).to(queries.dtype)
         value_rows = tl.load(key_ptrs + NUM_KV_HEADS * HEAD_DIM, mask=is_entry, other=0.0).to(queries.dtype)
         scores = tl.dot(queries, tl.trans(key_rows), input_precision="ieee") * scale
-        if exponents_ptr is not None:
-            key_powers, value_powers = load_powers(exponents_ptr, slots, kv_head, is_key, NUM_KV_HEADS)
+        if powers_ptr is not None:
+            key_powers, value_powers = load_powers(powers_ptr, slots, kv_head, is_key, NUM_KV_HEADS)
             scores *= key_powers[None, :]
         if IS_MASKED:
             is_visible = (keys[None, :] >= start[:, None]) & (keys[None, :] < end[:, None])
@@ -65,7 +65,7 @@ def _attend_span(
         weights = tl.exp2(scores - shift[:, None])
         decay = tl.exp2(maxima - shift)
         sums = sums * decay + tl.sum(weights, 1)
-        if exponents_ptr is not None:
+        if powers_ptr is not None:
             weights *= value_powers[None, :]
         acc = tl.dot(weights.to(value_rows.dtype), value_rows, acc * decay[:, None], input_precision="ieee")
         maxima = new_maxima
@@ -77,7 +77,7 @@ def attend_chunk(
     out_ptr: tl.tensor,
     queries_ptr: tl.tensor,
     kv_ptr: tl.tensor,
-    exponents_ptr: tl.tensor | None,
+    powers_ptr: tl.tensor | None,
     page_table_ptr: tl.tensor,
     seq_lens_ptr: tl.tensor,
     sinks_ptr: tl.tensor,
@@ -136,7 +136,7 @@ def attend_chunk(
             acc,
             queries,
             kv_ptr + head // GROUP * HEAD_DIM,
-            exponents_ptr,
+            powers_ptr,
             head // GROUP,
             pages_ptr,
             masked_from if is_masked else 0,

@@ -125,9 +125,9 @@ def _gathered(
     gathered = cache.kv.new_empty(max(num_keys, num_pages * page_size), *cache.kv.shape[1:], dtype=dtype)
     pages, whole = metadata.page_table[0, :num_pages], gathered[: num_pages * page_size].unflatten(0, (-1, page_size))
     by_page = cache.kv.unflatten(0, (-1, page_size))
-    if cache.exponents is None:
+    if cache.powers is None:
         torch.index_select(by_page, 0, pages, out=whole)
     else:
-        whole.copy_(read_rows(by_page, cache.exponents.unflatten(0, (-1, page_size)), pages, dtype))
+        whole.copy_(read_rows(by_page, cache.powers.unflatten(0, (-1, page_size)), pages, dtype))
     gathered[metadata.known_len :] = 0
     return gathered[:num_keys]

@@ -54,7 +54,7 @@ class TorchAttention:
 
     def write(self, cache: LayerCache, metadata: AttentionMetadata, keys: torch.Tensor, values: torch.Tensor) -> None:
         rows = torch.cat((keys, values), dim=1).view(-1, *cache.kv.shape[1:])
-        write_rows(cache.kv, cache.exponents, rows, metadata.slot_mapping)
+        write_rows(cache.kv, cache.powers, rows, metadata.slot_mapping)
 
     def attend(
         self,
@@ -70,7 +70,7 @@ class TorchAttention:
         num_queries = metadata.num_queries
         _, _, num_kv_heads, head_dim = cache.kv.shape
         group = queries.shape[1] // num_kv_heads
-        kv = read_rows(cache.kv, cache.exponents, slots.view(-1), queries.dtype)
+        kv = read_rows(cache.kv, cache.powers, slots.view(-1), queries.dtype)
         kv = kv.view(batch, num_keys, 2, num_kv_heads, head_dim)
         keys, values = kv.permute(2, 0, 3, 1, 4).unbind(0)
         # The query heads that share a KV head become rows of one product, so keys are not repeated.

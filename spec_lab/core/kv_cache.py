@@ -27,12 +27,12 @@ class LayerCache:
     Attributes:
         kv: keys and values [num_pages * page_size, 2, num_kv_heads, head_dim], or rows of latent attention
             [num_pages * page_size, row_width].
-        exponents: [num_pages * page_size, 2, num_kv_heads] int8 of keys and values in e4m3
+        powers: [num_pages * page_size, num_kv_heads, 2] of keys and values in e4m3
             (`spec_kernels.narrow_kv_reference`); None for those in the cache's dtype.
     """
 
     kv: torch.Tensor
-    exponents: torch.Tensor | None = None
+    powers: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class PagedKVCache:
         dtype: of queries, and of rows that are not narrow.
         is_narrow: whether keys and values are in e4m3.
         tensors: [layers, num_pages * page_size, *shape], one tensor for all layers whose rows have the same shape.
-            Narrow rows are bytes here, and their exponents follow them.
+            Narrow rows are bytes here, and their powers follow them.
         layers: a `LayerCache` for each layer, a view of `tensors`. A layer that reads another layer's rows has that
             layer's cache. A layer with a state has a `RecurrentCache` instead.
         recurrent: all `RecurrentCache`s, which are indexed by request slot and have no pages.
@@ -88,9 +88,9 @@ class PagedKVCache:
             size = len(indices), num_pages * page_size
             if is_narrow:
                 kv = torch.zeros((*size, *shape), dtype=torch.uint8, device=device)
-                exponents = torch.zeros((*size, *shape[:-1]), dtype=torch.int8, device=device)
-                self.tensors += kv, exponents
-                made = map(LayerCache, kv.view(torch.float8_e4m3fn), exponents)
+                powers = torch.zeros((*size, shape[1], 2), dtype=torch.bfloat16, device=device)
+                self.tensors += kv, powers
+                made = map(LayerCache, kv.view(torch.float8_e4m3fn), powers)
             else:
                 self.tensors += (torch.zeros((*size, *shape), dtype=dtype, device=device),)
                 made = map(LayerCache, self.tensors[-1])

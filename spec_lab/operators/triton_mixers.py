@@ -67,7 +67,7 @@ class FusedHeadsAttention:
 
     def _heads(self, rows: torch.Tensor, at: Pass) -> torch.Tensor:
         """Write KV, and return rotated queries [rows, num_heads, head_dim]."""
-        if at.cache.exponents is not None:
+        if at.cache.powers is not None:
             heads = self._apart(rows).unflatten(-1, (-1, self._attention.head_dim))
             return self._attention.rope_and_write(heads, at)
         queries = rows.new_empty(rows.shape[0], self._attention.num_heads, self._attention.head_dim)
