@@ -482,25 +482,31 @@ def compile_product(dtype: str, rows: int, columns: int, splits: int, **constant
         ("TURNED", "NORMED", "GATED", "IS_GELU", "HAS_BIAS", "HAS_MULTIPLIED", "HAS_RESIDUAL"), False
     )
     sizes = {"IN_FEATURES": 4096, "SPLITS": splits, "ROW_TILE": rows, "COLUMN_TILE": columns, "DEPTH": 128}
-    options |= {"SCALE_ROWS": 0, "AHEAD": False, "GROUPS": 0, "REST": 0, **constants}
+    options |= {"SCALED": 0, "AHEAD": False, "GROUPS": 0, "REST": 0, **constants}
     both = {**sizes, **options}
     ahead = ("weight", "norm") if both["AHEAD"] or both["GROUPS"] else ()
     return compile_kernel(product, dtype, ahead=ahead, STAGES=3, WHOLE_TILES=True, **both)
 
 
-def compile_fp8_products() -> None:
-    """Compile products with a weight in e4m3, and what widens such a weight for the library."""
-    from spec_kernels import block_fp8, product
+def compile_narrow_products() -> None:
+    """Compile products with a weight of 8 and of 4 bits, and what widens such a weight for the library."""
+    from spec_kernels import block_fp8, four_bits, product
 
     pairs = {"weight": "*i16", "scales": "*fp32"}
     sizes = {"IN_FEATURES": 4096, "SPLITS": 1, "ROW_TILE": 16, "COLUMN_TILE": 64, "DEPTH": 128, "STAGES": 4}
     sizes |= {"GROUPS": 0, "REST": 0}
-    options = {"TURNED": True, "WHOLE_TILES": True, "SCALE_ROWS": 128, "NORMED": True, "GATED": True}
+    options = {"TURNED": True, "WHOLE_TILES": True, "SCALED": 128, "NORMED": True, "GATED": True}
     rest = dict.fromkeys(("HAS_BIAS", "HAS_MULTIPLIED", "IS_GELU", "AHEAD", "HAS_RESIDUAL"), False)
     ptx = compile_kernel(product, "bf16", 4, pointers=pairs, **sizes, **options, **rest)
     assert "wgmma" in ptx and "cp.async.cg" in ptx, "tensor cores, and loads of 16 bytes"
     assert "ldmatrix" in ptx, "pairs go straight to registers"
     assert ptx.count("0x87f087f0") == 32, "an instruction for two numbers"
+    for group, kind in ((128, "*i32"), (32, "*i32"), (32, "*u8")):
+        pointers = {"weight": "*i16", "scales": kind}
+        ptx = compile_kernel(product, "bf16", 4, pointers=pointers, **sizes, **options | {"SCALED": -group}, **rest)
+        assert "wgmma" in ptx and "ldmatrix" in ptx, "tensor cores, and words go straight to registers"
+        sizes_of_widen = {"IN_FEATURES": 4096, "GROUP": group, "ROW_TILE": four_bits.ROWS_OF_PROGRAM}
+        compile_kernel(four_bits, "bf16", 4, pointers=pointers, **sizes_of_widen)
     sizes = {"IN_FEATURES": 4096, "SCALE_ROWS": 128, "ROW_TILE": block_fp8.ROWS_OF_PROGRAM}
     compile_kernel(block_fp8, "bf16", 4, pointers=pairs, **sizes)
     compile_kernel(block_fp8, "fp16", 4, pointers=pairs, **sizes)
@@ -512,12 +518,12 @@ def compile_project_heads() -> None:
     tiles = {"IN_FEATURES": 4096, "SPLITS": 2, "ROW_TILE": 16, "COLUMN_TILE": 64, "DEPTH": 128, "STAGES": 4}
     tiles |= {"GROUPS": 0, "REST": 0}
     heads = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HALF": 64}
-    normed = {"TURNED": True, "WHOLE_TILES": True, "SCALE_ROWS": 0, "NORMED": True, "HAS_BIAS": False}
+    normed = {"TURNED": True, "WHOLE_TILES": True, "SCALED": 0, "NORMED": True, "HAS_BIAS": False}
     ptx = compile_kernel(project_heads, "bf16", 4, **tiles, **heads, **normed)
     assert "wgmma" in ptx and "cp.async.cg" in ptx, "tensor cores, and loads of 16 bytes"
     pairs, modes = (
         {"weight": "*i16", "scales": "*fp32"},
-        normed | {"SCALE_ROWS": 128, "NORMED": False, "HAS_BIAS": True},
+        normed | {"SCALED": 128, "NORMED": False, "HAS_BIAS": True},
     )
     ptx = compile_kernel(project_heads, "bf16", 4, pointers=pairs, **tiles, **heads, **modes)
     assert "wgmma" in ptx and "ldmatrix" in ptx, "pairs go straight to registers"
@@ -635,7 +641,7 @@ def main() -> None:
     compile_delta_net()
     compile_products()
     compile_gemma4()
-    compile_fp8_products()
+    compile_narrow_products()
     names = (module.name for module in pkgutil.iter_modules(spec_kernels.__path__, "spec_kernels."))
     functions = [each for name in names for each in functions_of(importlib.import_module(name))]
     assert {kernel.fn for kernel in kernels_of(functions)} == COMPILED

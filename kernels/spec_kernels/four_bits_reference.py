@@ -48,6 +48,21 @@ def is_four_bits(scales: torch.Tensor) -> bool:
     return scales.ndim == 3 or scales.dtype is torch.uint8
 
 
+def inputs_of_scale(
+    weight: torch.Tensor, scales: torch.Tensor, num_rows: int, in_features: int, dtype: torch.dtype
+) -> int:
+    """Check a packed weight and its scales for rows of `dtype`; return how many inputs share a scale."""
+    assert weight.dtype is torch.int16 and weight.shape == (num_rows, num_blocks(in_features) * QUARTER)
+    assert weight.is_contiguous() and scales.is_contiguous() and scales.shape[0] == num_rows
+    assert scales.dtype is torch.uint8 if scales.ndim == 2 else (scales.dtype is dtype and scales.shape[2] == 2)
+    return group_size(scales, in_features)
+
+
+def pairs_of(scales: torch.Tensor) -> torch.Tensor:
+    """Return scales as the kernels read them: a multiplier and a zero point of 16 bits as one number."""
+    return scales.view(torch.int32) if scales.ndim == 3 and scales.element_size() == 2 else scales
+
+
 def four_bits_widened(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return the numbers of codes [rows, inputs], rounded to `dtype`.
 
