@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from spec_kernels.narrow_kv_reference import narrowed, widened, write_rows
 from spec_kernels.rope_write import rope_write, write_kv, write_kv_reference
+from spec_lab.config.choices import CacheDtype
 from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
+from tests.lab import make_config, make_engine, make_pair, part, random_requests, with_depth_as_k
+from tests.lossless_cases import TREES
 from tests.test_triton_attention import attend, fill, reference
 
 
@@ -98,3 +102,24 @@ def test_attention_over_e4m3_has_the_bits_of_the_numbers_that_it_stands_for(
     if dtype is torch.float32:
         assert torch.equal(attend(narrow, queries, window), attend(wide, queries, window))
     assert_near(attend(narrow, queries, window), reference(narrow, queries, window))
+
+
+@pytest.mark.parametrize("tree", ["none", pytest.param("static", marks=pytest.mark.slow)])
+def test_drafts_change_no_token_over_a_cache_in_e4m3(tree: str, tmp_path: Path) -> None:
+    """Attention of the kernels has a row's bits in every round, so its keys are rounded alike with and without drafts.
+    A tree moves rows with their powers."""
+    pair = make_pair(tmp_path)
+    requests = random_requests(2, max_new_tokens=8, lengths=(2, 20))
+    narrow = {"dtype": CacheDtype.fp8, "drafter_dtype": CacheDtype.fp8, "prefill_chunk": 8}
+    triton = part("attention", "triton")
+    plain = replace(make_config(pair, "none", cache=dict(narrow), batch_size=2), attention=triton)
+    drafting = replace(make_config(pair, "eagle3", cache=dict(narrow), batch_size=2), attention=triton)
+    if tree != "none":
+        drafting = with_depth_as_k(replace(drafting, tree=TREES[tree]))
+    engines = [make_engine(config, requests) for config in (plain, drafting)]
+    tokens = [[record.output_ids for record in engine.generate(requests).requests] for engine in engines]
+    assert tokens[0] == tokens[1]
+    assert all(engine.parts.cache.is_narrow for engine in engines)
+    wide = make_engine(replace(plain, cache=replace(plain.cache, dtype=CacheDtype.auto)), requests)
+    widths = [sum(tensor.nbytes for tensor in engine.parts.cache.tensors) for engine in (engines[0], wide)]
+    assert widths[0] < 0.35 * widths[1], "a byte and a share of a power for four bytes"
