@@ -111,9 +111,8 @@ def main() -> None:
     options = parser.parse_args()
     require_gpu()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bfloat16, medians of {REPEATS} replays, us")
-    print(
-        f"{'rows':>4} {'product':10s} {'MB':>7} {'floor':>7} {'kernel':>7} {'with all':>8} {'F.linear':>8} to bf16  fused"
-    )
+    heads = f"{'MB':>7} {'floor':>7} {'kernel':>7} {'with all':>8} {'F.linear':>8} {'to bf16':>7}"
+    print(f"{'rows':>4} {'product':10s} {heads}  fused")
     for num_rows in options.rows:
         for name, (out_features, in_features, fused) in SHAPES.items():
             if options.narrow and name not in OF_A_LAYER:
