@@ -74,7 +74,7 @@ def build_engine(run: Run, models: Models, limits: Limits, make_drafter: Drafter
     sizes, kept = run.sizes, prune_policy(run, models.backend)
     seeds = SlotSeeds(limits.num_slots, run.seed, models.device)
     limits = dataclasses.replace(limits, num_rows=run.drafter.num_draft_tokens + 1, rollback=run.recurrent.rollback)
-    cache = build_cache(models.target.layer_plans, limits, models)
+    cache = build_cache(models.target.layer_plans, limits, models, run.cache.dtype)
     timer = make_timer(models.device)
     notes = run.record.confidences and run.drafter.notes_confidence and run.sizes is None
     confidences = DraftConfidences(limits.num_slots, run.drafter.num_draft_tokens, models.device, models.kernels)
@@ -179,7 +179,7 @@ def _missed_rows(lab: Lab, parts: Parts) -> MissedRows:
 def build_teacher(run: Run, models: Models, limits: Limits) -> TeacherForcing:
     """Make the teacher-forcing pass of the target, with a KV cache that holds one text at a time."""
     one_sequence = limits.one_sequence()
-    cache = build_cache(models.target.layer_plans, one_sequence, models)
+    cache = build_cache(models.target.layer_plans, one_sequence, models, run.cache.dtype)
     return TeacherForcing(
         models.target,
         models.backend,

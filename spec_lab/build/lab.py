@@ -148,8 +148,8 @@ class Lab:
         return graph_recorder(self.device)
 
     def cache(self, plans: Sequence[LayerPlan]) -> PagedKVCache:
-        """Make a cache for layers with these plans, of the engine's pages and slots."""
-        return build_cache(plans, self.limits, self.models)
+        """Make the drafter's cache for layers with these plans, of the engine's pages and slots."""
+        return build_cache(plans, self.limits, self.models, self.run.cache.drafter_dtype)
 
     def history(self) -> TokenHistory:
         """Make the token history of the engine's slots, for drafters that look drafts up."""

@@ -15,7 +15,8 @@ from spec_lab.build.kernels import make_kernels
 from spec_lab.build.limits import rows_behind
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families import read_model_config
-from spec_lab.checkpoints.quantization import problem_of_fp8
+from spec_lab.checkpoints.keep_narrow import FP8, INT4, MXFP4, NarrowForm
+from spec_lab.checkpoints.quantization import problem_of_narrow
 from spec_lab.config.choices import KernelsChoice, WeightDtype, Weights
 from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
@@ -29,12 +30,14 @@ from spec_lab.models.partition import WHOLE, Partition
 from spec_lab.models.target_loader import WeightSource, load_target
 
 Part = TypeVar("Part")
-KEPT_IN: Mapping[WeightDtype, torch.dtype | None] = {
+KEPT_IN: Mapping[WeightDtype, NarrowForm | torch.dtype | None] = {
     WeightDtype.auto: None,
-    WeightDtype.fp8: torch.float8_e4m3fn,
+    WeightDtype.fp8: FP8,
+    WeightDtype.int4: INT4,
+    WeightDtype.mxfp4: MXFP4,
     WeightDtype.bfloat16: torch.bfloat16,
 }
-"""The dtype that weights are rounded to, by `target.weight_dtype`, as `WeightSource` takes it."""
+"""What weights are rounded to, by `target.weight_dtype`, as `WeightSource` takes it."""
 
 
 POSITIONS_BEHIND = 32
@@ -151,9 +154,11 @@ def load_models(
     model_config = read_model_config(run.target.folder)
     _refuse_target(run, model_config, max_seq_len)
     has_products = run.kernels == KernelsChoice.triton and dtype is not torch.float32 and run.row_invariant
-    if run.target.weight_dtype == WeightDtype.fp8 and device.type == "cuda" and not has_products:
+    kept_in = KEPT_IN[run.target.weight_dtype]
+    if isinstance(kept_in, NarrowForm) and device.type == "cuda" and not has_products:
         raise UserError(
-            "target.weight_dtype=fp8 on a GPU needs kernels=triton dtype=bfloat16 row_invariant=true; use them"
+            f"target.weight_dtype={run.target.weight_dtype} on a GPU needs kernels=triton dtype=bfloat16 "
+            "row_invariant=true; use them"
         )
     # Positions past the table's last row are clamped to it. A table reaches past the length before a scaling only if
     # sequences do, since its frequencies depend on that (`models.rope`).
@@ -166,7 +171,6 @@ def load_models(
         run, model_config, BackendContext(run, max_positions, device=device, dtype=dtype, kernels=kernels)
     )
     checkpoint = None if run.target.weights == Weights.random else run.target.folder
-    kept_in = KEPT_IN[run.target.weight_dtype]
     source = WeightSource(checkpoint, dtype, device=device, partition=partition, seed=run.seed, kept_in=kept_in)
     own = kernels if partition is WHOLE else kernels.without_parts()
     target = load_target(model_config, source, backend, max_positions, own)
@@ -220,7 +224,7 @@ def _refuse_target(run: Run, target: ModelConfig, max_seq_len: int) -> None:
             f"tree={run.tree.name}: layers of the target keep a state, which branches cannot share "
             f"({run.target.folder}); use tree=none"
         )
-    narrow, kind = run.target.weight_dtype, problem_of_fp8(target)
+    narrow, kind = run.target.weight_dtype, problem_of_narrow(target)
     if narrow != WeightDtype.auto and kind is not None:
         raise UserError(f"target.weight_dtype={narrow}: the target has {kind}; use target.weight_dtype=auto")
 

@@ -273,7 +273,7 @@ def _audit(
     plain = _outputs(passes["plain"][0].requests) if "plain" in passes else None
     lossless = lab.engines[MAIN].parts.rule.traits.lossless
     records = progress.counted("comparing the outputs with plain decoding", passes[MAIN][0].requests)
-    return audit(records, plain, lab.teacher, lab.models.dtype, lossless)
+    return audit(records, plain, lab.teacher, lab.teacher.rounds_to, lossless)
 
 
 def _outputs(records: Iterable[RequestRecord]) -> dict[str, list[int]]:
