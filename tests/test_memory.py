@@ -50,7 +50,7 @@ def test_tables_and_frames_have_the_peak(tmp_path: Path) -> None:
     record_run(tmp_path / "with", main=main)
     record_run(tmp_path / "without")
     assert "1.50 GiB" in runs_table(find_runs([tmp_path])).text()
-    assert set(spec_lab.load_frame(tmp_path)["memory.peak_rss_bytes"].dropna()) == {3 * gibi // 2}
+    assert set(load_frame(tmp_path)["memory.peak_rss_bytes"].dropna()) == {3 * gibi // 2}
 
 
 @pytest.mark.parametrize("has_tiles", [False, True])

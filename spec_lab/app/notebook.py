@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
 from spec_lab.app.compose import Composed
-from spec_lab.app.folder import NAMED_GROUPS, NOT_NAMED, folder_name, free
+from spec_lab.app.names import folder_name, free
 from spec_lab.app.run import run as run_in
 from spec_lab.record.models import Request, Run
 from spec_lab.record.reading import read_requests
@@ -39,13 +39,7 @@ class Result:
 
 
 def run(composed: Composed) -> Result:
-    """Implement `spec_lab.run`."""
-    folder = folder_of(composed)
+    """Run in a new folder below its `output_dir`."""
+    config = composed.config
+    folder = free(Path(config.output_dir).absolute() / folder_name(config, composed.typed))
     return Result(run_in(composed, folder), folder)
-
-
-def folder_of(composed: Composed) -> Path:
-    """Return a new folder for a run, in its `output_dir`."""
-    choices = composed.choices
-    named = [choices[group] for group in NAMED_GROUPS if choices.get(group, NOT_NAMED[0]) not in NOT_NAMED]
-    return free(Path(composed.config.output_dir).absolute() / folder_name(asdict(composed.config), named))

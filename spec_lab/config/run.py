@@ -23,8 +23,7 @@ from spec_lab.config.choices import (
     WeightDtype,
     Weights,
 )
-from spec_lab.config.offers import MAX_DRAFT_TOKENS
-from spec_lab.config.option import Part, knob, option, schema
+from spec_lab.config.option import Part, knob, option
 from spec_lab.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -39,6 +38,9 @@ if TYPE_CHECKING:
     from spec_lab.engines.plan import EnginePlan, Refusal
     from spec_lab.record.recorder import Sink
     from spec_lab.workloads.tokenizer import Tokenizer
+
+
+MAX_DRAFT_TOKENS = 16
 
 
 @dataclass
@@ -198,7 +200,6 @@ class TreeConfig(Part):
         raise NotImplementedError
 
 
-@schema("prune")
 @dataclass
 class PruneConfig(Part):
     """prune=none|prefill|post_attention|catchup. The options only set the two knobs, which can also be set directly."""
@@ -331,7 +332,6 @@ class WorkloadConfig(Part):
         raise NotImplementedError
 
 
-@schema("sampling")
 @dataclass
 class SamplingConfig:
     """The sampling of tokens; temperature 0 is greedy."""
@@ -390,7 +390,6 @@ class StudyConfig:
     figures: list[str] = knob([], "figures that are drawn; [] is the plot")
 
 
-@schema("run")
 @dataclass
 class Run:
     """A whole run. `experiment`, `line` and `debug` only set other keys, so they are not part of it."""
@@ -458,6 +457,13 @@ class Run:
     def draws_drafts(self) -> bool:
         """Whether its drafts are sampled."""
         return getattr(self.drafter, "draft_sampling", DraftSampling.greedy) != DraftSampling.greedy
+
+    @property
+    def fewer_drafts(self) -> str | None:
+        """The override by which a request may offer fewer than K drafts; None if all are offered."""
+        if self.drafter.plan != "none" and self.drafter.drafts:
+            return f"drafter.plan={self.drafter.plan}"
+        return f"drafter={self.drafter.name}" if self.drafter.drafts_on_host else None
 
     def with_parts(self, **parts: Any) -> Run:
         """Return the same run with other parts."""

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 import spec_lab
-from spec_lab.app.compose import quoted
 from spec_lab.build.auto import with_auto_chosen
 from spec_lab.build.engine import build_engine
 from spec_lab.build.limits import Limits, engine_limits
@@ -42,6 +41,12 @@ from spec_lab.workloads.chat_template import template_digest
 ROWS_BEHIND = 2 * 64 + 1
 """Positions reserved past the longest request: up to 64 drafts and the pending token of a verify pass, then a block of
 up to 64 rows."""
+
+
+def quoted(key: str, value: object) -> str:
+    """Return an override that Hydra reads as exactly the text of `value`, such as a path with special characters."""
+    escaped = str(value).replace("'", r"\'")
+    return f"{key}='{escaped}'"
 
 
 def words_of(target: TargetChoice) -> tuple[str, ...]:
