@@ -282,5 +282,7 @@ def make_fake_engine(
     most = drafter.num_draft_tokens
     rounds = Rounds(lambda _: DecodeRound(parts, drafts, AllOffered(most)), LaunchShape(most, most))
     mode = graph or EagerGraph()
-    engine = Engine(rounds, make_prune(prefill), mode, scheduler, prefill_chunk, prefill_tokens)
+    prune = make_prune(prefill)
+    prompt_pass = PromptPass(rounds.widest, prune, prefill_chunk, prefill_tokens)
+    engine = Engine(rounds, prune, mode, scheduler, prompt_pass)
     return engine, target

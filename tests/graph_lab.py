@@ -134,7 +134,7 @@ class Lab:
         if graph is not None:
             config = dataclasses.replace(config, graph=graph)
         chosen = config
-        limits = engine_limits(chosen, requests, config.drafter.num_draft_tokens)
+        limits = engine_limits(chosen, requests)
         models = load_models(chosen, limits.max_seq_len, MARKERS)
         engine = build_engine(chosen, models, limits)
         mode: Any = engine.graph

@@ -88,7 +88,7 @@ def make_config(
 
 def make_engine(config: Run, requests: list[Request]) -> Engine:
     """Build the engine of a configuration, with caches that hold `requests`."""
-    limits = engine_limits(config, requests, config.drafter.num_draft_tokens)
+    limits = engine_limits(config, requests)
     return build_engine(config, load_models(config, limits.max_seq_len), limits)
 
 

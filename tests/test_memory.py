@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-import spec_lab
 from spec_kernels.native.packing import Layout, PanelMemory, pack, unpack
 from spec_kernels.native.parts import NativeProduct
 from spec_lab.attention.torch_backend import TorchAttention

@@ -83,7 +83,7 @@ def test_a_backend_that_cannot_move_inside_a_graph_is_refused_by_name(graph: Gra
     requests = random_requests(1, 4)
     config = dataclasses.replace(make_config(make_pair(tmp_path), device="cpu"), graph=graph)
     chosen = config
-    limits = engine_limits(chosen, requests, 3)
+    limits = engine_limits(chosen, requests)
     models = load_models(chosen, limits.max_seq_len)
     models = dataclasses.replace(models, backend=Fixed(models.backend))
     with refused("attention=torch", f"graph={graph.name}", "graph=step_replay"):
@@ -94,7 +94,7 @@ def test_graph_step_replay_takes_any_backend(tmp_path: Path) -> None:
     requests = random_requests(1, 4)
     config = dataclasses.replace(make_config(make_pair(tmp_path), device="cpu"), graph=StepReplay())
     chosen = config
-    limits = engine_limits(chosen, requests, 3)
+    limits = engine_limits(chosen, requests)
     models = load_models(chosen, limits.max_seq_len)
     models = dataclasses.replace(models, backend=Fixed(models.backend))
     engine = build_engine(chosen, models, limits)

@@ -12,8 +12,8 @@ from spec_kernels.attention_reference import paged_attention_reference
 from spec_lab.attention.stale import StaleMover
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.attention.triton_backend import TritonAttention
-from spec_lab.build.attention import BackendContext
 from spec_lab.build.kernels import TORCH
+from spec_lab.build.models import BackendContext
 from spec_lab.config.run import CacheConfig, Run
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend

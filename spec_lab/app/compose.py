@@ -106,7 +106,7 @@ def prepared(arguments: Sequence[str], *more: str) -> list[str]:
     _store("schema", "run", Run)
     for group in GROUPS:
         for name, option in options(group).items():
-            _store(f"schema/{group}", name, option)
+            _store(f"schema/{group}", name, option)  # type: ignore[arg-type]
     folders = [folder for folder in map(conf_of, extensions) if folder is not None]
     store_lines(arguments, [conf_folder(), *folders], GROUPS)
     words = [word for word in arguments if _is_override(word)]
@@ -118,7 +118,11 @@ def prepared(arguments: Sequence[str], *more: str) -> list[str]:
     parts = [word.partition("=") for word in words]
     swept = {key for key, _, value in parts if key in GROUPS and ("," in value or "(" in value)}
     forced = {key for key in keys().keys() - keys(own=False).keys() if key.partition(".")[0] in swept}
-    return [*(f"++{word}" if key in forced else word for word, (key, _, _) in zip(words, parts, strict=True)), *more, *flags]
+    return [
+        *(f"++{word}" if key in forced else word for word, (key, _, _) in zip(words, parts, strict=True)),
+        *more,
+        *flags,
+    ]
 
 
 def _is_override(word: str) -> bool:

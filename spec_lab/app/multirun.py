@@ -34,4 +34,3 @@ class Multirun(Callback):
         ended = {found.run.status for found in changed}
         if ended - {"finished"}:
             sys.exit(2 if ended <= {"finished", "refused"} else 1)
-

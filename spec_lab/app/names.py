@@ -56,7 +56,8 @@ def folder_name(run: Run, typed: str) -> str:
 
 def digest_of(run: Run) -> str:
     """Return a digest of a run's configuration, the source files, and the weights and prompt files that it names."""
-    values, drafter = {key: value for key, value in asdict(run).items() if key not in NOT_READ}, run.drafter
+    values = {key: value for key, value in asdict(run).items() if key not in NOT_READ}
+    drafter: Any = run.drafter
     files: list[Path] = []
     if not any(problems(run)):  # those of a run that is refused may be missing
         reads_weights = hasattr(drafter, "folder") and getattr(drafter, "weights", None) != Weights.random

@@ -140,7 +140,7 @@ class Lab:
 
     def recorder(self) -> GraphRecorder:
         """Make the recorder that captures and replays graphs on the device."""
-        return graph_recorder(self.device)
+        return CudaGraphRecorder(self.device) if self.device.type == "cuda" else TapeRecorder()
 
     def cache(self, plans: Sequence[LayerPlan]) -> PagedKVCache:
         """Make a cache for layers with these plans, of the engine's pages and slots."""
@@ -185,8 +185,3 @@ class Lab:
 
     def _logits(self, num_rows: int) -> DraftLogits:
         return DraftLogits(self.limits.num_slots, num_rows, self.target.vocab_size, self.device)
-
-
-def graph_recorder(device: torch.device) -> GraphRecorder:
-    """Make the recorder that captures and replays graphs on a device."""
-    return CudaGraphRecorder(device) if device.type == "cuda" else TapeRecorder()

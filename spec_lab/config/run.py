@@ -28,8 +28,8 @@ from spec_lab.core.errors import UserError
 
 if TYPE_CHECKING:
     from spec_lab.acceptance.deterministic import DraftJudge
-    from spec_lab.build.attention import BackendContext
     from spec_lab.build.lab import Lab, RuleFacts
+    from spec_lab.build.models import BackendContext
     from spec_lab.core.layer_protocols import AttentionBackend
     from spec_lab.core.protocols import AcceptanceRule, Drafter
     from spec_lab.core.types import Request

@@ -103,7 +103,7 @@ def load_subject(typed: Run) -> Subject:
     torch.manual_seed(config.seed)
     tokenizer, workload = open_workload(config)
     requests = [shortened(request) for request in workload[:MAX_REQUESTS]]
-    limits = engine_limits(config, requests, config.drafter.num_draft_tokens)
+    limits = engine_limits(config, requests)
     models = load_models(config, limits.max_seq_len, thinking_markers(tokenizer, config.target))
     # The text is decoded with graph=eager, so that faults of a graph mode do not affect the text that judges it.
     plain = build_engine(eager_config(plain_config(config)), models, limits).generate(requests).requests

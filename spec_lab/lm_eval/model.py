@@ -121,7 +121,7 @@ class SpecLabModel(LM):  # type: ignore[misc]  # mypy does not follow the harnes
         if not prompts:
             return []
         config = self._run
-        limits = engine_limits(self._run, prompts, config.drafter.num_draft_tokens)
+        limits = engine_limits(self._run, prompts)
         engine = build_engine(self._run, self._models, limits)
         engine.prepare()
         result = engine.generate(prompts)

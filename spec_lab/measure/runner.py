@@ -208,7 +208,7 @@ def _teach(lab: LoadedRun, progress: Progress) -> None:
 def _plain_outputs(lab: LoadedRun) -> dict[str, list[int]]:
     """Return outputs of plain decoding, K tokens longer, since the last round drafts and judges past the limit."""
     num_more = lab.config.drafter.num_draft_tokens
-    limits = engine_limits(lab.config, lab.requests, num_more)
+    limits = engine_limits(lab.config, lab.requests)
     longer = dataclasses.replace(
         limits,
         max_seq_len=limits.max_seq_len + num_more,
