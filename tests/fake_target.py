@@ -43,6 +43,7 @@ from spec_lab.engine.offers import AllOffered
 from spec_lab.engine.pages import PageAllocator, PageTable
 from spec_lab.engine.parts import Parts
 from spec_lab.engine.plan import LaunchShape
+from spec_lab.engine.prefill import PromptPass
 from spec_lab.engine.round import DecodeRound
 from spec_lab.engine.rounds import Rounds
 from spec_lab.engine.scheduler import Scheduler

@@ -22,6 +22,7 @@ from spec_lab.models.linear import PackedLinear
 from spec_lab.operators.native_parts import NativeLinear
 from spec_lab.operators.native_set import NativeProducts
 from spec_lab.record.reading import find_runs
+from spec_lab.study.frame import load_frame
 from spec_lab.study.run_table import format_run, runs_table
 from tests.fake_runs import MAIN, make_run, measure, record_run
 from tests.tiny_checkpoints import make_tiny_target

@@ -118,11 +118,8 @@ def prepared(arguments: Sequence[str], *more: str) -> list[str]:
     parts = [word.partition("=") for word in words]
     swept = {key for key, _, value in parts if key in GROUPS and ("," in value or "(" in value)}
     forced = {key for key in keys().keys() - keys(own=False).keys() if key.partition(".")[0] in swept}
-    return [
-        *(f"++{word}" if key in forced else word for word, (key, _, _) in zip(words, parts, strict=True)),
-        *more,
-        *flags,
-    ]
+    words = [f"++{word}" if key in forced else word for word, (key, _, _) in zip(words, parts, strict=True)]
+    return [*words, *more, *flags]
 
 
 def _is_override(word: str) -> bool:

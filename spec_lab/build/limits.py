@@ -56,7 +56,7 @@ def engine_limits(run: Run, requests: list[Request]) -> Limits:
     why = f"the target's {most} positions"
     if target.max_dense_positions is not None and target.max_dense_positions - reach < most:
         most = target.max_dense_positions - reach
-        why = f"{most}, past which drafts would reach where the target's attention changes (index_topk, or scaled queries)"
+        why = f"{most}, past which drafts would reach where the target's attention changes (index_topk)"
     if _num_tokens(longest) > most:
         raise UserError(
             f"request {longest.request_id}: {len(longest.prompt_ids)} prompt and {longest.max_new_tokens} new tokens "

@@ -19,8 +19,9 @@ python -m spec_lab --help GROUP ...     the options and keys of a group; --hydra
 def keys(own: bool = True) -> Mapping[str, dataclasses.Field[Any]]:
     """Return every key that can be typed, with its field; `own`: also those that not all options of a group have."""
     found = dict(_keys(Run, ""))
-    for group, schema in ((group, schema) for group in GROUPS for schema in options(group).values() if own):
-        found = dict(_keys(schema, f"{group}.")) | found
+    for group in GROUPS if own else ():
+        for schema in options(group).values():
+            found = dict(_keys(schema, f"{group}.")) | found
     return found
 
 

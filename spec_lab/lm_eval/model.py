@@ -120,7 +120,6 @@ class SpecLabModel(LM):  # type: ignore[misc]  # mypy does not follow the harnes
         prompts = [self._request(place, each) for place, each in enumerate(asked)]
         if not prompts:
             return []
-        config = self._run
         limits = engine_limits(self._run, prompts)
         engine = build_engine(self._run, self._models, limits)
         engine.prepare()
