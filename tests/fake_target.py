@@ -18,9 +18,10 @@ from spec_lab.acceptance.tree import StrictTreeAcceptance
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.attention.torch_tree import TorchTreeAttention
 from spec_lab.config.option import get
-from spec_lab.core.kept import Kept, PrunePolicy
+from spec_lab.core.kept import PrunePolicy
 from spec_lab.core.kv_cache import NULL_PAGE, NUM_RESERVED_PAGES, CacheRow, PagedKVCache
 from spec_lab.core.layer_protocols import AttentionBackend
+from spec_lab.core.passes import Pass
 from spec_lab.core.prompts import PromptPack
 from spec_lab.core.protocols import Drafter, DrafterRequirements
 from spec_lab.core.ragged import attend
@@ -70,14 +71,8 @@ class FakeTarget:
         self.attention: list[AttentionMetadata] = []
         self.backend = backend
 
-    def forward(
-        self,
-        token_ids: torch.Tensor,
-        cache: PagedKVCache,
-        attention: AttentionMetadata,
-        kept: Kept,
-        features: FeatureSpec,
-    ) -> TargetOutput:
+    def forward(self, token_ids: torch.Tensor, at: Pass, features: FeatureSpec) -> TargetOutput:
+        cache, attention, kept = at.cache, at.metadata, at.kept
         values = values_of(token_ids, attention.positions)
         windowed = self._attend(values, cache, 0, attention)
         self.backend.write(cache.layers[1], attention, torch.ones_like(values), values)

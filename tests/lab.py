@@ -82,7 +82,7 @@ def make_config(
         sampling=SamplingConfig(),
         logger=part("logger", "jsonl"),
         cache=CacheConfig(**{"prefill_chunk": 512, "prefill_tokens": 2048, **changes.pop("cache", {})}),
-        **{"kernels": KernelsChoice.torch, **changes},
+        **{"kernels": KernelsChoice.torch, "device": "cpu", **changes},
     )
 
 

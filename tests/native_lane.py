@@ -12,8 +12,9 @@ from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
 from spec_lab.checkpoints.random_weights import random_tensors
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
-from spec_lab.core.kept import Kept
+from spec_lab.core.kept import ALL_ROWS, Kept
 from spec_lab.core.kv_cache import PagedKVCache
+from spec_lab.core.passes import Pass
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide, TargetOutput
 from spec_lab.engine.pages import PageTable
 from spec_lab.models.decoder import DecoderTarget
@@ -65,7 +66,7 @@ class Lane:
         """Run [requests, rows] tokens behind `starts`."""
         metadata = self.metadata(starts, tokens.shape[1])
         features = FEATURES if kept is None else FeatureSpec()
-        return self.target.forward(tokens.flatten(), self.cache, metadata, kept or Kept(), features)
+        return self.target.forward(tokens.flatten(), Pass(self.cache, metadata, kept or ALL_ROWS), features)
 
 
 def tokens_of(num_requests: int, num_rows: int) -> torch.Tensor:

@@ -189,3 +189,20 @@ def test_without_triton_the_graph_alone_is_taken(missing: str, monkeypatch: pyte
 def test_what_is_typed_names_the_folder_and_what_is_taken_is_recorded() -> None:
     asked = compose(["device=cuda", "kernels=torch"])
     assert (asked.choices["graph"], with_auto_chosen(compose([]).config).graph.name) == ("auto", "eager")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "captured"),
+    [
+        (["device=cuda"], True),
+        (["device=cuda", "graph=round", "graph.prompts=false"], False),
+        (["device=cuda", "drafter=draft_model"], False),  # chains whose prompts a graph cannot hold
+        (["device=cuda", "target=pocket_hybrid", "drafter=mtp_eagle"], False),  # it keeps states
+        (["device=cpu", "graph=round"], False),
+        (["device=cpu", "graph=round", "graph.prompts=true"], True),
+    ],
+)
+def test_prompts_are_captured_where_they_can_be_on_a_gpu(overrides: list[str], captured: bool) -> None:
+    config = chosen(*overrides)
+    assert config.graph.name == "round" and config.graph.prompts is captured  # type: ignore[attr-defined]
+    assert list(problems(config)) == []

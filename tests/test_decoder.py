@@ -18,8 +18,9 @@ from spec_lab.build.caches import cache_row
 from spec_lab.checkpoints.checkpoint import open_tensors
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
-from spec_lab.core.kept import Kept
+from spec_lab.core.kept import ALL_ROWS, Kept
 from spec_lab.core.kv_cache import NULL_PAGE, PagedKVCache
+from spec_lab.core.passes import Pass
 from spec_lab.core.pruning import Drop
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide, TargetOutput
 from spec_lab.engine.pages import PageTable
@@ -81,7 +82,7 @@ class Lane:
     ) -> TargetOutput:
         """Run rows [batch, num_queries] at `starts`, of the slots from `first_slot` on."""
         attention = self.metadata(token_ids.shape[1], starts, first_slot)
-        return self.target.forward(token_ids.flatten(), self.cache, attention, kept or Kept(), features)
+        return self.target.forward(token_ids.flatten(), Pass(self.cache, attention, kept or ALL_ROWS), features)
 
     def metadata(self, num_queries: int, starts: list[int], first_slot: int = 0) -> AttentionMetadata:
         first = torch.tensor(starts)

@@ -10,13 +10,13 @@ import torch
 
 from spec_lab.checkpoints.delta_net_checkpoint import delta_net_tensor_shapes
 from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
-from spec_lab.core.kept import Kept
+from spec_lab.core.kept import ALL_ROWS, Kept
+from spec_lab.core.passes import Pass
 from spec_lab.core.pruning import Drop
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.engine.states import RecurrentStates
 from spec_lab.models.delta_net import GatedDeltaNet, build_delta_net
 from spec_lab.models.delta_rule import DeltaRows, delta_in_chunks, delta_row_by_row
-from spec_lab.models.rope import RotaryRows
 from tests.covering import each_value
 from tests.kept_states import JUNK, KEPT, spoil_unread, tensors_of
 from tests.tiny_checkpoints import randomize
@@ -87,8 +87,7 @@ class Lane:
         nothing = torch.zeros(0, dtype=torch.int64)
         positions, seq_lens = rows[:, 0], recurrent.slot_ids  # as many as there are rows, and requests
         metadata = AttentionMetadata(positions, nothing, seq_lens, nothing, num_queries, 0, recurrent=recurrent)
-        turns = RotaryRows(nothing, nothing)
-        return self.layer.o(self.layer(rows, turns, self.cache, metadata, selection or Kept()))
+        return self.layer.o(self.layer(rows, Pass(self.cache, metadata, selection or ALL_ROWS)))
 
     def accept(self, slots: list[int], num_emitted: list[int]) -> None:
         self.states.commit(torch.tensor(slots), torch.tensor(num_emitted) - 1)
@@ -216,7 +215,7 @@ def test_rows_that_are_dropped_still_reach_the_state() -> None:
     )
     nothing, slots = torch.zeros(0, dtype=torch.int64), written.states.of_prompts(torch.tensor([0]))
     metadata = AttentionMetadata(rows[:, 0], nothing, slots.slot_ids, nothing, 6, 0, recurrent=slots)
-    ours.write(rows, RotaryRows(nothing, nothing), written.cache, metadata)
+    ours.write(rows, Pass(written.cache, metadata))
     torch.testing.assert_close(found, expected[5:], rtol=0, atol=1e-6)
     for lane in (picked, written):
         assert torch.equal(lane.cache.states[0, 0], whole.cache.states[0, 0])

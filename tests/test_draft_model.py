@@ -16,7 +16,7 @@ import torch.nn.functional as F
 import spec_lab
 from spec_lab.config.choices import DraftSampling
 from spec_lab.config.run import SamplingConfig
-from spec_lab.core.kept import Kept
+from spec_lab.core.kept import ALL_ROWS
 from spec_lab.core.kv_cache import NULL_PAGE, SCRATCH_PAGE
 from spec_lab.core.types import Request, VerifiedRound
 from spec_lab.drafters.catchup import CaughtUp
@@ -155,7 +155,7 @@ class NewestTokenOnly(DraftModelDrafter):
             verified.batch.page_table,
             verified.batch.max_kv_len + 2 * self.num_draft_tokens + 1,
         )
-        hidden = self._forward(newest, attention, Kept())
+        hidden = self._forward(newest, attention, ALL_ROWS)
         return self._start(CaughtUp(hidden, attention, DraftedRows(verified.batch.slot_ids, positions)))
 
 

@@ -15,8 +15,8 @@ import torch
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.mtp_checkpoint import load_mtp
-from spec_lab.core.kept import Kept
 from spec_lab.core.layer_protocols import AttentionBackend
+from spec_lab.core.passes import Pass
 from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.linear import make_linear
 from spec_lab.models.mtp import MtpModule
@@ -84,7 +84,7 @@ def test_the_module_equals_transformers(nextn: Nextn) -> None:
     outputs = []
     for start, end in ((0, 40), (40, 41), (41, 45), (45, 80)):
         attention = backend.build(positions[:, start:end], torch.tensor([end]), table.pages[:1], end)
-        out = module.forward(token_ids[start:end], hidden[start:end], lane.cache, attention, Kept())
+        out = module.forward(token_ids[start:end], hidden[start:end], Pass(lane.cache, attention))
         outputs.append(out)
     torch.testing.assert_close(torch.cat(outputs), expected[:80], rtol=0, atol=2e-5)
     torch.testing.assert_close(

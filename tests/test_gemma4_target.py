@@ -195,12 +195,12 @@ def _offset_norms(patch: pytest.MonkeyPatch) -> None:
 def _normed_keys_as_values(patch: pytest.MonkeyPatch) -> None:
     """The values of a layer without v_proj would be what its cache holds as keys."""
 
-    def call(self: Any, heads: torch.Tensor, rotary: Any, kv: Any, metadata: Any) -> torch.Tensor:
+    def call(self: Any, heads: torch.Tensor, at: Any) -> torch.Tensor:
         normed = torch.nn.functional.rms_norm(heads, heads.shape[-1:], None, self.eps)
-        qk = rotary(normed[:, : self.num_heads + self.num_kv_heads] * self.weight)
+        qk = at.rotary(normed[:, : self.num_heads + self.num_kv_heads] * self.weight)
         keys = qk[:, self.num_heads :]
         values = keys if heads.shape[1] == qk.shape[1] else normed[:, -self.num_kv_heads :]
-        self.backend.write(kv, metadata, keys, values)
+        self.backend.write(at.cache, at.metadata, keys, values)
         return qk[:, : self.num_heads]
 
     patch.setattr(gemma4_layers.NormedRopeAndWrite, "__call__", call)

@@ -28,6 +28,7 @@ from spec_lab.config.option import get
 from spec_lab.config.run import AcceptanceConfig, RecordConfig, Run, SamplingConfig
 from spec_lab.core.errors import UserError
 from spec_lab.core.kv_cache import LayerCache
+from spec_lab.core.passes import Pass
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
@@ -239,6 +240,6 @@ def test_gates_partial_rotation_and_float32_norms_are_in_it_too(
         cache = LayerCache(torch.zeros(16, 2, plan.num_kv_heads, plan.head_dim, device=DEVICE))
         positions, pages = torch.arange(3, device=DEVICE).unsqueeze(0), torch.tensor([[2, 3, 1]], device=DEVICE)
         metadata = backend.build(positions, torch.tensor([3], device=DEVICE), pages, 3)
-        outcomes.append((attention.rope_and_write(heads, rotary, cache, metadata), cache.kv))
+        outcomes.append((attention.rope_and_write(heads, Pass(cache, metadata, rotary=rotary)), cache.kv))
     for got, expected in zip(*outcomes, strict=True):
         assert_near(got, expected)

@@ -11,8 +11,9 @@ import torch
 
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.checkpoints.latent_sizes import LatentSizes, latent_tensor_shapes
-from spec_lab.core.kept import Kept
+from spec_lab.core.kept import ALL_ROWS, Kept
 from spec_lab.core.kv_cache import NULL_PAGE, LayerCache
+from spec_lab.core.passes import Pass
 from spec_lab.core.pruning import Drop
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.engine.pages import PageTable
@@ -90,11 +91,11 @@ class Lane:
     def run(self, rows: torch.Tensor, starts: list[int], kept: Kept | None = None, first_slot: int = 0) -> torch.Tensor:
         """Run rows [batch, num_queries, HIDDEN] at `starts`, of the slots from `first_slot` on."""
         metadata = self.metadata(rows.shape[1], starts, first_slot)
-        arguments = rows.flatten(0, 1), self.rotary.rows(metadata.positions), self.cache, metadata
+        at = self.rotary.turning(Pass(self.cache, metadata, kept or ALL_ROWS))
         if kept is not None and kept.is_empty:
-            self.attention.write(*arguments)
+            self.attention.write(rows.flatten(0, 1), at)
             return rows.new_empty(0, HIDDEN)
-        return self.attention.o(self.attention(*arguments, kept or Kept()))
+        return self.attention.o(self.attention(rows.flatten(0, 1), at))
 
     def metadata(self, num_queries: int, starts: list[int], first_slot: int = 0) -> AttentionMetadata:
         first = torch.tensor(starts)

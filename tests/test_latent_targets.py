@@ -20,8 +20,8 @@ from spec_lab.checkpoints.checkpoint import open_tensors
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.gemma4_assistant_config import read_assistant_config
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
-from spec_lab.core.kept import Kept
 from spec_lab.core.kv_cache import NULL_PAGE, PagedKVCache
+from spec_lab.core.passes import Pass
 from spec_lab.core.types import FeatureSpec, NormSide
 from spec_lab.engine.pages import PageTable
 from spec_lab.models.decoder import DecoderTarget
@@ -73,7 +73,7 @@ def run(folder: Path, token_ids: torch.Tensor, parts: tuple[int, ...], dtype: to
         end = start + count
         positions, lens = torch.arange(start, end)[None], torch.tensor([end])
         attention = backend.build(positions, lens, table.pages[:1], end)
-        output = target.forward(token_ids[start:end], kv, attention, Kept(), FEATURES)
+        output = target.forward(token_ids[start:end], Pass(kv, attention), FEATURES)
         logits.append(target.logits(output.hidden))
         features.append(output.features)
         start = end

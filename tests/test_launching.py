@@ -18,7 +18,7 @@ from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.latent_sizes import LatentSizes
 from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
 from spec_lab.checkpoints.random_weights import random_mtp
-from spec_lab.core.kept import Kept
+from spec_lab.core.passes import Pass
 from spec_lab.models.linear import make_linear
 from spec_lab.models.mtp import MtpModule
 from spec_lab.models.products import PLAIN, PlainProducts, launching_of
@@ -95,7 +95,7 @@ def test_targets_and_their_modules_are_launched_so(tmp_path: Path) -> None:
     target = make_target(config, lane, products)
     for num_rows, num_early in ((4, 1), (17, 1)):
         metadata = lane.metadata([0], num_rows)
-        target.forward(prompt(1, num_rows).flatten(), lane.cache, metadata, Kept(), FEATURES)
+        target.forward(prompt(1, num_rows).flatten(), Pass(lane.cache, metadata), FEATURES)
         assert products.num_early == num_early
     mtp, (tensors,) = random_mtp(config, 1, DTYPE, DEVICE, 1)
     plan = mtp.layer.only_layer
@@ -104,5 +104,5 @@ def test_targets_and_their_modules_are_launched_so(tmp_path: Path) -> None:
     lane.cache.kv.zero_()
     module = MtpModule(mtp, tensors, target.embedding, make_linear(target.head_weight), rotary, lane.backend, products)
     hidden = randn(4, target.embedding.shape[1], dtype=DTYPE)
-    module.forward(prompt(1, 4).flatten(), hidden, lane.cache.layers[0], lane.metadata([0], 4), Kept())
+    module.forward(prompt(1, 4).flatten(), hidden, Pass(lane.cache.layers[0], lane.metadata([0], 4)))
     assert products.num_early == 2

@@ -21,6 +21,7 @@ from spec_lab.checkpoints.mtp_layouts import MtpLayout
 from spec_lab.checkpoints.packaged import ZOO
 from spec_lab.core.kept import Kept
 from spec_lab.core.kv_cache import NULL_PAGE, PagedKVCache
+from spec_lab.core.passes import Pass
 from spec_lab.core.pruning import Drop
 from spec_lab.core.types import AttentionMetadata, NormSide
 from spec_lab.engine.pages import PageTable
@@ -51,7 +52,9 @@ class Lane:
     ) -> torch.Tensor:
         """Run rows [batch, num_queries] at `starts`, of the slots from `first_slot` on."""
         attention = self.metadata(token_ids.shape[1], starts, first_slot)
-        return self.module.forward(token_ids.flatten(), hidden.flatten(0, 1), self.cache.layers[0], attention, kept)
+        return self.module.forward(
+            token_ids.flatten(), hidden.flatten(0, 1), Pass(self.cache.layers[0], attention, kept)
+        )
 
     def metadata(self, num_queries: int, starts: list[int], first_slot: int = 0) -> AttentionMetadata:
         first = torch.tensor(starts)

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from spec_lab.attention.torch_backend import TorchAttention
-from spec_lab.core.kept import Kept
-from spec_lab.core.kv_cache import NULL_PAGE, NUM_RESERVED_PAGES, SCRATCH_PAGE, CacheRow, LayerCache, PagedKVCache
+from spec_lab.core.kv_cache import NULL_PAGE, NUM_RESERVED_PAGES, SCRATCH_PAGE, CacheRow, PagedKVCache
+from spec_lab.core.passes import Pass
 from spec_lab.core.ragged import whole_prompt
 from spec_lab.core.types import (
     AcceptanceInputs,
@@ -60,16 +60,10 @@ class ModuleBase:
 
     calls: list[Call] = field(default_factory=list)
 
-    def forward(
-        self,
-        token_ids: torch.Tensor,
-        hidden: torch.Tensor,
-        cache: LayerCache,
-        attention: AttentionMetadata,
-        kept: Kept,
-    ) -> torch.Tensor:
+    def forward(self, token_ids: torch.Tensor, hidden: torch.Tensor, at: Pass) -> torch.Tensor:
+        attention, kept = at.metadata, at.kept
         keys = token_ids.view(-1, 1, 1, 1).expand(-1, 1, 1, hidden.shape[1]).float()
-        cache.kv.index_copy_(0, attention.slot_mapping, torch.cat((keys, hidden[:, None, None]), dim=1))
+        at.cache.kv.index_copy_(0, attention.slot_mapping, torch.cat((keys, hidden[:, None, None]), dim=1))
         call = Call(token_ids.clone(), hidden.clone(), attention.slot_mapping, attention, None, 0)
         self.calls.append(call)
         if kept.is_empty:

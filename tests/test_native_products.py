@@ -25,6 +25,7 @@ from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.config.choices import KernelsChoice
 from spec_lab.core.kept import Kept
+from spec_lab.core.passes import Pass
 from spec_lab.core.pruning import Drop
 from spec_lab.measure.lab import MAIN, load_lab, note_kernels
 from spec_lab.models.draft_parts import DraftInput, LikeliestToken
@@ -112,12 +113,13 @@ def test_a_draft_head_body_without_a_norm_of_its_own() -> None:
     metadata, rows = lane.metadata([3], 2), torch.randn(2, HIDDEN_SIZE)
     rotary = lane.target.rotary_tables[0].rows(metadata.positions)
     residual = torch.randn(2, 2 * HIDDEN_SIZE)[:, HIDDEN_SIZE:]
-    place = residual, rotary, lane.cache.layers[0], metadata
-    assert_alike(body(*place, Kept(), rows), ours(*place, Kept(), rows))
+    at = Pass(lane.cache.layers[0], metadata, rotary=rotary)
+    assert_alike(body(residual, at, rows), ours(residual, at, rows))
+    at = replace(at, kept=Kept(Drop.EVERYTHING))
     lane.cache.kv.zero_()
-    assert len(ours(*place, Kept(Drop.EVERYTHING), rows)) == 0
+    assert len(ours(residual, at, rows)) == 0
     written = lane.cache.kv.clone()
-    body(*place, Kept(Drop.EVERYTHING), rows)
+    body(residual, at, rows)
     assert_alike(lane.cache.kv, written)
 
 
@@ -289,7 +291,7 @@ def test_exponentials_where_they_end() -> None:
         metadata = lane.metadata([0], 1)
         rotary = lane.target.rotary_tables[0].rows(metadata.positions)
         rows = torch.zeros(1, HIDDEN_SIZE)
-        place = stream, rotary, lane.cache.layers[0], metadata, Kept(), rows
+        place = stream, Pass(lane.cache.layers[0], metadata, rotary=rotary), rows
         lane.cache.kv.zero_()
         torch.testing.assert_close(mlp_only(*place), body(*place), rtol=1e-5, atol=1e-6, equal_nan=True)
 

@@ -17,8 +17,9 @@ from spec_lab.acceptance.confidences import DraftConfidences
 from spec_lab.attention.native_backend import NativeAttention
 from spec_lab.build.caches import cache_row
 from spec_lab.checkpoints.random_weights import random_eagle3
-from spec_lab.core.kept import Kept, LastPromptRow, PrunePolicy
+from spec_lab.core.kept import ALL_ROWS, Kept, LastPromptRow, PrunePolicy
 from spec_lab.core.kv_cache import PagedKVCache
+from spec_lab.core.passes import Pass
 from spec_lab.core.pruning import Drop
 from spec_lab.core.types import FeatureSpec, RoundBatch, Verification, VerifiedRound
 from spec_lab.drafters.catchup import plan_catchup
@@ -84,7 +85,7 @@ def test_layers_in_one_call_are_the_layers_one_by_one() -> None:
     for start in (0, 4):
         metadata = lanes[0].metadata([start, start], 4)
         outputs = [
-            runs(stream, lane.cache, metadata, Kept(), (0, 1))
+            runs(stream, Pass(lane.cache, metadata), (0, 1))
             for runs, lane in zip((stack, one_by_one), lanes, strict=True)
         ]
         assert torch.equal(outputs[0][0], outputs[1][0])
@@ -125,7 +126,7 @@ class HeadLane:
         generator = torch.Generator().manual_seed(num_rows)
         hidden = torch.randn(2 * num_rows, HIDDEN_SIZE, generator=generator)[: len(starts) * num_rows]
         tokens = tokens_of(len(starts), num_rows).flatten()
-        return self.head.forward(tokens, hidden, self.cache, metadata, kept or Kept())
+        return self.head.forward(tokens, hidden, Pass(self.cache, metadata, kept or ALL_ROWS))
 
 
 @pytest.mark.parametrize("normed", [False, True])
@@ -227,7 +228,7 @@ def test_all_draft_steps_in_one_call() -> None:
         expected = [tokens]
         for _ in range(3):
             backend.advance(live[0])
-            hidden[0] = lanes[0].head.forward(expected[-1], hidden[0], lanes[0].cache, live[0], Kept())
+            hidden[0] = lanes[0].head.forward(expected[-1], hidden[0], Pass(lanes[0].cache, live[0]))
             expected.append(lanes[0].head.greedy(hidden[0]))
         drafts = lanes[1].head.chain.steps(tokens, hidden[1], lanes[1].cache, live[1], 4)
         assert torch.equal(drafts, torch.stack(expected, dim=1))

@@ -214,9 +214,22 @@ def test_so_has_one_of_a_wider_target(tmp_path: Path) -> None:
         make_engine(replace(config, cache=replace(config.cache, prefill_tokens=tokens)), requests)
         for tokens in (None, 600, 8192)
     ]
+    engines.append(make_engine(replace(config, graph=RoundGraph(prompts=True)), requests))
     expected, *found = [(sequences_of(requests, engine), live_state(engine))[1] for engine in engines]
     for state in found:
         compare(expected, state, tolerance=0.0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("drafter", CAPTURED)
+def test_a_captured_prompt_has_its_own_bits(weights: Weights, drafter: str) -> None:
+    """In bfloat16, one at a time: KV of target and drafter, windows and drafts."""
+    requests = requests_of((1, 60, 128, 129, 300, 33, 40))
+    config = in_triton(weights.config(drafter, "catchup", batch_size=len(requests)))
+    config = replace(config, cache=replace(config.cache, prefill_chunk=512, page_size=PAGE, prefill_tokens=1))
+    engines = [make_engine(replace(config, graph=RoundGraph(prompts=is_on)), requests) for is_on in (False, True)]
+    expected, found = [(sequences_of(requests, engine), live_state(engine))[1] for engine in engines]
+    compare(expected, found, tolerance=0.0)
 
 
 @pytest.mark.gpu

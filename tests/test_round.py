@@ -111,7 +111,7 @@ def record_rounds(pair: tuple[Path, Path], prune: str, bucket: int = 1, **cache:
         in_round = False
         return verification
 
-    def on_target(token_ids: torch.Tensor, cache: Any, attention: AttentionMetadata, *rest: Any) -> Any:
+    def on_target(token_ids: torch.Tensor, at: Any, *rest: Any) -> Any:
         if in_round:
             sequences = [s for s in engine.scheduler.running if not s.is_prefilling]
             rounds.append(
@@ -119,18 +119,18 @@ def record_rounds(pair: tuple[Path, Path], prune: str, bucket: int = 1, **cache:
                     [s.kv_len for s in sequences],
                     [list(s.tokens) for s in sequences],
                     [s.pages for s in sequences],
-                    call_of(token_ids, attention),
+                    call_of(token_ids, at.metadata),
                 )
             )
-        return target_forward(token_ids, cache, attention, *rest)
+        return target_forward(token_ids, at, *rest)
 
-    def on_head(token_ids: torch.Tensor, hidden: torch.Tensor, cache: Any, attention: Any, selection: Any) -> Any:
+    def on_head(token_ids: torch.Tensor, hidden: torch.Tensor, at: Any) -> Any:
         if in_round:
-            rounds[-1].drafter.append(call_of(token_ids, attention))
-            live = selection.metadata
+            rounds[-1].drafter.append(call_of(token_ids, at.metadata))
+            live = at.kept.metadata
             if live is not None:
                 rounds[-1].live_lens = live.seq_lens.tolist()
-        return head_forward(token_ids, hidden, cache, attention, selection)
+        return head_forward(token_ids, hidden, at)
 
     def on_catch_up(verified: Any) -> Any:
         rounds[-1].num_emitted = verified.verification.num_emitted.tolist()

@@ -11,8 +11,8 @@ import torch
 from spec_lab.attention.torch_tree import TorchTreeAttention
 from spec_lab.build.caches import cache_row
 from spec_lab.checkpoints.families import read_model_config
-from spec_lab.core.kept import Kept
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, PagedKVCache
+from spec_lab.core.passes import Pass
 from spec_lab.core.types import FeatureSpec
 from spec_lab.models.target_loader import WeightSource, load_target
 from tests.lossless_cases import TARGETS
@@ -44,7 +44,7 @@ def test_a_rows_logits_are_those_of_its_path_alone(name: str, tmp_path: Path) ->
         positions = torch.arange(first, first + len(token_ids)).unsqueeze(0)
         end = first + len(token_ids)
         attention = backend.build(positions, torch.tensor([end]), table, end)
-        output = target.forward(torch.tensor(token_ids), cache, attention, Kept(), FeatureSpec())
+        output = target.forward(torch.tensor(token_ids), Pass(cache, attention), FeatureSpec())
         return target.logits(output.hidden)
 
     for length in LENGTHS:
@@ -52,7 +52,7 @@ def test_a_rows_logits_are_those_of_its_path_alone(name: str, tmp_path: Path) ->
         logits(prompt, 0)
         parents = torch.tensor([PARENTS])
         attention = backend.build_tree(parents, DEPTH, torch.tensor([length]), table, length + len(PARENTS))
-        output = target.forward(torch.tensor(tokens), cache, attention, Kept(), FeatureSpec())
+        output = target.forward(torch.tensor(tokens), Pass(cache, attention), FeatureSpec())
         found = target.logits(output.hidden)
         for row in range(len(PARENTS)):
             path = [row]

@@ -16,6 +16,7 @@ from spec_lab.checkpoints.gemma4_assistant_checkpoint import TOKEN_ORDERING, ass
 from spec_lab.checkpoints.gemma4_assistant_config import read_assistant_config
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.core.kept import Kept
+from spec_lab.core.passes import Pass
 from spec_lab.core.pruning import Drop
 from spec_lab.core.types import AttentionMetadata, FeatureSpec
 from spec_lab.models.gemma4 import Gemma4Target
@@ -80,16 +81,11 @@ def test_a_target_gives_what_it_gives_without(tmp_path: Path, kind: str, num_row
         target, last = make_target(config, lane, products), torch.tensor([5, 11], device=DEVICE)
         for tensor in caches(lane):
             tensor.zero_()
-        begin = (
-            prompt(2, 6).flatten(),
-            lane.cache,
-            lane.metadata([0, 0], 6),
-            Kept(Drop.AFTER_ATTENTION, last, lane.metadata([5, 5], 1)),
-            FeatureSpec(),
-        )
-        first = target.forward(*begin)
+        kept = Kept(Drop.AFTER_ATTENTION, last, lane.metadata([5, 5], 1))
+        begin = Pass(lane.cache, lane.metadata([0, 0], 6), kept)
+        first = target.forward(prompt(2, 6).flatten(), begin, FeatureSpec())
         rows = prompt(2, num_rows).flatten()
-        round_ = target.forward(rows, lane.cache, lane.metadata([6, 4], num_rows), Kept(), FeatureSpec())
+        round_ = target.forward(rows, Pass(lane.cache, lane.metadata([6, 4], num_rows)), FeatureSpec())
         outcomes.append([first.hidden, target.logits(round_.hidden), *caches(lane)])
     for outcome in outcomes[1:]:
         for got, expected in zip(outcome, outcomes[0], strict=True):
@@ -105,7 +101,7 @@ def test_heads_through_the_kernel_are_those_of_torch(tmp_path: Path, kind: str) 
         target = make_target(config, lane, PLAIN)
         for tensor in caches(lane):
             tensor.zero_()
-        begin = prompt(2, 6).flatten(), lane.cache, lane.metadata([0, 0], 6), Kept(), FeatureSpec()
+        begin = prompt(2, 6).flatten(), Pass(lane.cache, lane.metadata([0, 0], 6)), FeatureSpec()
         outcomes.append([target.forward(*begin).hidden, *caches(lane)])
     for got, expected in zip(*outcomes, strict=True):
         assert_alike(got, expected)
@@ -120,14 +116,14 @@ def test_a_row_of_a_round_is_the_row_of_plain_decoding(tmp_path: Path, kind: str
     assert all(TritonProducts().is_row_invariant(plan) for plan in config.layers)
     for slot, start in enumerate(starts):
         target.forward(
-            tokens[slot, :start], lane.cache, of_slot(lane, slot, start), Kept(Drop.EVERYTHING), FeatureSpec()
+            tokens[slot, :start], Pass(lane.cache, of_slot(lane, slot, start), Kept(Drop.EVERYTHING)), FeatureSpec()
         )
     rows = torch.stack([tokens[slot, start : start + 4] for slot, start in enumerate(starts)])
-    verified = target.forward(rows.flatten(), lane.cache, lane.metadata(starts, 4), Kept(), FeatureSpec())
+    verified = target.forward(rows.flatten(), Pass(lane.cache, lane.metadata(starts, 4)), FeatureSpec())
     together = target.logits(verified.hidden).view(3, 4, -1)
     for column in (0, 3):
         metadata = lane.metadata([starts[0] + column], 1)
-        alone = target.forward(rows[0, column : column + 1], lane.cache, metadata, Kept(), FeatureSpec())
+        alone = target.forward(rows[0, column : column + 1], Pass(lane.cache, metadata), FeatureSpec())
         assert torch.equal(target.logits(alone.hidden)[0], together[0, column])
 
 
@@ -144,7 +140,7 @@ def test_a_layer_is_eight_kernels_and_three_more_with_embeddings_of_its_own(tmp_
         lane = Lane.of(config.layers)
         target, metadata = make_target(config, lane, TritonProducts()), lane.metadata([6, 4], 4)
         with CountedKernels() as launched:
-            target.forward(prompt(2, 4).flatten(), lane.cache, metadata, Kept(), FeatureSpec())
+            target.forward(prompt(2, 4).flatten(), Pass(lane.cache, metadata), FeatureSpec())
         num_layers, before = len(config.layers), {"product": 1, "layer_embeddings": 1} if more else {}
         expected = {
             name: num_layers * (KERNELS_OF_A_LAYER.get(name, 0) + more.get(name, 0)) + before.get(name, 0)
@@ -158,7 +154,7 @@ def test_small_weights_have_the_librarys_products_beyond_sixteen_rows(tmp_path: 
     lane = Lane.of(config.layers)
     target, metadata = make_target(config, lane, TritonProducts()), lane.metadata([6, 4], 10)
     with CountedKernels() as launched:
-        target.forward(prompt(2, 10).flatten(), lane.cache, metadata, Kept(), FeatureSpec())
+        target.forward(prompt(2, 10).flatten(), Pass(lane.cache, metadata), FeatureSpec())
     assert launched.count["product"] == 0 and launched.count["gated"] == 2 * len(config.layers)
 
 

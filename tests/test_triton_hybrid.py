@@ -21,8 +21,8 @@ from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.config.choices import Rollback
 from spec_lab.config.run import RecurrentConfig, Run
-from spec_lab.core.kept import Kept
 from spec_lab.core.kv_cache import PagedKVCache
+from spec_lab.core.passes import Pass
 from spec_lab.core.types import AttentionMetadata, FeatureSpec
 from spec_lab.engine.states import RecurrentStates
 from spec_lab.engine.tape import TapeRecorder
@@ -30,7 +30,6 @@ from spec_lab.models.delta_caches import TORCH_DELTA, DeltaParts
 from spec_lab.models.delta_net import build_delta_net
 from spec_lab.models.norms import Float32Norm
 from spec_lab.models.products import PLAIN
-from spec_lab.models.rope import RotaryRows
 from spec_lab.models.target_loader import WeightSource, load_target
 from spec_lab.operators.triton_delta import TRITON_DELTA
 from spec_lab.operators.triton_linear import TritonNorm
@@ -72,7 +71,7 @@ class Lane:
         metadata = AttentionMetadata(
             rows[:, 0], NOTHING, recurrent.slot_ids, NOTHING, num_queries, 0, recurrent=recurrent
         )
-        return self.layer.o(self.layer(rows, RotaryRows(NOTHING, NOTHING), self.cache, metadata, Kept()))
+        return self.layer.o(self.layer(rows, Pass(self.cache, metadata)))
 
     def text(self, dtype: torch.dtype, num_rounds: int) -> list[torch.Tensor]:
         """Run prompts in chunks, and rounds of every number of rows; what a round may not read is spoilt before."""
@@ -200,7 +199,7 @@ def test_few_rows_in_16_bits_go_through_the_fused_products(folder: Path) -> None
             metadata = backend.build(positions, lens, pages, start + num_rows)
             metadata.recurrent = recurrent_rows(first)
             tokens = torch.arange(7 + start, 7 + start + num_rows, device=DEVICE)
-            output = target.forward(tokens, cache, metadata, Kept(), FeatureSpec())
+            output = target.forward(tokens, Pass(cache, metadata), FeatureSpec())
             found.append(target.logits(output.hidden).float())
             start += num_rows if start == 0 else 2
             states.commit(first, first + (0 if start == 5 else 1))

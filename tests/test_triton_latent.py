@@ -18,8 +18,8 @@ from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.random_weights import random_eagle3, random_tensors
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.config.option import get
-from spec_lab.core.kept import Kept
 from spec_lab.core.kv_cache import LayerCache
+from spec_lab.core.passes import Pass
 from spec_lab.engine.tape import TapeRecorder
 from spec_lab.models.eagle3 import Eagle3Head
 from spec_lab.models.latent import NarrowQuery
@@ -203,17 +203,17 @@ def test_a_target_of_16_bits_gives_what_it_gives_without_fused_products(
         for mlp in target.expert_parts:
             mlp.router, mlp.experts = mlp.router.made_by(triton_router), mlp.experts.made_by(TritonExperts)
         lane.cache.kv.zero_()
-        target.forward(prompt(2, 34).flatten(), lane.cache, lane.metadata([0, 0], 34), Kept(), FEATURES)
-        round_ = target.forward(prompt(2, 4).flatten(), lane.cache, lane.metadata([30, 9], 4), Kept(), FEATURES)
+        target.forward(prompt(2, 34).flatten(), Pass(lane.cache, lane.metadata([0, 0], 34)), FEATURES)
+        round_ = target.forward(prompt(2, 4).flatten(), Pass(lane.cache, lane.metadata([30, 9], 4)), FEATURES)
         outputs.append(target.logits(round_.hidden))
         lanes.append(lane)
         targets.append(target)
     assert_alike(outputs[1], outputs[0])
     assert_alike(lanes[1].cache.kv, lanes[0].cache.kv)
-    alone = targets[1].forward(prompt(2, 4)[0, :1], lanes[1].cache, lanes[1].metadata([30], 1), Kept(), FEATURES)
+    alone = targets[1].forward(prompt(2, 4)[0, :1], Pass(lanes[1].cache, lanes[1].metadata([30], 1)), FEATURES)
     if DEVICE.type == "cpu":  # on a GPU the products of heads are the library's, which may differ
         assert torch.equal(targets[1].logits(alone.hidden)[0], outputs[1][0])
-        rounds = prompt(2, 4).flatten(), lanes[1].cache, lanes[1].metadata([30, 9], 4), Kept(), FEATURES
+        rounds = prompt(2, 4).flatten(), Pass(lanes[1].cache, lanes[1].metadata([30, 9], 4)), FEATURES
         graph = TapeRecorder(num_warmups=0).capture(lambda: targets[1].logits(targets[1].forward(*rounds).hidden))
         graph.replay()
         assert torch.equal(graph.outputs, outputs[1]), "on a tape too"

@@ -21,8 +21,9 @@ from spec_lab.checkpoints.keep_fp8 import with_narrow_products, with_wide_produc
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.checkpoints.random_weights import random_eagle3, random_mtp, random_tensors
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
-from spec_lab.core.kept import Kept
+from spec_lab.core.kept import ALL_ROWS, Kept
 from spec_lab.core.kv_cache import PagedKVCache
+from spec_lab.core.passes import Pass
 from spec_lab.core.pruning import Drop
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide
 from spec_lab.engine.pages import PageTable
@@ -112,7 +113,7 @@ def assert_alike(got: torch.Tensor, expected: torch.Tensor) -> None:
 def selections(lane: Lane) -> dict[str, Kept]:
     live = torch.tensor([1, 5], device=DEVICE)
     return {
-        "all": Kept(),
+        "all": ALL_ROWS,
         "live": Kept(Drop.AFTER_LAYER, live),
         "after": Kept(Drop.AFTER_ATTENTION, live),
         "before": Kept(Drop.BEFORE_ATTENTION, live, lane.metadata([7, 8], 1)),
@@ -126,8 +127,10 @@ def test_a_target_gives_what_it_gives_without(config: ModelConfig) -> None:
         lane = Lane.of(config.layers)
         target = make_target(config, lane, products)
         lane.cache.kv.zero_()
-        target.forward(prompt(2, 6).flatten(), lane.cache, lane.metadata([0, 0], 6), Kept(Drop.EVERYTHING), FEATURES)
-        round_ = target.forward(prompt(2, 4).flatten(), lane.cache, lane.metadata([6, 4], 4), Kept(), FEATURES)
+        target.forward(
+            prompt(2, 6).flatten(), Pass(lane.cache, lane.metadata([0, 0], 6), Kept(Drop.EVERYTHING)), FEATURES
+        )
+        round_ = target.forward(prompt(2, 4).flatten(), Pass(lane.cache, lane.metadata([6, 4], 4)), FEATURES)
         assert round_.features is not None
         outputs.append([target.logits(round_.hidden), round_.features])
         caches.append(lane.cache.kv)
@@ -144,7 +147,7 @@ def test_rows_of_prompts_give_what_they_give_without(llama: ModelConfig, num_row
     for products in (PLAIN, TritonProducts()):
         target = make_target(llama, lane, products)
         with products.prompt_rounding.products():
-            outputs.append(target.logits(target.forward(rows, lane.cache, metadata, Kept(), FEATURES).hidden))
+            outputs.append(target.logits(target.forward(rows, Pass(lane.cache, metadata), FEATURES).hidden))
     assert_alike(outputs[1], outputs[0])
 
 
@@ -155,7 +158,7 @@ def test_more_rows_give_what_they_give_without(llama: ModelConfig, num_rows: int
     rows, metadata = prompt(2, num_rows).flatten(), lane.metadata([0, 0], num_rows)
     outputs = [
         make_target(llama, lane, products)
-        .forward(rows, lane.cache, metadata, Kept(Drop.AFTER_ATTENTION, last), FEATURES)
+        .forward(rows, Pass(lane.cache, metadata, Kept(Drop.AFTER_ATTENTION, last)), FEATURES)
         .hidden
         for last in [torch.tensor([num_rows - 1, 2 * num_rows - 1], device=DEVICE)]
         for products in (PLAIN, TritonProducts())
@@ -171,12 +174,12 @@ def test_a_target_in_e4m3_gives_what_its_numbers_give(llama: ModelConfig, num_ro
     rows, metadata = prompt(2, num_rows).flatten(), lane.metadata([0, 0], num_rows)
     target = make_target(llama, lane, TritonProducts(), narrow=True)
     with CountedKernels() as launched:
-        got = target.forward(rows, lane.cache, metadata, Kept(), FEATURES).hidden
+        got = target.forward(rows, Pass(lane.cache, metadata), FEATURES).hidden
     assert launched.count["product"] + launched.count["project_heads"] == ours * len(llama.layers)
     assert launched.count["dequantise"] == (4 - ours) * len(llama.layers)
     tensors = with_narrow_products(random_tensors(decoder_tensor_shapes(llama), DTYPE, DEVICE, 3))
     wide = DecoderTarget(llama, with_wide_products(tensors, DTYPE), lane.backend, MAX_POSITIONS)
-    assert_alike(got, wide.forward(rows, lane.cache, metadata, Kept(), FEATURES).hidden)
+    assert_alike(got, wide.forward(rows, Pass(lane.cache, metadata), FEATURES).hidden)
 
 
 @pytest.mark.parametrize("narrow", [False, True])
@@ -191,13 +194,13 @@ def test_a_row_of_a_round_is_the_row_of_plain_decoding(config: ModelConfig, narr
             lane.table.pages[slot : slot + 1],
             start,
         )
-        target.forward(tokens[slot, :start], lane.cache, metadata, Kept(Drop.EVERYTHING), FeatureSpec())
+        target.forward(tokens[slot, :start], Pass(lane.cache, metadata, Kept(Drop.EVERYTHING)), FeatureSpec())
     rows = torch.stack([tokens[slot, start : start + 4] for slot, start in enumerate(starts)])
-    verified = target.forward(rows.flatten(), lane.cache, lane.metadata(starts, 4), Kept(), FeatureSpec())
+    verified = target.forward(rows.flatten(), Pass(lane.cache, lane.metadata(starts, 4)), FeatureSpec())
     together = target.logits(verified.hidden).view(3, 4, -1)
     for column in (0, 3):
         metadata = lane.metadata([starts[0] + column], 1)
-        alone = target.forward(rows[0, column : column + 1], lane.cache, metadata, Kept(), FeatureSpec())
+        alone = target.forward(rows[0, column : column + 1], Pass(lane.cache, metadata), FeatureSpec())
         assert torch.equal(target.logits(alone.hidden)[0], together[0, column])
 
 
@@ -206,9 +209,11 @@ def run_head(head: Eagle3Head | MtpModule, lane: Lane, name: str) -> list[torch.
     lane.cache.kv.zero_()
     hidden = randn(2, 6, 32, seed=2, dtype=DTYPE)
     layer = lane.cache.layers[0]
-    head.forward(prompt(2, 6).flatten(), hidden.flatten(0, 1), layer, lane.metadata([0, 0], 6), Kept(Drop.EVERYTHING))
+    head.forward(
+        prompt(2, 6).flatten(), hidden.flatten(0, 1), Pass(layer, lane.metadata([0, 0], 6), Kept(Drop.EVERYTHING))
+    )
     rows = prompt(2, 4).flatten(), hidden[:, :4].flatten(0, 1)
-    out = head.forward(*rows, layer, lane.metadata([6, 4], 4), selections(lane)[name])
+    out = head.forward(*rows, Pass(layer, lane.metadata([6, 4], 4), selections(lane)[name]))
     tokens, probabilities = head.greedy_with_probability(out)
     assert torch.equal(tokens, head.greedy(out))
     return [out, head.draft_logits(out), lane.cache.kv, tokens.to(DTYPE), probabilities.to(DTYPE)]
@@ -259,7 +264,7 @@ def kernels_of_a_layer(config: ModelConfig, products: Products, num_rows: int = 
     lane = Lane.of(config.layers)
     target, metadata = make_target(config, lane, products), lane.metadata([6, 4], num_rows)
     with CountedKernels() as launched:
-        target.forward(prompt(2, num_rows).flatten(), lane.cache, metadata, Kept(), FEATURES)
+        target.forward(prompt(2, num_rows).flatten(), Pass(lane.cache, metadata), FEATURES)
     counts = [launched.count[name] / len(config.layers) for name in ("product", "rope_write", "project_heads")]
     return tuple(counts)  # type: ignore[return-value]
 

@@ -10,8 +10,8 @@ import torch
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.build.caches import cache_row
 from spec_lab.checkpoints.families import read_model_config
-from spec_lab.core.kept import Kept
 from spec_lab.core.kv_cache import NULL_PAGE, PagedKVCache
+from spec_lab.core.passes import Pass
 from spec_lab.core.types import FeatureSpec
 from spec_lab.engine.pages import PageTable
 from spec_lab.models.decoder import DecoderTarget
@@ -73,7 +73,7 @@ def logits_in_parts(folder: Path, token_ids: torch.Tensor, parts: list[int]) -> 
         end = start + count
         positions, seq_lens = torch.arange(start, end).unsqueeze(0), torch.tensor([end])
         attention = backend.build(positions, seq_lens, table.pages[:1], end)
-        output = target.forward(token_ids[start:end], cache, attention, Kept(), FeatureSpec())
+        output = target.forward(token_ids[start:end], Pass(cache, attention), FeatureSpec())
         logits.append(target.logits(output.hidden))
         start = end
     assert start == length

@@ -19,7 +19,6 @@ SIZES: dict[str, Any] = {
     "num_local_experts": 6,
     "num_experts_per_tok": 3,
     "sliding_window": 8,
-    "swiglu_limit": 0.5,
     "layer_types": ["sliding_attention", "full_attention"] * 2,
     "rope_parameters": {
         "rope_type": "yarn",
@@ -36,7 +35,11 @@ SIZES: dict[str, Any] = {
 def make_tiny_gpt_oss(folder: Path, **overrides: Any) -> Any:
     """Write a random target, and return it as the transformers model. Its clamp acts, and its sinks are large."""
     family: Any = "gpt_oss"
-    return make_tiny_target(folder, family, **SIZES | overrides)
+    model = make_tiny_target(folder, family, **SIZES | overrides)
+    for layer in model.model.layers:  # transformers 5.17 clamps at 7 whatever the checkpoint says
+        layer.mlp.experts.gate_up_proj_bias.data *= 40
+    model.save_pretrained(folder)
+    return model
 
 
 def pack_experts(folder: Path, model: Any) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from importlib.util import find_spec
+from typing import Any
 
 from spec_lab.build.models import resolve_device
 from spec_lab.checkpoints.families import read_model_config
@@ -29,7 +30,8 @@ it."""
 
 
 def with_auto_chosen(run: Run) -> Run:
-    """Return the run with an option in place of each auto, and a number in place of each null in `cache.prefill_*`."""
+    """Return the run with an option in place of each auto, a number in place of each null in `cache.prefill_*`, and
+    true or false in place of null in `graph.prompts`."""
     on_cuda = resolve_device(run.device).type == "cuda"
     typed = {"attention": run.attention.name, "kernels": run.kernels, "graph": run.graph.name}
     asked = [knob for knob, value in typed.items() if value == "auto"]
@@ -42,7 +44,16 @@ def with_auto_chosen(run: Run) -> Run:
             run = faster if set(problems(faster)) <= set(problems(run)) else run
         elif knob == "kernels" and not on_cuda and why_not_native(run) is None:
             run = _take(run, knob, "native")
+    if getattr(run.graph, "prompts", False) is None:
+        captured = _with_prompts(run, True)
+        can_be = set(problems(captured)) <= set(problems(run)) and not read_model_config(run.target.folder).keeps_states
+        run = captured if on_cuda and can_be else _with_prompts(run, False)
     return run.with_parts(cache=_with_prompt_sizes(run, on_cuda))
+
+
+def _with_prompts(run: Run, are_captured: bool) -> Run:
+    graph: Any = run.graph
+    return run.with_parts(graph=dataclasses.replace(graph, prompts=are_captured))
 
 
 def why_not_native(run: Run) -> str | None:

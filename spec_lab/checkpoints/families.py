@@ -259,7 +259,8 @@ def _experts(config: Any, family: Family) -> ExpertSizes:
         shared_intermediate_size=one_shared or inner * get(config, "n_shared_experts", 0),
         shared_name="shared_expert" if one_shared else "shared_experts",
         shared_gate=bool(one_shared),
-        clamp=get(config, "swiglu_limit"),
+        # transformers 5.17 has no such key of gpt-oss, and clamps at 7
+        clamp=get(config, "swiglu_limit", 7.0 if config.model_type == "gpt_oss" else None),
     )
 
 

@@ -67,6 +67,9 @@ class Kept:
         return rows[:0] if self.rows is None else rows_at(rows, self.rows)
 
 
+ALL_ROWS = Kept()
+
+
 class PromptPruning(Protocol):
     """Chooses which rows of the prompt pass go on (`prune.prefill`).
 
@@ -98,13 +101,13 @@ class AllPromptRows:
     needs_prewrite: ClassVar[bool] = False
 
     def in_target(self, live: LiveRows | None, features: FeatureSpec) -> Kept:
-        return Kept()
+        return ALL_ROWS
 
     def logit_rows(self, hidden: torch.Tensor, live: LiveRows | None) -> torch.Tensor:
         return hidden
 
     def in_drafter(self, live: LiveRows | None) -> Kept:
-        return Kept() if live is None else Kept(Drop.AFTER_LAYER, live.rows)
+        return ALL_ROWS if live is None else Kept(Drop.AFTER_LAYER, live.rows)
 
 
 class LastPromptRow:
@@ -119,7 +122,7 @@ class LastPromptRow:
     def in_target(self, live: LiveRows | None, features: FeatureSpec) -> Kept:
         if features.final_hidden is not None and not features.last_prompt_row:
             if features.final_hidden is NormSide.POST_NORM:
-                return Kept()
+                return ALL_ROWS
             return Kept(Drop.AFTER_LAYER, None if live is None else live.rows)
         if live is not None and live.attend_with_others:
             return Kept(Drop.AFTER_ATTENTION, live.rows, live.attention)

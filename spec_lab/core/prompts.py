@@ -41,10 +41,12 @@ class PromptRounding:
         least_rows: the smallest number of rows of a forward; padding rows fill up a smaller one.
         products: makes a context manager around a forward. Inside, the library's matrix products of at least
             `least_rows` rows round every row alike.
+        least_captured: the fewest tokens of a prompt whose rows attend alike if padding rows follow them.
     """
 
     least_rows: int = 0
     products: Callable[[], AbstractContextManager[None]] = nullcontext
+    least_captured: int = 0
 
     @property
     def is_promised(self) -> bool:

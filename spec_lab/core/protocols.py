@@ -12,8 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from spec_lab.core.kept import Kept
-from spec_lab.core.kv_cache import PagedKVCache
+from spec_lab.core.passes import Pass
 from spec_lab.core.prompts import PromptPack
 from spec_lab.core.types import (
     AcceptanceInputs,
@@ -36,14 +35,7 @@ class Target(Protocol):
     max_position_embeddings: int
     eos_token_ids: frozenset[int]
 
-    def forward(
-        self,
-        token_ids: torch.Tensor,
-        cache: PagedKVCache,
-        attention: AttentionMetadata,
-        kept: Kept,
-        features: FeatureSpec,
-    ) -> TargetOutput:
+    def forward(self, token_ids: torch.Tensor, at: Pass, features: FeatureSpec) -> TargetOutput:
         """Run tokens [rows] and write their KV. After the last KV write only the selected rows go on.
 
         If the drafter taps a layer after that write, all rows go on to the last layer. Features have all rows; with

@@ -19,9 +19,9 @@ from spec_lab.build.caches import build_cache
 from spec_lab.build.engine import DrafterMaker, prune_policy
 from spec_lab.build.lab import Lab
 from spec_lab.build.references import unpruned_config
-from spec_lab.core.kept import Kept
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, PagedKVCache
 from spec_lab.core.layer_protocols import AttentionBackend
+from spec_lab.core.passes import Pass
 from spec_lab.core.protocols import Drafter
 from spec_lab.core.ragged import whole_prompt
 from spec_lab.core.types import FeatureSpec, Request
@@ -123,7 +123,7 @@ class TeacherForcedDrafts:
             states = slot_states(cache)
             states.clear(0)
             attention.recurrent = states.of_prompts(torch.zeros(1, dtype=torch.int64, device=self._device))
-            output = target.forward(token_ids, cache, attention, Kept(), spec)
+            output = target.forward(token_ids, Pass(cache, attention), spec)
             self._features[text, spec] = output.features
         return self._features[text, spec]
 

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from spec_lab.core.kept import Kept, PrunePolicy
+from spec_lab.core.kept import ALL_ROWS, Kept, PrunePolicy
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.layer_protocols import AttentionBackend
+from spec_lab.core.passes import Pass
 from spec_lab.core.prompts import LiveRows, PromptPack
 from spec_lab.core.protocols import DrafterRequirements, Target
 from spec_lab.core.ragged import build_metadata
@@ -108,7 +109,7 @@ class DraftModelCatchup:
 
     def _forward(self, token_ids: torch.Tensor, attention: AttentionMetadata, kept: Kept) -> torch.Tensor:
         """Run tokens [rows], and return the live rows' output after the final norm, [live rows, hidden_size]."""
-        return self.model.forward(token_ids, self.cache, attention, kept, FeatureSpec()).hidden
+        return self.model.forward(token_ids, Pass(self.cache, attention, kept), FeatureSpec()).hidden
 
 
 def _with_sampled(pack: PromptPack) -> torch.Tensor:
@@ -154,7 +155,7 @@ class DraftModelDrafter(DraftModelCatchup):
         return self._start(self.take_round(verified))
 
     def step(self, state: DraftModelState, step: DraftStep) -> None:
-        hidden = self._forward(state.tokens, state.attention, Kept())
+        hidden = self._forward(state.tokens, state.attention, ALL_ROWS)
         state.tokens = self.picker.pick(self.head, hidden, state.rows, step.column)
 
     def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
@@ -173,4 +174,4 @@ class DraftModelTreeDrafter(DraftModelCatchup, BranchDrafter):
     backend: TreeAttentionBackend
 
     def run_branches(self, branches: Branches, attention: AttentionMetadata) -> torch.Tensor:
-        return self._forward(branches.tokens.reshape(-1), attention, Kept())
+        return self._forward(branches.tokens.reshape(-1), attention, ALL_ROWS)

@@ -32,6 +32,7 @@ import torch
 from spec_lab.core.kept import Kept, PrunePolicy
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend
+from spec_lab.core.passes import Pass
 from spec_lab.core.prompts import LiveRows, PromptPack
 from spec_lab.core.protocols import DrafterRequirements
 from spec_lab.core.ragged import build_metadata, even_batches
@@ -102,13 +103,13 @@ class MtpVanillaDrafter:
         self._slide(pack, pack.features)
         live = None if ends is None else ends.live
         hidden = self.modules[0].forward(
-            pack.next_token_ids, pack.features, self.caches[0], pack.attention, pruning(live)
+            pack.next_token_ids, pack.features, Pass(self.caches[0], pack.attention, pruning(live))
         )
         for index in range(1, self.num_draft_tokens):
             spans = [replace(span, start=span.start - index, end=span.end - index) for span in pack.spans]
             attention = build_metadata(self.backend, spans, pack.attention.page_table)
             self.modules[index].forward(
-                pack.next_token_ids, pack.features, self.caches[index], attention, pruning(None)
+                pack.next_token_ids, pack.features, Pass(self.caches[index], attention, pruning(None))
             )
         if ends is None:
             return None
@@ -184,6 +185,5 @@ class MtpVanillaDrafter:
         attention = self.backend.build(positions, lengths, last_row.page_table, last_row.max_seq_len)
         row_ends = torch.arange(1, lengths.shape[0] + 1, device=lengths.device) * num_rows
         kept = pruning(LiveRows(row_ends - 1, last_row))
-        return self.modules[index].forward(
-            rows.tokens.flatten(), rows.hidden.flatten(0, 1), self.caches[index], attention, kept
-        )
+        at = Pass(self.caches[index], attention, kept)
+        return self.modules[index].forward(rows.tokens.flatten(), rows.hidden.flatten(0, 1), at)

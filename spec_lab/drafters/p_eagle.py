@@ -12,9 +12,10 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from spec_lab.core.kept import Kept, PrunePolicy
+from spec_lab.core.kept import PrunePolicy
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.layer_protocols import AttentionBackend
+from spec_lab.core.passes import Pass
 from spec_lab.core.prompts import PromptEnds, PromptPack
 from spec_lab.core.protocols import DrafterRequirements
 from spec_lab.core.rows import rows_at
@@ -54,7 +55,7 @@ class PEaglePass:
         ends = pack.ends
         kept = self.prune.prompt.in_drafter(None if ends is None else ends.live)
         fused = self.model.fuse(pack.features)
-        hidden = self.model.forward(pack.next_token_ids, fused, self.cache, pack.attention, kept)
+        hidden = self.model.forward(pack.next_token_ids, fused, Pass(self.cache, pack.attention, kept))
         if ends is None:
             return None
         slots = torch.cat((hidden.unsqueeze(1), self._masks(ends)), dim=1)
@@ -77,7 +78,7 @@ class PEaglePass:
         first_rows = torch.arange(num_requests, device=first.device) * num_rows + emitted.num_live - 1
         live_rows = (first_rows.unsqueeze(1) + self._drafts).flatten()
         kept = self.prune.of_catchup(live_rows, drafting)
-        hidden = self.model.forward(tokens.flatten(), fused.flatten(0, 1), self.cache, attention, kept)
+        hidden = self.model.forward(tokens.flatten(), fused.flatten(0, 1), Pass(self.cache, attention, kept))
         pending = rows_at(tokens.flatten(), first_rows)
         return self._slots(hidden.unflatten(0, (num_requests, -1)), pending, DraftedRows(batch.slot_ids, first + 1))
 
@@ -89,7 +90,7 @@ class PEaglePass:
             return features.view(num_requests, 0, features.shape[1])
         attention = self._rows(ends.kv_lens, num_masks, ends.live.attention.page_table, ends.max_kv_len)
         tokens = ends.tokens.new_full((num_requests * num_masks,), self.model.mask_token_id)
-        hidden = self.model.forward(tokens, features, self.cache, attention, Kept())
+        hidden = self.model.forward(tokens, features, Pass(self.cache, attention))
         return hidden.view(num_requests, num_masks, -1)
 
     def _rows(self, first: torch.Tensor, num_rows: int, page_table: torch.Tensor, max_first: int) -> AttentionMetadata:

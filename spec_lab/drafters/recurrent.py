@@ -11,9 +11,10 @@ from typing import Any, Protocol
 
 import torch
 
-from spec_lab.core.kept import Kept, PrunePolicy
+from spec_lab.core.kept import PrunePolicy
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend
+from spec_lab.core.passes import Pass
 from spec_lab.core.prompts import PromptPack
 from spec_lab.core.protocols import DrafterRequirements
 from spec_lab.core.tree_protocols import TreeAttentionBackend
@@ -33,14 +34,7 @@ class DraftModule(DraftHead, Protocol):
     The output of `forward` is the input of `greedy`, and of the next draft step or the next module.
     """
 
-    def forward(
-        self,
-        token_ids: torch.Tensor,
-        hidden: torch.Tensor,
-        cache: LayerCache,
-        attention: AttentionMetadata,
-        kept: Kept,
-    ) -> torch.Tensor:
+    def forward(self, token_ids: torch.Tensor, hidden: torch.Tensor, at: Pass) -> torch.Tensor:
         """Run tokens t[p+1] [rows] and hidden states h[p] [rows, hidden_size], and return the live rows' output.
 
         The output has no rows if `kept` is empty.
@@ -89,7 +83,7 @@ class RecurrentCatchup:
         ends = pack.ends
         kept = self.prune.prompt.in_drafter(None if ends is None else ends.live)
         fused = self.head.fuse(pack.features)
-        hidden = self.head.forward(pack.next_token_ids, fused, self.cache, pack.attention, kept)
+        hidden = self.head.forward(pack.next_token_ids, fused, Pass(self.cache, pack.attention, kept))
         return None if ends is None else CaughtUp(hidden, ends.live.attention, DraftedRows.of_prompts(ends))
 
     def take_round(self, verified: VerifiedRound) -> CaughtUp:
@@ -99,7 +93,7 @@ class RecurrentCatchup:
         kept = self.prune.of_catchup(plan.live_rows, plan.live_attention)
         tokens = verified.verification.tokens.reshape(-1)
         fused = self.head.fuse(verified.features)
-        hidden = self.head.forward(tokens, fused, self.cache, plan.attention, kept)
+        hidden = self.head.forward(tokens, fused, Pass(self.cache, plan.attention, kept))
         return CaughtUp(hidden, plan.live_attention, DraftedRows(verified.batch.slot_ids, plan.live_lens))
 
 
@@ -146,7 +140,7 @@ class RecurrentDrafter(RecurrentCatchup):
         return self.picker.kept_logits(slot_ids)
 
     def step(self, state: RecurrentState, step: DraftStep) -> None:
-        state.hidden = self.head.forward(state.tokens, state.hidden, self.cache, state.attention, Kept())
+        state.hidden = self.head.forward(state.tokens, state.hidden, Pass(self.cache, state.attention))
         state.tokens = self.picker.pick(self.head, state.hidden, state.rows, step.column)
 
     def _draft_rest(self, state: RecurrentState, num_drafts: int) -> torch.Tensor:
@@ -179,4 +173,4 @@ class RecurrentTreeDrafter(RecurrentCatchup, BranchDrafter):
     backend: TreeAttentionBackend
 
     def run_branches(self, branches: Branches, attention: AttentionMetadata) -> torch.Tensor:
-        return self.head.forward(branches.tokens.reshape(-1), branches.hidden, self.cache, attention, Kept())
+        return self.head.forward(branches.tokens.reshape(-1), branches.hidden, Pass(self.cache, attention))

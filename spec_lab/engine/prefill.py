@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from spec_lab.core.kept import PrunePolicy
+from spec_lab.core.passes import Pass
 from spec_lab.core.prompts import NO_ROUNDING, LiveRows, PromptEnds, PromptPack, PromptRounding, PromptSpan
 from spec_lab.core.ragged import build_metadata, even_batches
 from spec_lab.core.results import RowCounts
@@ -95,7 +96,7 @@ class PromptPass:
         live = None if ended is None else ended.live
         features = parts.drafter.requirements.features
         kept = self._prune.prompt.in_target(live, features)
-        output = parts.target.forward(rows.token_ids, parts.cache, rows.attention, kept, features)
+        output = parts.target.forward(rows.token_ids, Pass(parts.cache, rows.attention, kept), features)
         hidden = self._prune.prompt.logit_rows(output.hidden, live)
         logits = parts.target.logits(hidden) if hidden.shape[0] else None
         ends = None

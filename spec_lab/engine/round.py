@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from spec_lab.core.errors import UserError
-from spec_lab.core.kept import Kept
 from spec_lab.core.layer_protocols import MetadataMover
+from spec_lab.core.passes import Pass
 from spec_lab.core.prompts import PromptEnds
 from spec_lab.core.types import FeatureSpec, RoundBatch, Verification, VerifiedRound
 from spec_lab.engine.drafts import Drafts, StepScope
@@ -93,7 +93,7 @@ class DecodeRound:
         with parts.timer.span("verify"), parts.experts_read.stage(ReadingStage.VERIFY):
             attention = self.drafts.attention(batch)
             token_ids = batch.input_ids.reshape(-1)
-            output = parts.target.forward(token_ids, parts.cache, attention, Kept(), self.features)
+            output = parts.target.forward(token_ids, Pass(parts.cache, attention), self.features)
             logits = parts.target.logits(output.hidden).view(batch_size, num_rows, -1)
         return VerifyOutput(batch, logits, output.features)
 

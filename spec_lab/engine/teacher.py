@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from spec_lab.core.errors import UserError
-from spec_lab.core.kept import Kept, LastPromptRow
+from spec_lab.core.kept import ALL_ROWS, Kept, LastPromptRow
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, PagedKVCache
 from spec_lab.core.layer_protocols import AttentionBackend
+from spec_lab.core.passes import Pass
 from spec_lab.core.prompts import NO_ROUNDING, LiveRows, PromptRounding, PromptSpan
 from spec_lab.core.protocols import Target
 from spec_lab.core.pruning import Drop
@@ -183,7 +184,7 @@ class TeacherForcing:
         device, end = self._page_table.device, start + len(token_ids)
         positions = torch.arange(start, end, device=device).unsqueeze(0)
         attention = self._backend.build(positions, torch.tensor([end], device=device), self._page_table, end)
-        return self._forward(token_ids, start, attention, Kept())
+        return self._forward(token_ids, start, attention, ALL_ROWS)
 
     def _forward(self, token_ids: list[int], start: int, attention: AttentionMetadata, kept: Kept) -> torch.Tensor:
         """Run a chunk, and return the hidden states [rows, hidden_size] of the selected rows."""
@@ -192,4 +193,4 @@ class TeacherForcing:
         device = self._page_table.device
         attention.recurrent = self._states.of_prompts(torch.zeros(1, dtype=torch.int64, device=device))
         ids = torch.tensor(token_ids, device=device)
-        return self._target.forward(ids, self._cache, attention, kept, FeatureSpec()).hidden
+        return self._target.forward(ids, Pass(self._cache, attention, kept), FeatureSpec()).hidden

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.core.kept import Kept
-from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.layer_protocols import AttentionBackend
+from spec_lab.core.passes import Pass
 from spec_lab.core.rows import rows_at
-from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide, TargetOutput
+from spec_lab.core.types import FeatureSpec, NormSide, TargetOutput
 from spec_lab.models.delta_net import GatedDeltaNet
 from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.layer_builder import build_layer
@@ -77,14 +76,7 @@ class Decoder(ABC):
         return whole_linear(self._head).dense_weight() if self._dense_head is None else self._dense_head
 
     @abstractmethod
-    def forward(
-        self,
-        token_ids: torch.Tensor,
-        cache: PagedKVCache,
-        attention: AttentionMetadata,
-        kept: Kept,
-        features: FeatureSpec,
-    ) -> TargetOutput:
+    def forward(self, token_ids: torch.Tensor, at: Pass, features: FeatureSpec) -> TargetOutput:
         """Run rows through all layers (`Target.forward`)."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -133,18 +125,11 @@ class DecoderTarget(Decoder):
         stack = LayerStack(self.layers, self.rotary_tables, self._table_of_layer)
         self._stack = products.stack(stack, self.layer_plans)
 
-    def forward(
-        self,
-        token_ids: torch.Tensor,
-        cache: PagedKVCache,
-        attention: AttentionMetadata,
-        kept: Kept,
-        features: FeatureSpec,
-    ) -> TargetOutput:
+    def forward(self, token_ids: torch.Tensor, at: Pass, features: FeatureSpec) -> TargetOutput:
         with self._launching(token_ids.shape[0]):
             stream = rows_at(self.embedding, token_ids)
-            stream, taps = self._stack(stream, cache, attention, kept, features.layer_inputs)
-            hidden = self._norm(kept.live(stream))
+            stream, taps = self._stack(stream, at, features.layer_inputs)
+            hidden = self._norm(at.kept.live(stream))
         return TargetOutput(hidden, read_features(features, taps, stream, hidden, token_ids.shape[0]))
 
 

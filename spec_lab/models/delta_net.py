@@ -9,14 +9,13 @@ from typing import Any
 import torch
 
 from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
-from spec_lab.core.kept import Kept
+from spec_lab.core.passes import Pass
 from spec_lab.core.ragged import in_even_batches
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.delta_caches import DeltaCache
 from spec_lab.models.delta_steps import DeltaNetWeights, DeltaSteps, TorchDeltaSteps
 from spec_lab.models.linear import Linear, fused_linear
 from spec_lab.models.partition import WHOLE, Partition
-from spec_lab.models.rope import RotaryRows
 
 
 def build_delta_net(
@@ -57,48 +56,30 @@ class GatedDeltaNet:
         """Replace the steps between the two products. The caches must be of the same `DeltaParts`."""
         self._steps = make_steps(self._weights)
 
-    def __call__(
-        self,
-        rows: torch.Tensor,
-        rotary: RotaryRows,
-        cache: DeltaCache[Any],
-        metadata: AttentionMetadata,
-        kept: Kept,
-    ) -> torch.Tensor:
+    def __call__(self, rows: torch.Tensor, at: Pass) -> torch.Tensor:
         """Give all rows to the cache, and return the input of `o` for the kept rows; there must be at least one."""
-        return self.attended(self.qkv(rows), rotary, cache, metadata, kept)
+        return self.attended(self.qkv(rows), at)
 
-    def attended(
-        self,
-        projected: torch.Tensor,
-        rotary: RotaryRows,
-        cache: DeltaCache[Any],
-        metadata: AttentionMetadata,
-        kept: Kept,
-    ) -> torch.Tensor:
+    def attended(self, projected: torch.Tensor, at: Pass) -> torch.Tensor:
         """Compute everything between the products: from the output of `qkv` to the input of `o`."""
-        outputs, gate = self._run(projected, cache, metadata)
-        return self._steps.gated(kept.residual(outputs), kept.residual(gate)).flatten(1)
+        outputs, gate = self._run(projected, at)
+        return self._steps.gated(at.kept.residual(outputs), at.kept.residual(gate)).flatten(1)
 
-    def write(
-        self, rows: torch.Tensor, rotary: RotaryRows, cache: DeltaCache[Any], metadata: AttentionMetadata
-    ) -> None:
+    def write(self, rows: torch.Tensor, at: Pass) -> None:
         """Only give all rows to the cache, for a layer whose output is not read."""
-        self.write_projected(self.qkv(rows), rotary, cache, metadata)
+        self.write_projected(self.qkv(rows), at)
 
-    def write_projected(
-        self, projected: torch.Tensor, rotary: RotaryRows, cache: DeltaCache[Any], metadata: AttentionMetadata
-    ) -> None:
+    def write_projected(self, projected: torch.Tensor, at: Pass) -> None:
         """Only give all rows to the cache, from the output of `qkv`."""
-        self._run(projected, cache, metadata)
+        self._run(projected, at)
 
-    def _run(
-        self, projected: torch.Tensor, cache: DeltaCache[Any], metadata: AttentionMetadata
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _run(self, projected: torch.Tensor, at: Pass) -> tuple[torch.Tensor, torch.Tensor]:
         """Return outputs of the rule in float32, and the gate, both [rows, num_value_heads, value_head_dim]."""
         sizes = self._weights.sizes
         gate = projected[:, sizes.conv_size : sizes.conv_size + sizes.value_size]
-        outputs = in_even_batches(lambda batch: self._scan(projected[batch.rows], cache, batch.metadata), metadata)
+        outputs = in_even_batches(
+            lambda batch: self._scan(projected[batch.rows], at.cache, batch.metadata), at.metadata
+        )
         return outputs, gate.unflatten(-1, (sizes.num_value_heads, sizes.value_head_dim))
 
     def _scan(self, projected: torch.Tensor, cache: DeltaCache[Any], metadata: AttentionMetadata) -> torch.Tensor:

@@ -9,8 +9,8 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from spec_lab.core.kept import Kept
 from spec_lab.core.kv_cache import LayerCache
+from spec_lab.core.passes import Pass
 from spec_lab.core.pruning import Drop
 from spec_lab.core.types import AttentionMetadata, StartedDraft, VerifiedRound
 from spec_lab.models.layer_stack import Layer
@@ -86,14 +86,7 @@ DraftInputs = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.T
 class DraftLayers(Protocol):
     """The input and the layer of a draft head."""
 
-    def __call__(
-        self,
-        token_ids: torch.Tensor,
-        hidden: torch.Tensor,
-        cache: LayerCache,
-        attention: AttentionMetadata,
-        kept: Kept,
-    ) -> torch.Tensor:
+    def __call__(self, token_ids: torch.Tensor, hidden: torch.Tensor, at: Pass) -> torch.Tensor:
         """Run tokens [rows] and hidden states [rows, hidden_size], and return the live rows' output [live rows,
         hidden_size]."""
         ...
@@ -112,18 +105,10 @@ class HeadLayer:
     rotary: RotaryTable
     residual_is_normed: bool
 
-    def __call__(
-        self,
-        token_ids: torch.Tensor,
-        hidden: torch.Tensor,
-        cache: LayerCache,
-        attention: AttentionMetadata,
-        kept: Kept,
-    ) -> torch.Tensor:
+    def __call__(self, token_ids: torch.Tensor, hidden: torch.Tensor, at: Pass) -> torch.Tensor:
         rows, normed = self.inputs(token_ids, hidden)
         stream = normed if self.residual_is_normed else hidden
-        rotary = self.rotary.rows(attention.positions)
-        return kept.live(self.layer(stream, rotary, cache, attention, kept, rows))
+        return at.kept.live(self.layer(stream, self.rotary.turning(at), rows))
 
 
 class ChainAtOnce(Protocol):

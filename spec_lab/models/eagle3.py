@@ -13,10 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from spec_lab.checkpoints.eagle3_config import NUM_TAPS, Eagle3Config
-from spec_lab.core.kept import Kept
-from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend
-from spec_lab.core.types import AttentionMetadata
+from spec_lab.core.passes import Pass
 from spec_lab.models.draft_parts import DraftInput, LikeliestToken, RecurrentParts
 from spec_lab.models.layer_builder import build_layer
 from spec_lab.models.linear import make_linear
@@ -79,18 +77,11 @@ class Eagle3Head:
         """Fuse tapped features [rows, 3 * target_hidden_size] into [rows, hidden_size]."""
         return self._fc(features if self._tap_norm is None else self._tap_norm(features))
 
-    def forward(
-        self,
-        token_ids: torch.Tensor,
-        hidden: torch.Tensor,
-        cache: LayerCache,
-        attention: AttentionMetadata,
-        kept: Kept,
-    ) -> torch.Tensor:
+    def forward(self, token_ids: torch.Tensor, hidden: torch.Tensor, at: Pass) -> torch.Tensor:
         """Run tokens [rows] and features [rows, hidden_size]; return the live rows' output [live rows, hidden_size]."""
         with self._launching(token_ids.shape[0]):
-            out = self._run(token_ids, hidden, cache, attention, kept)
-        return self._norm(out) if self.config.norm_output and not kept.is_empty else out
+            out = self._run(token_ids, hidden, at)
+        return self._norm(out) if self.config.norm_output and not at.kept.is_empty else out
 
     def draft_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Turn the output of `forward` [rows, hidden_size] into logits [rows, draft_vocab_size]."""

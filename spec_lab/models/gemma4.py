@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.core.kept import Kept
-from spec_lab.core.kv_cache import PagedKVCache
+from spec_lab.core.kept import ALL_ROWS
 from spec_lab.core.layer_protocols import AttentionBackend
+from spec_lab.core.passes import Pass, RotaryRows
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, TargetOutput
 from spec_lab.models.decoder import Decoder, read_features
 from spec_lab.models.gemma4_layers import build_gemma4_layer
@@ -23,7 +23,6 @@ from spec_lab.models.linear import make_linear
 from spec_lab.models.norms import Float32Norm
 from spec_lab.models.partition import WHOLE, Partition
 from spec_lab.models.products import PLAIN, Products
-from spec_lab.models.rope import RotaryRows
 from spec_lab.models.sandwich import CapLogits, EmbedPerLayer, LogitCap, PerLayerEmbedding
 
 
@@ -64,32 +63,25 @@ class Gemma4Target(Decoder):
             for index, plan in enumerate(self.layer_plans)
         ]
 
-    def forward(
-        self,
-        token_ids: torch.Tensor,
-        cache: PagedKVCache,
-        attention: AttentionMetadata,
-        kept: Kept,
-        features: FeatureSpec,
-    ) -> TargetOutput:
+    def forward(self, token_ids: torch.Tensor, at: Pass, features: FeatureSpec) -> TargetOutput:
         with self._launching():
             stream = F.embedding(token_ids, self.embedding) * self._embedding_scale
             of_layers = None if self._embed_per_layer is None else self._embed_per_layer(token_ids, stream)
-            rows = self._rows(attention, of_layers)
-            cut = self._cut(features)
+            rows = self._rows(at.metadata, of_layers)
+            cut, kept = self._cut(features), at.kept
             taps: list[torch.Tensor] = []
             for index, layer in enumerate(self.layers):
                 if index in features.layer_inputs:
                     taps.append(stream)
                 rotary = rows.rotary[self._table_of_layer[index]]
-                here = kept if index == cut else Kept()
-                stream = layer(stream, rows.embedded(index), rotary, cache.layers[index], rows.attention, here)
+                here = kept if index == cut else ALL_ROWS
+                stream = layer(stream, rows.embedded(index), Pass(at.cache.layers[index], rows.attention, here, rotary))
                 if index == cut:
                     if kept.is_empty:
                         break
                     if kept.drop.is_inside:
                         of_kept = None if of_layers is None else kept.residual(of_layers)
-                        rows = self._rows(kept.behind(attention), of_kept)
+                        rows = self._rows(kept.behind(at.metadata), of_kept)
             hidden, num_rows = self._norm(kept.live(stream)), token_ids.shape[0]
             read = read_features(features, taps, stream, hidden, num_rows)
             num_shared = stream.shape[0] if cut == self.last_writer else num_rows

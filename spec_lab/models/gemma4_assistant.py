@@ -20,6 +20,7 @@ from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.checkpoints.slices import kept_part
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend
+from spec_lab.core.passes import Pass
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.clusters import TokenClusters
 from spec_lab.models.draft_parts import LikeliestToken
@@ -28,7 +29,7 @@ from spec_lab.models.norms import Float32Norm
 from spec_lab.models.partition import WHOLE, Partition
 from spec_lab.models.products import PLAIN, Products
 from spec_lab.models.queries import norm_and_turn_queries
-from spec_lab.models.rope import RotaryRows, rotary_table
+from spec_lab.models.rope import rotary_table
 from spec_lab.models.sandwich import AddNormed, AddNormedThenNorm, NormedLinear, SandwichParts
 from spec_lab.models.scored_tokens import ScoredTokens
 
@@ -108,7 +109,7 @@ class Gemma4Assistant:
         stream = self._pre_projection(torch.cat((embedded, recurrent), dim=-1))
         rotary = {shape: table.rows(attention.positions) for shape, table in self._rotary.items()}
         for layer, key, cache in zip(self._layers, self._rotary_keys, caches, strict=True):
-            stream = layer(stream, rotary[key], cache, attention)
+            stream = layer(stream, Pass(cache, attention, rotary=rotary[key]))
         return self._norm(stream)
 
     def project(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -166,13 +167,11 @@ class AssistantLayer:
         )
         self._parts = products.sandwich(parts)
 
-    def __call__(
-        self, stream: torch.Tensor, rotary: RotaryRows, cache: LayerCache, attention: AttentionMetadata
-    ) -> torch.Tensor:
+    def __call__(self, stream: torch.Tensor, at: Pass) -> torch.Tensor:
         parts = self._parts
         heads = parts.project(stream).view(stream.shape[0], -1, self._head_dim)
-        queries = self._turn(heads, rotary, cache, attention)
-        attended = self._backend.attend(queries, cache, attention, self._window, ATTENTION_SCALE)
+        queries = self._turn(heads, at)
+        attended = self._backend.attend(queries, at.cache, at.metadata, self._window, ATTENTION_SCALE)
         stream, normed = parts.after_attention(stream, parts.output(attended))
         return parts.after_mlp(stream, parts.mlp(normed))
 

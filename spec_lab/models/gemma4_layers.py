@@ -15,10 +15,8 @@ import torch.nn.functional as F
 
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.plan import LayerPlan
-from spec_lab.core.kept import Kept
-from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend
-from spec_lab.core.types import AttentionMetadata
+from spec_lab.core.passes import Pass
 from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.gemma4_experts import ExpertsBeside, build_experts_beside
 from spec_lab.models.layers import Attention, FusedRopeAndWrite, RopeAndWrite
@@ -27,7 +25,6 @@ from spec_lab.models.norms import Float32Norm, head_weights
 from spec_lab.models.partition import Partition
 from spec_lab.models.products import Products
 from spec_lab.models.queries import norm_and_turn_queries
-from spec_lab.models.rope import RotaryRows
 from spec_lab.models.sandwich import (
     AddNormed,
     AddNormedThenNorm,
@@ -57,13 +54,11 @@ class NormedRopeAndWrite:
     eps: float
     backend: AttentionBackend
 
-    def __call__(
-        self, heads: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata
-    ) -> torch.Tensor:
+    def __call__(self, heads: torch.Tensor, at: Pass) -> torch.Tensor:
         normed = F.rms_norm(heads.float(), heads.shape[-1:], None, self.eps)
-        qk = rotary((normed[:, : self.num_heads + self.num_kv_heads] * self.weight).to(heads.dtype))
+        qk = at.rotary((normed[:, : self.num_heads + self.num_kv_heads] * self.weight).to(heads.dtype))
         values = normed[:, -self.num_kv_heads :].to(heads.dtype)
-        self.backend.write(cache, metadata, qk[:, self.num_heads :], values)
+        self.backend.write(at.cache, at.metadata, qk[:, self.num_heads :], values)
         return qk[:, : self.num_heads]
 
 
@@ -80,33 +75,25 @@ class Gemma4Layer:
     parts: Sandwich
     beside: ExpertsBeside | None
 
-    def __call__(
-        self,
-        stream: torch.Tensor,
-        embedded: torch.Tensor | None,
-        rotary: RotaryRows,
-        cache: LayerCache,
-        metadata: AttentionMetadata,
-        kept: Kept,
-    ) -> torch.Tensor:
+    def __call__(self, stream: torch.Tensor, embedded: torch.Tensor | None, at: Pass) -> torch.Tensor:
         """Turn the residual stream [rows, hidden_size] into [selected rows, hidden_size], possibly no rows.
 
         `embedded` [rows, per_layer_width] is the layer's own embedding of the tokens.
         """
         parts = self.parts
         projected = parts.project(stream)
-        if kept.is_empty:
-            self.attention.write_projected(projected, rotary, cache, metadata)
+        if at.kept.is_empty:
+            self.attention.write_projected(projected, at)
             return stream[:0]
-        attended = parts.output(self.attention.attended(projected, rotary, cache, metadata, kept))
-        stream, normed = parts.after_attention(kept.residual(stream), attended)
+        attended = parts.output(self.attention.attended(projected, at))
+        stream, normed = parts.after_attention(at.kept.residual(stream), attended)
         out = parts.mlp(normed)
         if self.beside is not None:
             out = self.beside(stream, out)
         stream = parts.after_mlp(stream, out)
         if parts.gate is not None:
             assert embedded is not None and parts.after_gate is not None
-            stream = parts.after_gate(stream, parts.gate(stream, kept.residual(embedded)))
+            stream = parts.after_gate(stream, parts.gate(stream, at.kept.residual(embedded)))
         return stream
 
     @property

@@ -16,16 +16,13 @@ import torch
 
 from spec_lab.checkpoints.latent_sizes import LatentSizes
 from spec_lab.core.errors import UserError
-from spec_lab.core.kept import Kept
-from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.latent_protocols import LatentAttentionBackend, LatentKernels
 from spec_lab.core.layer_protocols import AttentionBackend
+from spec_lab.core.passes import Pass, RotaryRows
 from spec_lab.core.ragged import in_even_batches
-from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.linear import Linear, make_linear
 from spec_lab.models.norms import RMSNorm
 from spec_lab.models.partition import WHOLE, Partition
-from spec_lab.models.rope import RotaryRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,63 +77,39 @@ class LatentAttention:
         self.window = window
         self.narrow = narrow
 
-    def __call__(
-        self,
-        rows: torch.Tensor,
-        rotary: RotaryRows,
-        cache: LayerCache,
-        metadata: AttentionMetadata,
-        kept: Kept,
-    ) -> torch.Tensor:
+    def __call__(self, rows: torch.Tensor, at: Pass) -> torch.Tensor:
         """Write the latent rows of all rows, and return the input of `o` for the kept rows; there must be at least
         one."""
-        self.write(rows, rotary, cache, metadata)
-        attending, live_metadata = kept.queries(rows, metadata)
-        turns = RotaryRows(*(kept.queries(turn, metadata)[0] for turn in (rotary.cos, rotary.signed_sin)))
-        return self.attended(self.query(attending), turns, cache, live_metadata, kept)
+        self.write(rows, at)
+        attending, _ = at.kept.queries(rows, at.metadata)
+        here = at.of_queries()
+        return self.attended(self.query(attending), here)
 
-    def attended(
-        self,
-        queries: torch.Tensor,
-        turns: RotaryRows,
-        cache: LayerCache,
-        live_metadata: AttentionMetadata,
-        kept: Kept,
-    ) -> torch.Tensor:
+    def attended(self, queries: torch.Tensor, at: Pass) -> torch.Tensor:
         """Attend with the queries of the attending rows, and return the input of `o`. The latent rows must already be
         written."""
         heads = queries.unflatten(-1, (-1, self.sizes.query_width))
-        if self.sizes.unfolding_is_cheaper(live_metadata.num_queries, live_metadata.max_seq_len):
-            values = kept.attended(self._attend_unfolded(heads, turns, cache, live_metadata))
+        if self.sizes.unfolding_is_cheaper(at.metadata.num_queries, at.metadata.max_seq_len):
+            values = at.kept.attended(self._attend_unfolded(heads, at))
         else:
-            latents = self._attend_absorbed(self.absorb(heads, turns), cache, live_metadata)
-            values = self.values(kept.attended(latents))
+            latents = self._attend_absorbed(self.absorb(heads, at.rotary), at)
+            values = self.values(at.kept.attended(latents))
         return values.flatten(1)
 
-    def written_and_attended(
-        self,
-        queries: torch.Tensor,
-        projected: torch.Tensor,
-        rotary: RotaryRows,
-        cache: LayerCache,
-        metadata: AttentionMetadata,
-        kept: Kept,
-    ) -> torch.Tensor:
+    def written_and_attended(self, queries: torch.Tensor, projected: torch.Tensor, at: Pass) -> torch.Tensor:
         """Do `write_projected` and `attended`, for rows that all attend."""
-        self.write_projected(projected, rotary, cache, metadata)
-        return self.attended(queries, rotary, cache, metadata, kept)
+        self.write_projected(projected, at)
+        return self.attended(queries, at)
 
-    def write(self, rows: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata) -> None:
+    def write(self, rows: torch.Tensor, at: Pass) -> None:
         """Write the latent rows of all rows. If a layer's output is not read, this is all it does."""
-        self.write_projected(self.row(rows), rotary, cache, metadata)
+        self.write_projected(self.row(rows), at)
 
-    def write_projected(
-        self, projected: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata
-    ) -> None:
+    def write_projected(self, projected: torch.Tensor, at: Pass) -> None:
         """Norm, rotate and write the output of `row`."""
         latent, key = projected.split((self.sizes.kv_lora_rank, self.sizes.qk_rope_head_dim), dim=-1)
-        turned = rotary(key.unsqueeze(1)).squeeze(1)
-        self.backend.write(cache, metadata, torch.cat((self.norm(latent), turned), dim=-1))
+        turned = at.rotary(key.unsqueeze(1)).squeeze(1)
+        self.backend.write(at.cache, at.metadata, torch.cat((self.norm(latent), turned), dim=-1))
 
     def absorb(self, heads: torch.Tensor, rotary: RotaryRows) -> torch.Tensor:
         """Map query heads [rows, num_heads, query_width] to queries of latent rows [rows, num_heads, row_width]."""
@@ -147,25 +120,23 @@ class LatentAttention:
         """Map attended latent numbers [rows, num_heads, kv_lora_rank] to values [rows, num_heads, v_head_dim]."""
         return each_head(latents, self.value_map)
 
-    def _attend_unfolded(
-        self, heads: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata
-    ) -> torch.Tensor:
+    def _attend_unfolded(self, heads: torch.Tensor, at: Pass) -> torch.Tensor:
         plain, turning = self._parts(heads)
-        queries, scale = torch.cat((plain, rotary(turning)), dim=-1), self.sizes.scale
+        queries, scale = torch.cat((plain, at.rotary(turning)), dim=-1), self.sizes.scale
         return in_even_batches(
             lambda batch: self.backend.attend_unfolded(
-                queries[batch.rows], cache, batch.metadata, self.window, self.key_map, self.value_map, scale
+                queries[batch.rows], at.cache, batch.metadata, self.window, self.key_map, self.value_map, scale
             ),
-            metadata,
+            at.metadata,
         )
 
-    def _attend_absorbed(self, queries: torch.Tensor, cache: LayerCache, metadata: AttentionMetadata) -> torch.Tensor:
+    def _attend_absorbed(self, queries: torch.Tensor, at: Pass) -> torch.Tensor:
         sizes = self.sizes
         return in_even_batches(
             lambda batch: self.backend.attend(
-                queries[batch.rows], cache, batch.metadata, self.window, sizes.kv_lora_rank, sizes.scale
+                queries[batch.rows], at.cache, batch.metadata, self.window, sizes.kv_lora_rank, sizes.scale
             ),
-            metadata,
+            at.metadata,
         )
 
     def _parts(self, heads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -185,52 +156,34 @@ class FusedLatentAttention(LatentAttention):
         super().__init__(*parts)
         self.kernels = kernels
 
-    def write_projected(
-        self, projected: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata
-    ) -> None:
-        self.kernels.write(
-            cache.kv,
-            projected,
-            self.norm.weight,
-            rotary.cos.squeeze(1),
-            rotary.signed_sin.squeeze(1),
-            metadata.slot_mapping,
-            self.norm.eps,
-        )
+    def write_projected(self, projected: torch.Tensor, at: Pass) -> None:
+        slots = at.metadata.slot_mapping
+        self.kernels.write(at.cache.kv, projected, self.norm.weight, *at.rotary.flat, slots, self.norm.eps)
 
-    def written_and_attended(
-        self,
-        queries: torch.Tensor,
-        projected: torch.Tensor,
-        rotary: RotaryRows,
-        cache: LayerCache,
-        metadata: AttentionMetadata,
-        kept: Kept,
-    ) -> torch.Tensor:
-        is_unfolded = self.sizes.unfolding_is_cheaper(metadata.num_queries, metadata.max_seq_len)
+    def written_and_attended(self, queries: torch.Tensor, projected: torch.Tensor, at: Pass) -> torch.Tensor:
+        is_unfolded = self.sizes.unfolding_is_cheaper(at.metadata.num_queries, at.metadata.max_seq_len)
         if is_unfolded or not 0 < len(queries) <= self.kernels.max_head_rows:
-            return super().written_and_attended(queries, projected, rotary, cache, metadata, kept)
+            return super().written_and_attended(queries, projected, at)
         heads = queries.unflatten(-1, (-1, self.sizes.query_width))
         absorbed = heads.new_empty((*heads.shape[:2], self.sizes.row_width))
         self.kernels.absorb_and_write(
             absorbed,
             heads,
             self.key_map,
-            rotary.cos.squeeze(1),
-            rotary.signed_sin.squeeze(1),
-            cache.kv,
+            *at.rotary.flat,
+            at.cache.kv,
             projected,
             self.norm.weight,
-            metadata.slot_mapping,
+            at.metadata.slot_mapping,
             self.norm.eps,
         )
-        latents = self._attend_absorbed(absorbed, cache, metadata)
-        return self.values(kept.attended(latents)).flatten(1)
+        latents = self._attend_absorbed(absorbed, at)
+        return self.values(at.kept.attended(latents)).flatten(1)
 
     def absorb(self, heads: torch.Tensor, rotary: RotaryRows) -> torch.Tensor:
         sizes = self.sizes
         queries = heads.new_empty((*heads.shape[:2], sizes.row_width))
-        cos, signed_sin = rotary.cos.squeeze(1), rotary.signed_sin.squeeze(1)
+        cos, signed_sin = rotary.flat
         if 0 < len(heads) <= self.kernels.max_head_rows:
             self.kernels.multiply(queries, heads, self.key_map, cos, signed_sin)
             return queries

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
-from spec_lab.core.kept import Kept
-from spec_lab.core.kv_cache import PagedKVCache
-from spec_lab.core.types import AttentionMetadata
+from spec_lab.core.kept import ALL_ROWS
+from spec_lab.core.passes import Pass
 from spec_lab.models.experts import ExpertMLP
-from spec_lab.models.rope import RotaryRows, RotaryTable
+from spec_lab.models.rope import RotaryTable
 
 
 class Layer(Protocol):
@@ -21,15 +20,7 @@ class Layer(Protocol):
     @property
     def experts(self) -> ExpertMLP | None: ...
 
-    def __call__(
-        self,
-        stream: torch.Tensor,
-        rotary: RotaryRows,
-        cache: Any,
-        metadata: AttentionMetadata,
-        kept: Kept,
-        rows: torch.Tensor | None = None,
-    ) -> torch.Tensor: ...
+    def __call__(self, stream: torch.Tensor, at: Pass, rows: torch.Tensor | None = None) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,27 +36,22 @@ class LayerStack:
     table_of_layer: Sequence[int]
 
     def __call__(
-        self,
-        stream: torch.Tensor,
-        cache: PagedKVCache,
-        attention: AttentionMetadata,
-        kept: Kept,
-        tapped: Sequence[int],
+        self, stream: torch.Tensor, at: Pass, tapped: Sequence[int]
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Turn the residual stream [rows, hidden_size] into [kept rows, hidden_size], and return it with the inputs of
         the layers `tapped`.
 
         `kept` is for the last layer; the others drop no row.
         """
-        rotary = [table.rows(attention.positions) for table in self.rotary_tables]
+        rotary = [table.rows(at.metadata.positions) for table in self.rotary_tables]
         taps: list[torch.Tensor] = []
         last_layer = len(self.layers) - 1
-        all_rows = Kept()
         for index, layer in enumerate(self.layers):
             if index in tapped:
                 taps.append(stream)
-            here = kept if index == last_layer else all_rows
-            stream = layer(stream, rotary[self.table_of_layer[index]], cache.layers[index], attention, here)
+            kept = at.kept if index == last_layer else ALL_ROWS
+            turns = rotary[self.table_of_layer[index]]
+            stream = layer(stream, Pass(at.cache.layers[index], at.metadata, kept, turns))
         return stream, taps
 
 
@@ -73,10 +59,5 @@ class Stack(Protocol):
     """All layers of a target: `LayerStack`, or a kernel that replaces it."""
 
     def __call__(
-        self,
-        stream: torch.Tensor,
-        cache: PagedKVCache,
-        attention: AttentionMetadata,
-        kept: Kept,
-        tapped: Sequence[int],
+        self, stream: torch.Tensor, at: Pass, tapped: Sequence[int]
     ) -> tuple[torch.Tensor, list[torch.Tensor]]: ...

@@ -8,29 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
 import torch
 
-from spec_lab.core.kept import Kept
-from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend, RopeWrite
+from spec_lab.core.passes import Pass
 from spec_lab.core.ragged import attend
-from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.delta_net import GatedDeltaNet
 from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.latent import LatentAttention
 from spec_lab.models.linear import GatedMLP, Linear
 from spec_lab.models.norms import RowsPart, WeightedNorm
-from spec_lab.models.rope import RotaryRows
 
 
 class RopeAndWrite(Protocol):
     """Rotates projected heads, writes their K and V to the cache if there are any, and returns the queries."""
 
-    def __call__(
-        self, heads: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata
-    ) -> torch.Tensor:
+    def __call__(self, heads: torch.Tensor, at: Pass) -> torch.Tensor:
         """Return rotated queries [rows, num_heads, head_dim]; `heads` [rows, heads, head_dim] begins with the query
         heads."""
         ...
@@ -45,15 +40,13 @@ class RopeThenWrite:
     backend: AttentionBackend
     qk_norm: RowsPart | None = None
 
-    def __call__(
-        self, heads: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata
-    ) -> torch.Tensor:
+    def __call__(self, heads: torch.Tensor, at: Pass) -> torch.Tensor:
         num_qk_heads = self.num_heads + self.num_kv_heads
         qk, values = heads[:, :num_qk_heads], heads[:, num_qk_heads : num_qk_heads + self.num_kv_heads]
         if self.qk_norm is not None:
             qk = self.qk_norm(qk)
-        qk = rotary(qk)
-        self.backend.write(cache, metadata, qk[:, self.num_heads :], values)
+        qk = at.rotary(qk)
+        self.backend.write(at.cache, at.metadata, qk[:, self.num_heads :], values)
         return qk[:, : self.num_heads]
 
 
@@ -74,16 +67,12 @@ class FusedRopeAndWrite:
     eps: float = 0.0
     norms_values: bool = False
 
-    def __call__(
-        self, heads: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata
-    ) -> torch.Tensor:
+    def __call__(self, heads: torch.Tensor, at: Pass) -> torch.Tensor:
         queries = heads.new_empty(heads.shape[0], self.num_heads, heads.shape[2])
-        cos, signed_sin = rotary.cos.squeeze(1), rotary.signed_sin.squeeze(1)
-        kv = cache.kv if self.num_kv_heads else None
+        kv = at.cache.kv if self.num_kv_heads else None
         read = heads[:, : self.num_heads + 2 * self.num_kv_heads]
-        self.rope_write(
-            queries, kv, read, cos, signed_sin, metadata.slot_mapping, self.norm_weight, self.eps, self.norms_values
-        )
+        slots = at.metadata.slot_mapping
+        self.rope_write(queries, kv, read, *at.rotary.flat, slots, self.norm_weight, self.eps, self.norms_values)
         return queries
 
 
@@ -126,67 +115,42 @@ class Attention:
         self.gated = gated
         self.sinks = sinks
 
-    def __call__(
-        self,
-        rows: torch.Tensor,
-        rotary: RotaryRows,
-        cache: LayerCache,
-        metadata: AttentionMetadata,
-        kept: Kept,
-    ) -> torch.Tensor:
+    def __call__(self, rows: torch.Tensor, at: Pass) -> torch.Tensor:
         """Write the KV of all rows, attend, and return the input of `o` for the kept rows; there must be at least
         one."""
-        return self.attended(self.qkv(rows), rotary, cache, metadata, kept)
+        return self.attended(self.qkv(rows), at)
 
-    def attended(
-        self,
-        projected: torch.Tensor,
-        rotary: RotaryRows,
-        cache: LayerCache,
-        metadata: AttentionMetadata,
-        kept: Kept,
-    ) -> torch.Tensor:
+    def attended(self, projected: torch.Tensor, at: Pass) -> torch.Tensor:
         """Compute everything between the products: from the output of `qkv` to the input of `o`."""
         heads = projected.unflatten(-1, (-1, self.head_dim))
-        out = self.mixed(self.rope_and_write(heads, rotary, cache, metadata), cache, metadata, kept)
+        out = self.mixed(self.rope_and_write(heads, at), at)
         if self.gated:
-            out = out * torch.sigmoid(kept.residual(heads[:, -self.num_heads :].flatten(1)))
+            out = out * torch.sigmoid(at.kept.residual(heads[:, -self.num_heads :].flatten(1)))
         return out
 
-    def mixed(self, queries: torch.Tensor, cache: LayerCache, metadata: AttentionMetadata, kept: Kept) -> torch.Tensor:
+    def mixed(self, queries: torch.Tensor, at: Pass) -> torch.Tensor:
         """Attend with rotated queries [rows, num_heads, head_dim] over the cache, and return [kept rows, width]."""
-        queries, metadata = kept.queries(queries, metadata)
-        return kept.attended(attend(self.backend, queries, cache, metadata, self.window, self.scale, self.sinks))
+        queries, metadata = at.kept.queries(queries, at.metadata)
+        out = attend(self.backend, queries, at.cache, metadata, self.window, self.scale, self.sinks)
+        return at.kept.attended(out)
 
-    def write(self, rows: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata) -> None:
+    def write(self, rows: torch.Tensor, at: Pass) -> None:
         """Only write the KV of all rows, for a layer whose output is not read."""
-        self.write_projected(self.qkv(rows), rotary, cache, metadata)
+        self.write_projected(self.qkv(rows), at)
 
-    def write_projected(
-        self, projected: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata
-    ) -> None:
+    def write_projected(self, projected: torch.Tensor, at: Pass) -> None:
         """Only write the KV, from the output of `qkv`."""
-        self.rope_and_write(projected.unflatten(-1, (-1, self.head_dim)), rotary, cache, metadata)
+        self.rope_and_write(projected.unflatten(-1, (-1, self.head_dim)), at)
 
 
-Cache = TypeVar("Cache", contravariant=True)
-
-
-class Mixer(Protocol[Cache]):
+class Mixer(Protocol):
     """The part of a layer that mixes the rows of a request, with a cache of pages or states."""
 
-    def __call__(
-        self,
-        rows: torch.Tensor,
-        rotary: RotaryRows,
-        cache: Cache,
-        metadata: AttentionMetadata,
-        kept: Kept,
-    ) -> torch.Tensor:
+    def __call__(self, rows: torch.Tensor, at: Pass) -> torch.Tensor:
         """Update the cache with all rows, and return the kept rows [kept rows, width] before the output product."""
         ...
 
-    def write(self, rows: torch.Tensor, rotary: RotaryRows, cache: Cache, metadata: AttentionMetadata) -> None:
+    def write(self, rows: torch.Tensor, at: Pass) -> None:
         """Only update the cache with all rows."""
         ...
 
@@ -204,7 +168,7 @@ class LayerParts:
         dense: `mlp` if it is a dense MLP, else None; `experts` likewise.
     """
 
-    mixer: Mixer[Any]
+    mixer: Mixer
     o: Linear
     mlp: RowsPart
     norm: WeightedNorm | None
@@ -269,7 +233,7 @@ class DecoderLayer:
     """
 
     norm: RowsPart | None
-    mixer: Mixer[Any]
+    mixer: Mixer
     close: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
     finish: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     experts: ExpertMLP | None
@@ -283,25 +247,17 @@ class DecoderLayer:
         close, finish = AddThenNorm(parts.o, parts.mlp_norm), AddPart(parts.mlp)
         return cls(parts.norm, parts.mixer, close, finish, parts.experts)
 
-    def __call__(
-        self,
-        stream: torch.Tensor,
-        rotary: RotaryRows,
-        cache: Any,
-        metadata: AttentionMetadata,
-        kept: Kept,
-        rows: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def __call__(self, stream: torch.Tensor, at: Pass, rows: torch.Tensor | None = None) -> torch.Tensor:
         """Turn the residual stream [rows, hidden_size] into [kept rows, hidden_size], possibly no rows.
 
         `rows` is the mixer's input if it is already normed. If it is None, the input is made from the stream.
         """
         if rows is None:
             rows = stream if self.norm is None else self.norm(stream)
-        if kept.is_empty:
-            self.mixer.write(rows, rotary, cache, metadata)
+        if at.kept.is_empty:
+            self.mixer.write(rows, at)
             return stream[:0]
-        residual = kept.residual(stream)
-        mixed = self.mixer(rows, rotary, cache, metadata, kept)
+        residual = at.kept.residual(stream)
+        mixed = self.mixer(rows, at)
         stream, rows = self.close(mixed, residual)
         return self.finish(stream, rows)

@@ -12,10 +12,9 @@ import torch
 
 from spec_lab.checkpoints.mtp_checkpoint import MtpConfig
 from spec_lab.checkpoints.mtp_layouts import EMBEDDING_NORM, FINAL_NORM, HIDDEN_NORM, PROJECTION
-from spec_lab.core.kept import Kept
-from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend
-from spec_lab.core.types import AttentionMetadata, NormSide
+from spec_lab.core.passes import Pass
+from spec_lab.core.types import NormSide
 from spec_lab.models.draft_parts import DraftInput, LikeliestToken
 from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.layer_builder import build_layer
@@ -65,22 +64,14 @@ class MtpModule:
         """Return the target's hidden states [rows, hidden_size] as they are."""
         return features
 
-    def forward(
-        self,
-        token_ids: torch.Tensor,
-        hidden: torch.Tensor,
-        cache: LayerCache,
-        attention: AttentionMetadata,
-        kept: Kept,
-    ) -> torch.Tensor:
+    def forward(self, token_ids: torch.Tensor, hidden: torch.Tensor, at: Pass) -> torch.Tensor:
         """Run tokens t[p+1] [rows] and hidden states h[p] [rows, hidden_size].
 
         Return the live rows' output in the form in which it is fed back, [live rows, hidden_size].
         """
         with self._launching(token_ids.shape[0]):
             stream = self._projection(self._draft_input(token_ids, hidden)[0])
-            rotary = self.rotary.rows(attention.positions)
-            live = kept.live(self.layer(stream, rotary, cache, attention, kept))
+            live = at.kept.live(self.layer(stream, self.rotary.turning(at)))
             return self._norm(live) if self._recycles_normed else live
 
     def draft_logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -11,10 +11,9 @@ from dataclasses import replace
 import torch
 
 from spec_lab.checkpoints.eagle3_config import Eagle3Config
-from spec_lab.core.kept import Kept
-from spec_lab.core.kv_cache import PagedKVCache
+from spec_lab.core.kept import ALL_ROWS
 from spec_lab.core.layer_protocols import AttentionBackend
-from spec_lab.core.types import AttentionMetadata
+from spec_lab.core.passes import Pass
 from spec_lab.models.blocks.scores import SlotScores
 from spec_lab.models.eagle3 import Eagle3Head, draft_to_target_ids
 from spec_lab.models.layer_builder import build_layer
@@ -63,24 +62,17 @@ class PEagleHead:
         """Fuse tapped features [rows, 3 * target_hidden_size] into [rows, hidden_size]."""
         return self._first.fuse(features)
 
-    def forward(
-        self,
-        token_ids: torch.Tensor,
-        hidden: torch.Tensor,
-        cache: PagedKVCache,
-        attention: AttentionMetadata,
-        kept: Kept,
-    ) -> torch.Tensor:
+    def forward(self, token_ids: torch.Tensor, hidden: torch.Tensor, at: Pass) -> torch.Tensor:
         """Run tokens [rows] and features [rows, hidden_size]; return the live rows' output [live rows, hidden_size]."""
-        whole = Kept()
-        stream = self._first.forward(token_ids, hidden, cache.layers[0], attention, whole if self._layers else kept)
-        if not self._layers:
+        last, caches = len(self._layers), at.cache.layers
+        kept = [*[ALL_ROWS] * last, at.kept]
+        stream = self._first.forward(token_ids, hidden, Pass(caches[0], at.metadata, kept[0]))
+        if not last:
             return stream
-        rotary = self._first.rotary.rows(attention.positions)
-        last = len(self._layers) - 1
-        for index, (layer, layer_cache) in enumerate(zip(self._layers, cache.layers[1:], strict=True)):
-            stream = layer(stream, rotary, layer_cache, attention, kept if index == last else whole)
-        return stream if kept.is_empty else kept.live(stream)
+        rotary = self._first.rotary.rows(at.metadata.positions)
+        for layer, cache, here in zip(self._layers, caches[1:], kept[1:], strict=True):
+            stream = layer(stream, Pass(cache, at.metadata, here, rotary))
+        return stream if at.kept.is_empty else at.kept.live(stream)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Turn the output of `forward` [rows, hidden_size] into logits [rows, draft vocabulary]."""

@@ -6,12 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend
-from spec_lab.core.types import AttentionMetadata
+from spec_lab.core.passes import Pass
 from spec_lab.models.layers import FusedRopeAndWrite, RopeAndWrite
 from spec_lab.models.norms import WeightedNorm
-from spec_lab.models.rope import RotaryRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +18,8 @@ class NormedQueries:
 
     norm: WeightedNorm
 
-    def __call__(
-        self, heads: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata
-    ) -> torch.Tensor:
-        return rotary(self.norm(heads))
+    def __call__(self, heads: torch.Tensor, at: Pass) -> torch.Tensor:
+        return at.rotary(self.norm(heads))
 
 
 def norm_and_turn_queries(norm: WeightedNorm, num_heads: int, backend: AttentionBackend) -> RopeAndWrite:

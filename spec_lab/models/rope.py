@@ -12,31 +12,12 @@ if it ends within the original length, else that of the whole extended length.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch
 
 from spec_lab.checkpoints.plan import RopeConfig
-
-
-@dataclass(slots=True)
-class RotaryRows:
-    """Cos and signed sin [rows, 1, rotary_dim] of the rows of one forward, gathered once for all layers."""
-
-    cos: torch.Tensor
-    signed_sin: torch.Tensor
-
-    def __call__(self, heads: torch.Tensor) -> torch.Tensor:
-        """Rotate the first rotary_dim channels of [rows, num_heads, head_dim]; the others stay as they are."""
-        rotary_dim = self.cos.shape[-1]
-        if rotary_dim == heads.shape[-1]:
-            return self._turned(heads)
-        return torch.cat((self._turned(heads[..., :rotary_dim]), heads[..., rotary_dim:]), dim=-1)
-
-    def _turned(self, heads: torch.Tensor) -> torch.Tensor:
-        """Rotate all channels. Since sin is negated in its first half, swapping the halves takes one roll."""
-        swapped = torch.roll(heads, heads.shape[-1] // 2, -1)
-        return torch.addcmul(heads * self.cos, swapped, self.signed_sin)
+from spec_lab.core.passes import Pass, RotaryRows
 
 
 class RotaryTable:
@@ -54,6 +35,10 @@ class RotaryTable:
         """Gather the rows for `positions` [rows]."""
         cos, signed_sin = self.rows_of_positions.index_select(0, positions).unsqueeze(2).unbind(1)
         return RotaryRows(cos, signed_sin)
+
+    def turning(self, at: Pass) -> Pass:
+        """Return the pass with the rotation of its rows."""
+        return replace(at, rotary=self.rows(at.metadata.positions))
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int, max_positions: int = 0) -> torch.Tensor:

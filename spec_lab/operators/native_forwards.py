@@ -8,8 +8,8 @@ import torch
 
 from spec_kernels.native import forwards as native
 from spec_kernels.native.parts import NativeProduct
-from spec_lab.core.kept import Kept
-from spec_lab.core.kv_cache import LayerCache, PagedKVCache
+from spec_lab.core.kv_cache import LayerCache
+from spec_lab.core.passes import Pass
 from spec_lab.core.pruning import Drop
 from spec_lab.core.types import AttentionMetadata, StartedDraft, VerifiedRound
 from spec_lab.models.draft_parts import DraftLayers
@@ -38,19 +38,15 @@ class NativeStack:
         self._plain = plain
 
     def __call__(
-        self,
-        stream: torch.Tensor,
-        cache: PagedKVCache,
-        attention: AttentionMetadata,
-        kept: Kept,
-        tapped: Sequence[int],
+        self, stream: torch.Tensor, at: Pass, tapped: Sequence[int]
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        if kept.drop.is_inside or not are_few(stream, attention):
-            return self._plain(stream, cache, attention, kept, tapped)
+        attention = at.metadata
+        if at.kept.drop.is_inside or not are_few(stream, attention):
+            return self._plain(stream, at, tapped)
         streams = stream.new_empty(len(self._layers), *stream.shape)
         native.decoder_layers(
             streams,
-            cache.kv,
+            at.cache.kv,
             stream,
             self._table,
             attention.positions,
@@ -79,23 +75,17 @@ class NativeHeadLayer:
         self.layer = layer
         self._parts = parts
 
-    def __call__(
-        self,
-        token_ids: torch.Tensor,
-        hidden: torch.Tensor,
-        cache: LayerCache,
-        attention: AttentionMetadata,
-        kept: Kept,
-    ) -> torch.Tensor:
+    def __call__(self, token_ids: torch.Tensor, hidden: torch.Tensor, at: Pass) -> torch.Tensor:
+        attention, kept = at.metadata, at.kept
         if not are_few(token_ids, attention):
-            return self._parts(token_ids, hidden, cache, attention, kept)
+            return self._parts(token_ids, hidden, at)
         attending = kept.behind(attention) if kept.drop is Drop.BEFORE_ATTENTION else attention
         live_rows = kept.rows if kept.drop.is_inside else None
         num_live = len(token_ids) if live_rows is None else len(live_rows)
         out = hidden.new_empty(0 if kept.is_empty else num_live, hidden.shape[1])
         native.draft_layer(
             out,
-            cache.kv,
+            at.cache.kv,
             token_ids,
             hidden.contiguous(),
             self.table,

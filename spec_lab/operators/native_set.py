@@ -20,9 +20,8 @@ from spec_kernels.native.packing import PanelMemory
 from spec_kernels.native.parts import NativeLayer, NativeLayerParts, NativeNorm
 from spec_kernels.native.rounds import catchup_places, commit_rows, extend_and_look_up, strict_accept
 from spec_lab.checkpoints.plan import LayerPlan
-from spec_lab.core.kept import Kept
+from spec_lab.core.passes import Pass
 from spec_lab.core.pruning import Drop
-from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.draft_parts import (
     DraftInput,
     DraftInputs,
@@ -38,7 +37,6 @@ from spec_lab.models.layers import DecoderLayer, LayerParts, RopeThenWrite
 from spec_lab.models.linear import Linear
 from spec_lab.models.norms import RowsPart, WeightedNorm
 from spec_lab.models.products import PlainProducts, recurrent_by_parts
-from spec_lab.models.rope import RotaryRows
 from spec_lab.operators.kernel_set import Op
 from spec_lab.operators.native_forwards import (
     MAX_ROWS,
@@ -86,17 +84,10 @@ class NativeDecoderLayer:
     def experts(self) -> ExpertMLP | None:
         return self._many.experts
 
-    def __call__(
-        self,
-        stream: torch.Tensor,
-        rotary: RotaryRows,
-        cache: Any,
-        metadata: AttentionMetadata,
-        kept: Kept,
-        rows: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def __call__(self, stream: torch.Tensor, at: Pass, rows: torch.Tensor | None = None) -> torch.Tensor:
+        metadata, kept = at.metadata, at.kept
         if not are_few(stream, metadata):
-            return self._many(stream, rotary, cache, metadata, kept, rows)
+            return self._many(stream, at, rows)
         if rows is None:
             rows = stream
         residual = kept.residual(stream)
@@ -104,11 +95,11 @@ class NativeDecoderLayer:
         out = residual.new_empty(residual.shape)
         native.decoder_layer(
             out,
-            cache.kv,
+            at.cache.kv,
             rows,
             residual.contiguous(),
-            rotary.cos,
-            rotary.signed_sin,
+            at.rotary.cos,
+            at.rotary.signed_sin,
             metadata.slot_mapping,
             attending.page_table,
             attending.seq_lens,

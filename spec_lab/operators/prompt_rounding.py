@@ -15,6 +15,7 @@ from contextvars import ContextVar
 import torch
 import torch.nn.functional as F
 
+from spec_kernels.attention_tiles import MAX_DECODE_QUERIES
 from spec_lab.core.prompts import PromptRounding
 
 LEAST_ROWS = 128
@@ -62,4 +63,4 @@ def _unsplit() -> Iterator[None]:
         backends.preferred_blas_library(library)
 
 
-PROMPTS_ALIKE = PromptRounding(LEAST_ROWS, inputs_unsplit)
+PROMPTS_ALIKE = PromptRounding(LEAST_ROWS, inputs_unsplit, MAX_DECODE_QUERIES + 1)

@@ -9,22 +9,18 @@ need no query, it takes two more. If keys are split, one more launch merges the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from spec_kernels.product_tiles import MAX_ROWS
 from spec_kernels.project_heads import fits_scales, project_heads
 from spec_lab.checkpoints.plan import LayerPlan
-from spec_lab.core.kept import Kept
-from spec_lab.core.kv_cache import LayerCache
-from spec_lab.core.types import AttentionMetadata
+from spec_lab.core.passes import Pass
 from spec_lab.models.delta_net import GatedDeltaNet
 from spec_lab.models.latent import LatentAttention, NarrowQuery
 from spec_lab.models.layers import Attention, LayerParts, Mixer
 from spec_lab.models.linear import DenseLinear, StreamedLinear
 from spec_lab.models.norms import WeightedNorm
-from spec_lab.models.rope import RotaryRows
 from spec_lab.operators.triton_linear import SkinnyLinear, SkinnyProduct, TritonNorm, dense, no_arrivals
 
 
@@ -38,18 +34,11 @@ class ProjectedAttention:
     attention: Attention | GatedDeltaNet
     qkv: SkinnyProduct
 
-    def __call__(
-        self,
-        rows: torch.Tensor,
-        rotary: RotaryRows,
-        cache: Any,
-        metadata: AttentionMetadata,
-        kept: Kept,
-    ) -> torch.Tensor:
-        return self.attention.attended(self.qkv(rows), rotary, cache, metadata, kept)
+    def __call__(self, rows: torch.Tensor, at: Pass) -> torch.Tensor:
+        return self.attention.attended(self.qkv(rows), at)
 
-    def write(self, rows: torch.Tensor, rotary: RotaryRows, cache: Any, metadata: AttentionMetadata) -> None:
-        self.attention.write_projected(self.qkv(rows), rotary, cache, metadata)
+    def write(self, rows: torch.Tensor, at: Pass) -> None:
+        self.attention.write_projected(self.qkv(rows), at)
 
 
 class FusedHeadsAttention:
@@ -66,36 +55,26 @@ class FusedHeadsAttention:
         self._eps = 0.0 if norm is None else norm.eps
         self._arrivals = no_arrivals(linear.shape[0], linear.weight.device)
 
-    def __call__(
-        self,
-        rows: torch.Tensor,
-        rotary: RotaryRows,
-        cache: LayerCache,
-        metadata: AttentionMetadata,
-        kept: Kept,
-    ) -> torch.Tensor:
-        return self._attention.mixed(self._heads(rows, rotary, cache, metadata), cache, metadata, kept)
+    def __call__(self, rows: torch.Tensor, at: Pass) -> torch.Tensor:
+        return self._attention.mixed(self._heads(rows, at), at)
 
-    def write(self, rows: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata) -> None:
-        self._heads(rows, rotary, cache, metadata)
+    def write(self, rows: torch.Tensor, at: Pass) -> None:
+        self._heads(rows, at)
 
-    def _heads(
-        self, rows: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata
-    ) -> torch.Tensor:
+    def _heads(self, rows: torch.Tensor, at: Pass) -> torch.Tensor:
         """Write KV, and return rotated queries [rows, num_heads, head_dim]."""
         queries = rows.new_empty(rows.shape[0], self._attention.num_heads, self._attention.head_dim)
         project_heads(
             queries,
-            cache.kv,
+            at.cache.kv,
             rows,
             self._weight,
             self._arrivals,
             self._bias,
             self._norm_weight,
             self._eps,
-            rotary.cos.squeeze(1),
-            rotary.signed_sin.squeeze(1),
-            metadata.slot_mapping,
+            *at.rotary.flat,
+            at.metadata.slot_mapping,
             self._scales,
         )
         return queries
@@ -162,31 +141,23 @@ class NarrowLatentAttention:
         self._attention = attention
         self._narrow = NarrowProducts(dense(query), dense(attention.row), norm)
 
-    def __call__(
-        self,
-        rows: torch.Tensor,
-        rotary: RotaryRows,
-        cache: LayerCache,
-        metadata: AttentionMetadata,
-        kept: Kept,
-    ) -> torch.Tensor:
-        attending, live_metadata = kept.queries(rows, metadata)
+    def __call__(self, rows: torch.Tensor, at: Pass) -> torch.Tensor:
+        attending, _ = at.kept.queries(rows, at.metadata)
         if attending is rows:
             narrow, projected = self._narrow.both(rows)
-            return self._attention.written_and_attended(self._queries(narrow), projected, rotary, cache, metadata, kept)
-        self._attention.write_projected(self._narrow.row(rows), rotary, cache, metadata)
-        turns = RotaryRows(*(kept.queries(turn, metadata)[0] for turn in (rotary.cos, rotary.signed_sin)))
-        queries = self._queries(self._narrow.query(attending))
-        return self._attention.attended(queries, turns, cache, live_metadata, kept)
+            return self._attention.written_and_attended(self._queries(narrow), projected, at)
+        self._attention.write_projected(self._narrow.row(rows), at)
+        here = at.of_queries()
+        return self._attention.attended(self._queries(self._narrow.query(attending)), here)
 
     def _queries(self, narrow: torch.Tensor) -> torch.Tensor:
         return narrow if self._widen is None else self._widen(narrow)
 
-    def write(self, rows: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata) -> None:
-        self._attention.write_projected(self._narrow.row(rows), rotary, cache, metadata)
+    def write(self, rows: torch.Tensor, at: Pass) -> None:
+        self._attention.write_projected(self._narrow.row(rows), at)
 
 
-def few_rows_mixer(parts: LayerParts, plan: LayerPlan) -> Mixer[Any]:
+def few_rows_mixer(parts: LayerParts, plan: LayerPlan) -> Mixer:
     """Make a layer's mixer for few rows, which includes the layer's first norm."""
     if parts.latent is not None:
         return NarrowLatentAttention(parts.latent, parts.norm)

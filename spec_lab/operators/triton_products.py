@@ -12,16 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
 from spec_kernels.early import early_launches
 from spec_kernels.product_tiles import INVARIANT_ROWS, MAX_ROWS
 from spec_lab.checkpoints.plan import LayerPlan
-from spec_lab.core.kept import Kept
+from spec_lab.core.passes import Pass
 from spec_lab.core.prompts import NO_ROUNDING
-from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.clusters import TokenClusters
 from spec_lab.models.draft_parts import (
     DraftInput,
@@ -37,7 +35,6 @@ from spec_lab.models.layers import AddPart, DecoderLayer, LayerParts
 from spec_lab.models.linear import Linear
 from spec_lab.models.norms import RowsPart, WeightedNorm
 from spec_lab.models.products import recurrent_by_parts
-from spec_lab.models.rope import RotaryRows
 from spec_lab.models.sandwich import (
     CapLogits,
     EmbedPerLayer,
@@ -89,17 +86,9 @@ class TwoWays:
     def experts(self) -> ExpertMLP | None:
         return self.many.experts
 
-    def __call__(
-        self,
-        stream: torch.Tensor,
-        rotary: RotaryRows,
-        cache: Any,
-        metadata: AttentionMetadata,
-        kept: Kept,
-        rows: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def __call__(self, stream: torch.Tensor, at: Pass, rows: torch.Tensor | None = None) -> torch.Tensor:
         way = self.few if are_few(stream, self.max_rows) else self.many
-        return way(stream, rotary, cache, metadata, kept, rows)
+        return way(stream, at, rows)
 
 
 class TritonProducts:

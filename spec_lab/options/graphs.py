@@ -107,7 +107,9 @@ class RoundGraph(GraphConfig):
         least=1,
         most=64,
     )
-    prompts: bool = knob(False, "capture the prompt pass of a single prompt of up to 512 tokens too")
+    prompts: bool | None = knob(
+        None, "capture the prompt pass of a single prompt of up to 512 tokens too; null is where it can be, on a GPU"
+    )
 
     def build(self, lab: Lab) -> GraphMode:
         from spec_lab.engine.graphs.captured import WholeRound

@@ -26,7 +26,7 @@ from spec_lab.build.models import Models, load_models
 from spec_lab.checkpoints.digest import target_digest
 from spec_lab.config.checks import admit
 from spec_lab.config.run import Run
-from spec_lab.core.kept import Kept
+from spec_lab.core.passes import Pass
 from spec_lab.core.prompts import PromptPack
 from spec_lab.core.ragged import whole_prompt
 from spec_lab.core.results import RequestRecord
@@ -271,5 +271,5 @@ class Serving:
         table = torch.cat([pages, pages.new_ones(1)])[None]
         first = whole_prompt(parts.backend, table, chunk, None, self.num_draft_tokens)
         features = parts.drafter.requirements.features
-        output = parts.target.forward(chunk[:-1], parts.cache, first.attention, Kept(), features)
+        output = parts.target.forward(chunk[:-1], Pass(parts.cache, first.attention), features)
         return dataclasses.replace(first, features=output.features)

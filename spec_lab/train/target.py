@@ -19,7 +19,7 @@ from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
 from spec_lab.checkpoints.taps import Tap
 from spec_lab.core.errors import UserError
-from spec_lab.core.kept import Kept
+from spec_lab.core.passes import Pass
 from spec_lab.core.rows import rows_at
 from spec_lab.core.types import FeatureSpec
 from spec_lab.models.decoder import Decoder
@@ -113,7 +113,7 @@ class FrozenTarget:
         metadata = PackedMetadata.of(rows.segments, rows.positions.long())
         features = FeatureSpec(layer_inputs=tuple(tap.layer_input for tap in taps))
         cache: Any = PackedCache(self.decoder.layer_plans)
-        output = self.decoder.forward(rows.tokens.reshape(-1).long(), cache, metadata, Kept(), features)
+        output = self.decoder.forward(rows.tokens.reshape(-1).long(), Pass(cache, metadata), features)
         shape = rows.tokens.shape
         tapped = output.hidden[:, :0] if output.features is None else output.features
         return TargetOutputs(

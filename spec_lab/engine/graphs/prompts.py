@@ -1,8 +1,8 @@
 """Captures the pass of one short prompt: target, first token, the drafter's ingest and first drafts in one graph.
 
-The graph has a fixed number of rows, and the prompt is at their end. The padding rows before it have negative
-positions, so they write to scratch, and their output is not read. With the graph, a small model's pass takes the time
-of its memory reads instead of that of some hundred launches.
+The graph has a fixed number of rows, and the prompt is at their beginning, as in other passes, so that attention adds
+in the same order. The padding rows behind it have negative positions, so they write to scratch, and their output is not
+read. With the graph, a pass takes the time of its products and memory reads instead of that of its launches.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from spec_lab.engine.capture import CapturedGraph, GraphRecorder
 from spec_lab.engine.prefill import EndedPrompts, PromptPass, PromptRows, RowsComputed
 from spec_lab.engine.round import DecodeRound
 
-LEAST_ROWS, MOST_ROWS = 16, 512
+SIZES = (16, 32, 64, *range(128, 513, 64))
+"""The numbers of rows that can be captured. A pass of more rows takes longer than its launches."""
 
 
 class CapturedPromptPass(PromptPass):
     """Replays the pass of a single prompt that is not split, padded to the next captured size; others are not captured.
 
     Attributes:
-        sizes: the numbers of rows that are captured, ascending.
+        sizes: the numbers of rows that are captured, ascending; none below that from which a prompt's bits are its own.
     """
 
     def __init__(
@@ -39,9 +40,7 @@ class CapturedPromptPass(PromptPass):
         rounding: PromptRounding = NO_ROUNDING,
     ) -> None:
         super().__init__(decode_round, prune, chunk_size, pack_size, rounding)
-        most = min(MOST_ROWS, chunk_size)
-        powers = [1 << exponent for exponent in range(LEAST_ROWS.bit_length() - 1, MOST_ROWS.bit_length())]
-        self.sizes = [*(size for size in powers if size < most), most]
+        self.sizes = sorted({min(size, chunk_size) for size in SIZES if min(size, chunk_size) >= rounding.least_rows})
         self._recorder = recorder
         self._graphs: dict[int, PromptGraph] = {}
 
@@ -56,7 +55,7 @@ class CapturedPromptPass(PromptPass):
         span = self._next_chunk(pack[0])
         # A prompt of several chunks ends past all sizes.
         size = next((size for size in self.sizes if size >= span.end), None)
-        if len(pack) > 1 or not span.is_last or size is None:
+        if len(pack) > 1 or not span.is_last or size is None or span.end < self.rounding.least_captured:
             return super().run(pack)
         graph = self._graphs.get(size) or self._graphs.setdefault(size, self._capture(size))
         sequence = pack[0]
@@ -89,12 +88,14 @@ class CapturedPromptPass(PromptPass):
         parts = self._parts
         token_ids, next_token_ids, slot_ids, lengths = inputs.split((size, size, 1, 1))
         pages = parts.slots.table.pages.index_select(0, slot_ids)
-        positions = lengths.unsqueeze(1) + torch.arange(-size, 0, device=inputs.device)
-        attention = parts.backend.build(positions, lengths, pages, size)
+        rows = torch.arange(size, device=inputs.device)
+        positions = torch.where(rows < lengths, rows, rows - size).unsqueeze(0)
+        # Rows attend as those of a prompt of `size` tokens. The prompt's own rows see none behind them.
+        attention = parts.backend.build(positions, torch.full_like(lengths, size), pages, size)
         last = parts.backend.build(
             (lengths - 1).unsqueeze(1), lengths.clone(), pages, size + parts.drafter.num_draft_tokens
         )
-        live = LiveRows(torch.arange(size - 1, size, device=inputs.device), last, self.rounding.is_promised)
+        live = LiveRows(lengths - 1, last, self.rounding.is_promised)
         ended = EndedPrompts(slot_ids, lengths.clone(), live, size)
         return PromptRows((), slot_ids, token_ids, next_token_ids, attention, ended)
 
@@ -115,8 +116,9 @@ class PromptGraph:
     def replay(self, span: PromptSpan, prompt_ids: tuple[int, ...]) -> int:
         """Run the prompt in its slot, and return the token sampled after it."""
         size = (len(self._inputs) - 2) // 2
-        before = [0] * (size - span.end)
-        values = [*before, *prompt_ids, *before, *prompt_ids[1:], 0, span.slot, span.end]
+        unread = [0] * (size - span.end)
+        # The row behind the prompt's last is a placeholder, until the sampled token replaces it.
+        values = [*prompt_ids, *unread, *prompt_ids[1:], 0, *unread, span.slot, span.end]
         self._inputs.copy_(torch.tensor(values, pin_memory=self._inputs.is_cuda), non_blocking=True)
         self._graph.replay()
         return int(self._graph.outputs)

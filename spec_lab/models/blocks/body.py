@@ -15,9 +15,10 @@ import torch
 
 from spec_lab.checkpoints.block_config import BlockConfig
 from spec_lab.checkpoints.plan import LayerPlan
-from spec_lab.core.kept import Kept
+from spec_lab.core.kept import ALL_ROWS
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.layer_protocols import AttentionBackend
+from spec_lab.core.passes import Pass
 from spec_lab.core.rows import rows_at
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.blocks.conv import with_convolutions
@@ -124,13 +125,13 @@ class BlockBody:
         positions = place.lengths.unsqueeze(1) + torch.arange(size, device=pending.device)
         rows = self._backend.build(positions, ends, place.page_table, max_length)
         as_one = self._backend.build(positions[:, -1:], ends, place.page_table, max_length)
-        whole, causal = WholeBlock(as_one=as_one, block_size=size, num_kv_heads=self._num_kv_heads), Kept()
+        whole = WholeBlock(as_one=as_one, block_size=size, num_kv_heads=self._num_kv_heads)
         masks = self._masks.expand(num_requests, -1, -1)
         first = scaled(rows_at(self._embedding, pending), self._scale).unsqueeze(1)
         stream = torch.cat((first, masks), dim=1).flatten(0, 1)
         rotary = self._rotary.rows(rows.positions)
         for layer, layer_cache, is_causal in zip(self._layers, cache.layers, self._is_causal, strict=True):
-            stream = layer(stream, rotary, layer_cache, rows, causal if is_causal else whole)
+            stream = layer(stream, Pass(layer_cache, rows, ALL_ROWS if is_causal else whole, rotary))
         return stream.view(num_requests, size, -1)
 
 

@@ -9,13 +9,10 @@ import torch
 import torch.nn.functional as F
 
 from spec_lab.checkpoints.block_config import ConvSizes
-from spec_lab.core.kept import Kept
-from spec_lab.core.kv_cache import LayerCache
-from spec_lab.core.types import AttentionMetadata
+from spec_lab.core.passes import Pass
 from spec_lab.models.layers import LayerParts, Mixer
 from spec_lab.models.linear import Linear, make_linear
 from spec_lab.models.norms import RowsPart
-from spec_lab.models.rope import RotaryRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,23 +50,16 @@ class BlockConv:
 class ConvAttention:
     """A layer's attention and output product, between two convolutions."""
 
-    attention: Mixer[LayerCache]
+    attention: Mixer
     o: Linear
     conv: BlockConv
 
-    def __call__(
-        self,
-        rows: torch.Tensor,
-        rotary: RotaryRows,
-        cache: LayerCache,
-        metadata: AttentionMetadata,
-        kept: Kept,
-    ) -> torch.Tensor:
+    def __call__(self, rows: torch.Tensor, at: Pass) -> torch.Tensor:
         into, out = self.conv.kernels_of(rows)
-        attended = self.attention(self.conv.mixed(rows, into), rotary, cache, metadata, kept)
+        attended = self.attention(self.conv.mixed(rows, into), at)
         return self.conv.mixed(self.o(attended), out)
 
-    def write(self, rows: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata) -> None:
+    def write(self, rows: torch.Tensor, at: Pass) -> None:
         raise AssertionError("the rows of a block attend")
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from spec_lab.core.kept import Kept
-from spec_lab.core.kv_cache import LayerCache
+from spec_lab.core.passes import Pass
 from spec_lab.core.ragged import attend
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.layers import Attention
@@ -52,11 +52,12 @@ class MovingWindow(Attention):
         super().__init__(*parts, scale=like.scale)
         self._windows = windows
 
-    def mixed(self, queries: torch.Tensor, cache: LayerCache, metadata: AttentionMetadata, kept: Kept) -> torch.Tensor:
+    def mixed(self, queries: torch.Tensor, at: Pass) -> torch.Tensor:
+        kept = at.kept
         assert isinstance(kept, WholeBlock)
         rows = queries.unflatten(0, (-1, kept.block_size)).unbind(1)
         attended = [
-            attend(self.backend, row.contiguous(), cache, kept.as_one, window, self.scale)
+            attend(self.backend, row.contiguous(), at.cache, kept.as_one, window, self.scale)
             for row, window in zip(rows, self._windows, strict=True)
         ]
         return torch.stack(attended, dim=1).flatten(0, 1)

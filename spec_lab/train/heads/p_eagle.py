@@ -20,7 +20,7 @@ from spec_lab.checkpoints.eagle3_config import Eagle3Config, default_tap_layer_i
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.checkpoints.random_weights import random_tensors
 from spec_lab.checkpoints.taps import Tap, taps_of_inputs
-from spec_lab.core.kept import Kept
+from spec_lab.core.passes import Pass
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.export.eagle3_json import write_eagle3_folder
 from spec_lab.export.folders import in_bfloat16
@@ -121,7 +121,7 @@ class PEagleModule(AnchoredModule):
         tokens = torch.cat((F.pad(rows.tokens[:, 1:], (0, 1)).flatten(), masks))
         fused = torch.cat((head.fuse(tapped.flatten(0, 1)), head.mask_features.expand(len(masks), -1)))
         cache: Any = AnchoredCache(1 + len(self.config.more_layers))
-        out = head.forward(tokens, fused, cache, attention.metadata, Kept())
+        out = head.forward(tokens, fused, Pass(cache, attention.metadata))
         texts, drafts = out.split((rows.tokens.numel(), len(masks)))
         first = rows.before(texts.view(*shape, -1))
         return torch.cat((first.unsqueeze(1), drafts.view(num_blocks, num_masks, -1)), dim=1), first
