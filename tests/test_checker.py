@@ -19,7 +19,7 @@ from spec_lab.core.errors import UserError
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import FinishReason, Request
 from spec_lab.measure.answers import check_answers, note_unread
-from spec_lab.workloads.checker import Checked, check, is_correct
+from spec_lab.workloads.checker import Checked, check
 from spec_lab.workloads.pocket_form import render_prompt
 from spec_lab.workloads.thinking import reply_of
 from spec_lab.workloads.tokenizer import IdsAlone
@@ -133,10 +133,9 @@ def test_any_text_is_read(checker: str, text: str, expected: str) -> None:
     assert found.read is not None or not found.correct
 
 
-def test_prompts_are_rendered_in_the_targets_form_and_outputs_are_checked() -> None:
+def test_prompts_are_rendered_in_the_targets_form() -> None:
     assert render_prompt("chat", "6 times 7?") == "<|user|>\n6 times 7?<|end|>\n<|assistant|>\n"
     assert render_prompt("continue", "def f():\n") == "<|endoftext|>def f():\n"
-    assert is_correct("42", "<think>\nthat is 42.\n</think>\nAnswer: 42<|end|>")
 
 
 class Parts:
