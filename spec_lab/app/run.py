@@ -17,13 +17,12 @@ from spec_lab.config.checks import admit
 from spec_lab.config.extensions import load_options
 from spec_lab.config.option import get
 from spec_lab.core.ending import print_error
-from spec_lab.core.errors import Breakdown, UserError, describe_error
+from spec_lab.core.errors import Breakdown, UserError
 from spec_lab.core.ranks import ranks
 from spec_lab.record.models import Run
-from spec_lab.record.names import Status
 from spec_lab.record.provenance import origins
 from spec_lab.record.reading import read_run
-from spec_lab.record.recorder import LOADING, NOT_ENDED, begun, ended, write_run
+from spec_lab.record.recorder import LOADING, NOT_ENDED, begun, ended, ending, write_run
 from spec_lab.study.run_table import format_run
 
 if TYPE_CHECKING:
@@ -91,8 +90,7 @@ def run(composed: Composed, folder: Path) -> Run:
     except BaseException as error:
         refused, so_far = isinstance(error, UserError), read_run(folder)
         if so_far.reason in NOT_ENDED:
-            status: Status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-            write_run(folder, ended(so_far, *(("refused", str(error)) if refused else (status, describe_error(error)))))
+            write_run(folder, ended(so_far, *(("refused", str(error)) if refused else ending(error))))
         elif refused:  # the run had begun
             raise Breakdown(str(error)) from error
         raise

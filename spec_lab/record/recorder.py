@@ -131,11 +131,7 @@ class Recorder:
             self._is_finished = True
 
     def _give_up(self, error: BaseException) -> None:
-        status: Status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        said = "; ".join(("KeyboardInterrupt", *getattr(error, "__notes__", ())))
-        self.finish(
-            ended(self._begun, status, said if status == "interrupted" else describe_error(error), self.seconds)
-        )
+        self.finish(ended(self._begun, *ending(error), self.seconds))
 
 
 def begun(
@@ -156,6 +152,13 @@ def begun(
         engine_version=VERSION,
         machine=machine_of(extensions=extensions),
     )
+
+
+def ending(error: BaseException) -> tuple[Status, str]:
+    """Return how a run ended by this error, and why."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", "; ".join(("KeyboardInterrupt", *getattr(error, "__notes__", ())))
+    return "failed", describe_error(error)
 
 
 def ended(run: Run, status: Status, reason: str, seconds: float = 0.0) -> Run:
