@@ -13,7 +13,8 @@ from spec_lab.checkpoints.block_checkpoint import load_block
 from spec_lab.checkpoints.block_heads import HeadKind
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.config.choices import DraftSampling, KernelsChoice
-from spec_lab.config.run import GraphConfig, RecordConfig, SamplingConfig
+from spec_lab.config.groups import GraphConfig
+from spec_lab.config.run import RecordConfig, SamplingConfig
 from spec_lab.core.errors import UserError
 from spec_lab.core.types import AcceptanceInputs, Request, Sequence
 from spec_lab.drafters.picking import GreedyPicker

@@ -51,7 +51,7 @@ from pathlib import Path
 import torch
 
 from spec_lab.config.option import option
-from spec_lab.config.run import DrafterConfig
+from spec_lab.config.groups import DrafterConfig
 from spec_lab.core.protocols import DrafterRequirements
 from spec_lab.core.types import FeatureSpec, NormSide
 from spec_lab.drafters.picking import GivenDrafts

@@ -15,7 +15,7 @@ import torch
 
 import spec_lab
 from spec_lab.checkpoints.families import read_model_config
-from spec_lab.config.run import GraphConfig, TargetConfig
+from spec_lab.config.groups import GraphConfig, TargetConfig
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine

@@ -24,8 +24,9 @@ from spec_lab.build.models import BackendContext, load_models
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.plan import RopeConfig
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
+from spec_lab.config.groups import AcceptanceConfig
 from spec_lab.config.option import get
-from spec_lab.config.run import AcceptanceConfig, RecordConfig, Run, SamplingConfig
+from spec_lab.config.run import RecordConfig, Run, SamplingConfig
 from spec_lab.core.errors import UserError
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.passes import Pass

@@ -12,7 +12,7 @@ from spec_lab.app.compose import compose
 from spec_lab.build.limits import Limits, engine_limits
 from spec_lab.build.models import load_models
 from spec_lab.config.checks import admit
-from spec_lab.config.run import GraphConfig, TreeConfig
+from spec_lab.config.groups import GraphConfig, TreeConfig
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES
 from spec_lab.core.types import Request
 from spec_lab.options.graphs import EagerGraph, RoundGraph

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from spec_lab.config.choices import ReferenceChoice
-from spec_lab.config.run import AcceptanceConfig, GraphConfig, RecordConfig, Run
+from spec_lab.config.groups import AcceptanceConfig, GraphConfig
+from spec_lab.config.run import RecordConfig, Run
 from spec_lab.measure.lab import load_lab, note_references
 from spec_lab.measure.runner import record_run
 from spec_lab.measure.world import ALONE

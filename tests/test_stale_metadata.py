@@ -13,7 +13,7 @@ from spec_lab.build.engine import build_engine
 from spec_lab.build.limits import engine_limits
 from spec_lab.build.models import load_models
 from spec_lab.checkpoints.packaged import ZOO
-from spec_lab.config.run import GraphConfig
+from spec_lab.config.groups import GraphConfig
 from spec_lab.core.results import GenerationResult
 from spec_lab.measure.lab import MAIN, load_lab
 from spec_lab.options.graphs import FullLoop, RoundGraph, SplitSeed, StepReplay

@@ -20,7 +20,8 @@ from spec_lab.build.limits import Limits
 from spec_lab.build.models import Models
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.config.choices import DraftSampling
-from spec_lab.config.run import Run, TrainedDrafterConfig
+from spec_lab.config.groups import TrainedDrafterConfig
+from spec_lab.config.run import Run
 from spec_lab.core.draft_paths import DraftPaths
 from spec_lab.core.errors import UserError
 from spec_lab.core.kept import PrunePolicy

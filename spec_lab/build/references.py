@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from spec_lab.config.groups import TreeConfig
 from spec_lab.config.option import get
-from spec_lab.config.run import PruneConfig, RecurrentConfig, Run, TreeConfig
+from spec_lab.config.run import PruneConfig, RecurrentConfig, Run
 
 UNPRUNED = PruneConfig(prefill="all_rows", catchup="none")
 

@@ -119,9 +119,6 @@ def _trees(run: Run) -> Iterator[str]:
 def _offers(run: Run) -> Iterator[str]:
     """Where a request may offer fewer than K drafts, every part of the run knows how many."""
     drafter, fewer = run.drafter, run.fewer_drafts
-    if run.record.confidences and (run.sizes is not None or not drafter.notes_confidence):
-        chain = f"drafter={drafter.name} tree={run.tree.name}"
-        yield f"record.confidences=true keeps those of a chain, and {chain} has none; use record.confidences=false"
     if fewer is None:
         return
     if not run.acceptance.takes_fewer_drafts:

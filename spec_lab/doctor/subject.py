@@ -18,8 +18,9 @@ from spec_lab.build.models import Models, load_models
 from spec_lab.build.references import eager_config, plain_config
 from spec_lab.build.workloads import open_workload
 from spec_lab.config.choices import DraftSampling
+from spec_lab.config.groups import TreeConfig
 from spec_lab.config.option import get
-from spec_lab.config.run import Run, SamplingConfig, TreeConfig
+from spec_lab.config.run import Run, SamplingConfig
 from spec_lab.core.errors import UserError
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import Request

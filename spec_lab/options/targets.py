@@ -7,8 +7,9 @@ from pathlib import Path
 
 from spec_lab.checkpoints.packaged import PACKAGED, SHAPES, ZOO
 from spec_lab.config.choices import Weights
+from spec_lab.config.groups import TargetConfig
 from spec_lab.config.option import option
-from spec_lab.config.run import Run, TargetConfig
+from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
 
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spec_lab.config.groups import WorkloadConfig
 from spec_lab.config.option import knob, option
-from spec_lab.config.run import Run, WorkloadConfig
+from spec_lab.config.run import Run
 
 if TYPE_CHECKING:
     from spec_lab.core.types import Request

@@ -20,7 +20,7 @@ from spec_lab.acceptance.emit import leading
 from spec_lab.acceptance.phase import ThinkingMarkers
 from spec_lab.acceptance.standing import DraftStanding
 from spec_lab.build.lab import RuleFacts
-from spec_lab.config.run import AcceptanceConfig
+from spec_lab.config.groups import AcceptanceConfig
 from spec_lab.core.errors import UserError
 from spec_lab.core.types import Request
 from spec_lab.record.reading import Found, read_requests

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from spec_lab.checkpoints.packaged import ZOO
 from spec_lab.config.choices import Weights
+from spec_lab.config.groups import TrainedDrafterConfig
 from spec_lab.config.option import knob
-from spec_lab.config.run import Run, TrainedDrafterConfig
+from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
 from spec_lab.core.file_stamps import file_stamps
 
