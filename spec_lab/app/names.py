@@ -11,6 +11,7 @@ import itertools
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, fields
 from functools import cache
 from importlib.util import find_spec
@@ -20,11 +21,10 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from spec_lab.app.labels import fit_for_a_file
-from spec_lab.config.checks import problems
 from spec_lab.config.choices import Weights
 from spec_lab.config.extensions import load_options
 from spec_lab.config.run import Run
-from spec_lab.core.errors import KERNELS
+from spec_lab.core.errors import KERNELS, UserError
 from spec_lab.core.file_stamps import file_stamps
 
 MAX_LENGTH = 120
@@ -58,11 +58,10 @@ def digest_of(run: Run) -> str:
     """Return a digest of a run's configuration, the source files, and the weights and prompt files that it names."""
     values = {key: value for key, value in asdict(run).items() if key not in NOT_READ}
     drafter: Any = run.drafter
-    files: list[Path] = []
-    if not any(problems(run)):  # those of a run that is refused may be missing
+    files = [*run.engine.weights, *_paths(values)]
+    with suppress(UserError):  # it will be refused
         reads_weights = hasattr(drafter, "folder") and getattr(drafter, "weights", None) != Weights.random
-        weights = [run.target.folder, *([drafter.folder(run)] if reads_weights else []), *run.engine.weights]
-        files = [*weights, *_paths(values)]
+        files += [run.target.folder, *([drafter.folder(run)] if reads_weights else [])]
     return digest(sources(tuple(run.extensions)), values, file_stamps(files), run.engine.lasting or time.time_ns())
 
 
