@@ -61,12 +61,6 @@ def num_accepted(rng: random.Random, most: int) -> int:
     return next((position for position in range(most) if rng.random() >= CHANCE), most)
 
 
-def without_cut_rounds(requests: Sequence[RequestRecord]) -> float:
-    """The acceptance length as schema versions 1 and 2 defined it: cut rounds are left out."""
-    lengths = [m + 1 for r in requests for m in r.accepted_per_round[: -1 if r.truncated else None]]
-    return sum(lengths) / len(lengths)
-
-
 def as_emitted(requests: Sequence[RequestRecord]) -> float:
     return acceptance.acceptance_length_all(Measured(requests, (), 3)) or 0.0
 
@@ -88,7 +82,6 @@ def test_a_limit_does_not_bias_it(limit: int) -> None:
     requests = cut_by_a_limit(limit)
     assert abs(bias(acceptance_length(requests, NUM_DRAFT_TOKENS))) < TOLERANCE
     assert acceptance_length(requests, NUM_DRAFT_TOKENS) == as_judged(requests)
-    assert bias(without_cut_rounds(requests)) < -2 * TOLERANCE, "the definition of schema version 2"
     assert bias(as_emitted(requests)) < -2 * TOLERANCE
     assert_rates_are_not_biased(requests)
 
@@ -97,7 +90,6 @@ def test_a_limit_does_not_bias_it(limit: int) -> None:
 def test_an_end_of_sequence_does_not_bias_it(length: int) -> None:
     requests = ended_by_end_of_sequence(length)
     assert abs(bias(acceptance_length(requests, NUM_DRAFT_TOKENS))) < TOLERANCE
-    assert bias(without_cut_rounds(requests)) < -2 * TOLERANCE, "the definition of schema version 2"
     assert bias(as_emitted(requests)) < -2 * TOLERANCE
     assert bias(as_judged(requests)) < -2 * TOLERANCE if length < 64 else -TOLERANCE
     assert_rates_are_not_biased(requests)

@@ -100,39 +100,6 @@ def test_equals_a_loop_over_requests(page_size: int, num_heads: int, num_queries
     torch.testing.assert_close(out, naive(filled, queries, window), rtol=1e-5, atol=1e-5)
 
 
-def test_a_whole_prompt_attends_causally() -> None:
-    filled = fill([21], page_size=4)
-    queries = random_queries(21)
-    out = attend(filled, queries, filled.metadata(21), None)
-    torch.testing.assert_close(out, naive(filled, queries, None), rtol=1e-5, atol=1e-5)
-
-
-def test_every_verify_row_has_its_own_window_start() -> None:
-    """A key that only the first row's window reaches moves that row and no other."""
-    filled = fill([12], page_size=4)
-    queries = random_queries(4)
-    before = attend(filled, queries, filled.metadata(4), 5)
-    first_key = 12 - 3 - 5
-    slot = cache_slots(filled.table.pages[:1], torch.tensor([[first_key]]), 4)[0]
-    filled.cache.kv[0, slot] += 1.0
-    moved = (attend(filled, queries, filled.metadata(4), 5) != before).any(1)
-    assert moved.tolist() == [True, False, False, False]
-
-
-def test_the_window_of_a_trimmed_query_follows_from_l_plus_n() -> None:
-    """A lone query at the trimmed length sees [L + n - window, L + n), though N rows were written."""
-    filled = fill([12], page_size=4)
-    queries = random_queries(1)
-    trimmed = torch.tensor([10])
-    metadata = filled.backend.build((trimmed - 1).unsqueeze(1), trimmed, filled.table.pages[:1], 15)
-    expected = naive(
-        Filled(filled.backend, filled.table, filled.cache, [filled.keys[0][:10]], [filled.values[0][:10]], 4),
-        queries,
-        5,
-    )
-    torch.testing.assert_close(attend(filled, queries, metadata, 5), expected, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("garbage", [float("nan"), float("inf"), -1e30, 1e4])
 def test_what_lies_past_the_end_changes_no_bit(garbage: float) -> None:
     """Masked values are zeroed by selection, not by multiplication: NaN times zero is NaN."""
@@ -142,20 +109,6 @@ def test_what_lies_past_the_end_changes_no_bit(garbage: float) -> None:
         expected = attend(clean, queries, clean.metadata(4, spare=8), window)
         assert torch.equal(attend(poisoned, queries, poisoned.metadata(4, spare=8), window), expected)
         assert expected.isfinite().all()
-
-
-def test_a_request_does_not_depend_on_its_neighbours() -> None:
-    together = fill([9, 22, 14], 4)
-    queries = random_queries(6)
-    metadata = together.metadata(2)
-    whole = attend(together, queries, metadata, None)
-    for request in range(3):
-        lens = torch.tensor([len(together.keys[request])])
-        alone = together.backend.build(
-            together.positions(2)[request : request + 1], lens, together.table.pages[request : request + 1], int(lens)
-        )
-        rows = slice(2 * request, 2 * request + 2)
-        torch.testing.assert_close(attend(together, queries[rows], alone, None), whole[rows], rtol=1e-6, atol=1e-6)
 
 
 def test_write_puts_row_i_into_slot_i_and_nowhere_else() -> None:

@@ -22,7 +22,7 @@ from spec_lab.checkpoints.taps import Tap
 from spec_lab.core.errors import UserError
 from tests.lab import make_config, make_engine, random_requests
 from tests.tiny_blocks import TinyBlock, write_block
-from tests.tiny_checkpoints import make_tiny_target, refused, rewrite_config, rewrite_tensors
+from tests.tiny_checkpoints import make_tiny_target, refused, rewrite_config
 
 BLOCKS = {
     "dflash": TinyBlock(),
@@ -121,40 +121,6 @@ def test_the_mask_token_has_several_names(target: ModelConfig, tmp_path: Path) -
     write_block(tmp_path, TinyBlock(layout="speculators"), target)
     rewrite_config(tmp_path, drop=("mask_token_id",), ptd_token_id=7, pard_token=9)
     assert read_block_config(tmp_path, target)[0].mask_token_id == 9
-
-
-@pytest.mark.parametrize(
-    ("block", "named"),
-    [
-        (TinyBlock(outputs=(1, 7)), "target_layer_ids names the output of the target's last layer"),
-        (TinyBlock(layout="speculators", outputs=(1, 9)), "it has 8 layers"),
-        (TinyBlock(keys={"vocab_size": 200}), "vocab_size is 200, the target has 160"),
-        (TinyBlock(keys={"num_target_layers": 36}), "num_target_layers is 36, the target has 8"),
-        (
-            TinyBlock(keys={"architectures": ["XPressSpeculator"]}),
-            "'XPressSpeculator' is not supported",
-        ),
-        (
-            TinyBlock(layout="speculators", keys={"speculators_model_type": "peagle"}),
-            "'peagle' is not supported",
-        ),
-        (TinyBlock(head="markov", keys={"hidden_size": 64}), "of another shape"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_files_for_something_else_are_refused(
-    target: ModelConfig, tmp_path: Path, block: TinyBlock, named: str
-) -> None:
-    write_block(tmp_path, block, target)
-    with refused(tmp_path, named):
-        load_block(tmp_path, target, torch.float32, "cpu")
-
-
-def test_a_wrong_vocabulary_names_the_knob_of_its_folder(target: ModelConfig, tmp_path: Path) -> None:
-    write_block(tmp_path, BLOCKS["dspark"], target)
-    rewrite_tensors(tmp_path, {"d2t": torch.full((90,), -1000)})
-    with refused(tmp_path, "d2t names a token outside", "set drafter.body to"):
-        load_block(tmp_path, target, torch.float32, "cpu", "drafter.body")
 
 
 @pytest.mark.parametrize(

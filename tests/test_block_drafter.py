@@ -9,13 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from spec_lab.checkpoints.block_checkpoint import load_block
-from spec_lab.checkpoints.block_heads import HeadKind
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.config.choices import DraftSampling, KernelsChoice
 from spec_lab.config.groups import GraphConfig
 from spec_lab.config.run import RecordConfig, SamplingConfig
-from spec_lab.core.errors import UserError
 from spec_lab.core.types import AcceptanceInputs, Request, Sequence
 from spec_lab.drafters.picking import GreedyPicker
 from spec_lab.options.acceptance.rejection import Rejection
@@ -26,7 +23,7 @@ from tests.fake_target import PaddedGraph
 from tests.lab import Reference, make_config, make_engine, random_requests
 from tests.scripted_rule import ScriptedAcceptance, ScriptedRule, install
 from tests.slow_block import SlowBlock
-from tests.tiny_blocks import TINY_PRESETS, TinyBlock, write_block
+from tests.tiny_blocks import TinyBlock, write_block
 from tests.tiny_checkpoints import make_tiny_target, rewrite_tensors
 from tests.tiny_gemma4 import make_tiny_gemma4
 
@@ -271,28 +268,3 @@ def test_drafts_are_recorded_with_the_law_behind_the_head(
     for record in result.requests if block.confidence else ():
         for confidences, expected in zip(record.confidence_per_round, rule.sure[record.request_id], strict=False):
             assert confidences == pytest.approx(expected, abs=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("drafter", "words", "remedy"),
-    [
-        ("dspark", {"head": HeadKind.none}, "use drafter.confidence=false, or"),
-        ("dspark", {"head": HeadKind.none, "confidence": False}, None),
-        ("domino", {"head": HeadKind.none}, None),
-        ("domino", {"head": HeadKind.none, "conv": True}, "use drafter.conv=false, or"),
-        ("domino", {"head": HeadKind.markov}, "use drafter.head=gru, or"),
-    ],
-)
-def test_a_remedy_keeps_a_head_that_is_left_out(
-    drafter: str, words: dict[str, Any], remedy: str | None, target: tuple[Path, Reference], tmp_path: Path
-) -> None:
-    of_target = read_model_config(target[0])
-    write_block(tmp_path, TINY_PRESETS[drafter], of_target)
-    config, _ = load_block(tmp_path, of_target, torch.float32, "cpu")
-    run = make_config((target[0], tmp_path), drafter, 2, options=words)
-    options: Any = run.drafter
-    if remedy is None:
-        options._refuse_other_parts(config, "folder")
-    else:
-        with pytest.raises(UserError, match=remedy):
-            options._refuse_other_parts(config, "folder")

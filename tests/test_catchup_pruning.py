@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import pytest
 import torch
@@ -18,9 +17,9 @@ from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.core.kv_cache import NULL_PAGE, LayerCache, PagedKVCache
 from spec_lab.core.layer_protocols import AttentionBackend
-from spec_lab.core.types import AttentionMetadata, DraftStep, FeatureSpec, RoundBatch, Verification, VerifiedRound
+from spec_lab.core.types import DraftStep, FeatureSpec, RoundBatch, Verification, VerifiedRound
 from spec_lab.drafters.picking import GreedyPicker
-from spec_lab.drafters.recurrent import RecurrentDrafter, RecurrentState
+from spec_lab.drafters.recurrent import RecurrentDrafter
 from spec_lab.engine.pages import PageTable
 from spec_lab.models.eagle3 import Eagle3Head
 from spec_lab.models.mtp import MtpModule
@@ -214,105 +213,3 @@ def test_a_row_that_emitted_nothing_may_stand_first(models: Models, knob: str) -
         for lane, num_emitted in zip(lanes, ([2, 3], [0, 3]), strict=True)
     )
     assert torch.equal(active.hidden[1], inactive.hidden[1]) and torch.equal(active.drafts[1], inactive.drafts[1])
-
-
-class PoisonedTail(TorchAttention):
-    """After the catch-up's KV write, fills the slots past L + n of each request with NaN."""
-
-    def __init__(self, num_emitted: list[int]) -> None:
-        super().__init__(PAGE_SIZE, MAX_SEQ_LEN)
-        self._num_emitted = torch.tensor(num_emitted)
-
-    def write(self, cache: LayerCache, metadata: AttentionMetadata, keys: torch.Tensor, values: torch.Tensor) -> None:
-        super().write(cache, metadata, keys, values)
-        if metadata.num_queries > 1:
-            rejected = torch.arange(metadata.num_queries) >= self._num_emitted.unsqueeze(1)
-            cache.kv[metadata.slot_mapping[rejected.flatten()]] = float("nan")
-
-
-def test_the_live_query_does_not_see_the_rejected_tail(models: Models) -> None:
-    kv_lens, num_emitted = [5, 9, 14, 20], [1, 2, 3, 4]
-    tokens, features = random_round(4, 4)
-    clean, poisoned = (
-        make_lane(models, "pre_attention", kv_lens, backend=backend)
-        for backend in (TorchAttention(PAGE_SIZE, MAX_SEQ_LEN), PoisonedTail(num_emitted))
-    )
-    expected = draft(clean, clean.verified(tokens, features, num_emitted))
-    got = draft(poisoned, poisoned.verified(tokens, features, num_emitted))
-    assert not got.catchup_rows[0].isfinite().all(), "the poison was there"
-    assert torch.equal(got.hidden, expected.hidden) and torch.equal(got.drafts, expected.drafts)
-
-
-class Untrimmed(TorchAttention):
-    """A pruning that asks a lone query at L + N keys, where the contract says L + n."""
-
-    def __init__(self, excess: list[int]) -> None:
-        super().__init__(PAGE_SIZE, MAX_SEQ_LEN)
-        self._excess = torch.tensor(excess)
-
-    def build(
-        self, positions: torch.Tensor, seq_lens: torch.Tensor, page_table: torch.Tensor, max_seq_len: int
-    ) -> AttentionMetadata:
-        trim = self._excess if positions.shape[1] == 1 else 0
-        return super().build(positions, seq_lens + trim, page_table, max_seq_len + 4)
-
-
-def test_without_the_trim_the_result_differs(models: Models) -> None:
-    """So the tests above would notice: all rows differ but the one with n = N, where nothing is trimmed."""
-    kv_lens, num_emitted = [5, 9, 14, 20], [1, 2, 3, 4]
-    tokens, features = random_round(4, 4)
-    lanes = [
-        make_lane(models, "pre_attention", kv_lens, num_draft_tokens=3, backend=backend)
-        for backend in (TorchAttention(PAGE_SIZE, MAX_SEQ_LEN), Untrimmed([4 - n for n in num_emitted]))
-    ]
-    trimmed, untrimmed = (draft(lane, lane.verified(tokens, features, num_emitted)).hidden for lane in lanes)
-    difference = (trimmed - untrimmed).abs().amax(dim=1)
-    assert (difference[:3] > 1e-3).all() and difference[3] < 1e-5
-
-
-@pytest.mark.parametrize("knob", KNOB)
-def test_the_live_row_is_n_minus_1_of_the_request(models: Models, knob: str) -> None:
-    """Changing a feature moves draft 1 of its request when its row is live or before, and of no other request."""
-    kv_lens, num_emitted = [5, 9, 14, 20], [1, 2, 3, 4]
-    tokens, features = random_round(4, 4)
-
-    def hidden(features: torch.Tensor) -> torch.Tensor:
-        lane = make_lane(models, knob, kv_lens)
-        return draft(lane, lane.verified(tokens, features, num_emitted)).hidden
-
-    before = hidden(features)
-    for row in range(16):
-        changed = features.clone()
-        changed[row] += 1.0
-        moved = ((hidden(changed) - before).abs().amax(dim=1) > 1e-4).tolist()
-        request, j = divmod(row, 4)
-        assert moved == [other == request and j < num_emitted[request] for other in range(4)], row
-
-
-def counting(function: Callable[..., torch.Tensor], counts: list[int]) -> Callable[..., torch.Tensor]:
-    """Wrap `function` so that it notes the rows of its first argument."""
-
-    def counted(rows: torch.Tensor, *rest: Any) -> torch.Tensor:
-        counts.append(len(rows))
-        return function(rows, *rest)
-
-    return counted
-
-
-def test_rows_past_the_kv_write(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`none` carries N rows a request through the layer, the others one; queries are cut before or after attention."""
-    carried: dict[str, tuple[int, int, int]] = {}
-    for knob in KNOB:
-        lane = make_lane(models, knob, [5, 9])
-        head: Any = lane.drafter.head
-        backend: Any = lane.drafter.backend
-        attended: list[int] = []
-        mlp_rows: list[int] = []
-        monkeypatch.setattr(backend, "attend", counting(backend.attend, attended))
-        monkeypatch.setattr(head.layer.finish, "part", counting(head.layer.finish.part, mlp_rows))
-        tokens, features = random_round(2, 4)
-        with torch.inference_mode():
-            state = lane.drafter.catch_up(lane.verified(tokens, features, [2, 3]))
-        assert isinstance(state, RecurrentState) and len(state.tokens) == len(state.hidden) == 2
-        carried[knob] = (attended[0], mlp_rows[0], len(attended))
-    assert carried == {"none": (8, 8, 1), "post_attention": (8, 2, 1), "pre_attention": (2, 2, 1)}

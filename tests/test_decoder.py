@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.build.caches import cache_row
@@ -25,7 +23,7 @@ from spec_lab.core.pruning import Drop
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide, TargetOutput
 from spec_lab.engine.pages import PageTable
 from spec_lab.models.decoder import DecoderTarget
-from spec_lab.models.linear import DenseLinear, make_linear
+from spec_lab.models.linear import make_linear
 from tests.onednn import needs_rows_alike
 from tests.tiny_checkpoints import Family, make_tiny_target, use_hub_spelling
 
@@ -170,19 +168,6 @@ def test_logits_and_features_equal_transformers(checkpoints: Any, tmp_path: Path
         torch.testing.assert_close(torch.cat(features), reference.features[0], rtol=0, atol=1e-4)  # type: ignore[arg-type]
 
 
-def test_the_kinds_are_what_they_say(checkpoints: Any) -> None:
-    """Without this the matrix above could run one model thirteen times."""
-    configs = {kind: read_model_config(checkpoints(kind)[0]) for kind in KINDS}
-    plans = {kind: config.layers[0] for kind, config in configs.items()}
-    assert plans["qwen2"].qkv_bias and plans["qwen3"].qk_norm and configs["llama_tied"].tie_word_embeddings
-    assert plans["llama"].head_dim != configs["llama"].hidden_size // plans["llama"].num_heads
-    assert [plan.window for plan in configs["qwen2_sliding"].layers] == [None] * 3 + [6] * 5
-    assert [plan.window for plan in configs["qwen3_sliding"].layers] == [6] * 8 and LENGTH > 6
-    assert len(list(checkpoints("llama_sharded")[0].glob("*.safetensors"))) > 1
-    assert plans["llama_llama3_rope"].rope.scaling == "llama3"
-    assert plans["llama_linear_rope"].rope.scaling == "linear"
-
-
 @pytest.mark.parametrize("kind", ["llama", "qwen2_sliding", "qwen3_sliding"])
 @torch.inference_mode()
 def test_ragged_verify_rows_equal_transformers(checkpoints: Any, kind: str) -> None:
@@ -251,20 +236,6 @@ def test_the_last_layer_keeps_the_selected_rows_only(checkpoints: Any, kind: str
         assert torch.equal(lane.cache.kv.nan_to_num(7.0), whole.cache.kv.nan_to_num(7.0))
 
 
-@torch.inference_mode()
-def test_the_final_hidden_of_dropped_rows_cannot_be_had(checkpoints: Any) -> None:
-    lane = make_lane(checkpoints("qwen3")[0])
-    live = Kept(Drop.BEFORE_ATTENTION, torch.tensor([4]), lane.metadata(1, [4]))
-    with pytest.raises(AssertionError, match="every row"):
-        lane.run(random_tokens(1, 5), [0], FeatureSpec(final_hidden=NormSide.POST_NORM), live)
-
-
-@torch.inference_mode()
-def test_no_features_unless_asked_for(checkpoints: Any) -> None:
-    lane = make_lane(checkpoints("qwen3")[0])
-    assert lane.run(random_tokens(1, 5), [0], FeatureSpec()).features is None
-
-
 @needs_rows_alike
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("out_features", "in_features"), [(96, 32), (160, 48), (768, 256)])
@@ -279,53 +250,3 @@ def test_a_product_of_one_row_and_of_many_are_bit_equal_on_a_cpu(
     for count in (2, 3, 4, 6, 8, 16, 64):
         assert torch.equal(torch.cat([linear(part) for part in rows.split(count)]), one), count
     torch.testing.assert_close(one, torch.nn.functional.linear(rows, weight, linear.bias), rtol=1e-4, atol=1e-4)  # type: ignore[attr-defined]
-
-
-def test_packing_is_for_float32() -> None:
-    assert isinstance(make_linear(torch.ones(8, 8, dtype=torch.bfloat16)), DenseLinear)
-
-
-class OperatorNames(TorchDispatchMode):
-    """Counts by name what torch is asked to run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.counts[str(func)] += 1
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "qwen3_sliding"])
-@torch.inference_mode()
-def test_verifying_n_rows_runs_the_operators_of_decoding_one(checkpoints: Any, kind: str) -> None:
-    """Beyond the products' rows a verify costs nothing by itself: no path of its own, no operator more (finding 31)."""
-    token_ids, counts = random_tokens(1, LENGTH), {}
-    for num_rows in (1, 2, 4, 8):
-        lane = make_lane(checkpoints(kind)[0])
-        lane.run(token_ids[:, :9], [0], FeatureSpec())
-        with OperatorNames() as names:
-            lane.target.logits(lane.run(token_ids[:, 9 : 9 + num_rows], [9], FeatureSpec()).hidden)
-        counts[num_rows] = names.counts
-    assert counts[2] == counts[4] == counts[8] == counts[1]
-
-
-@pytest.mark.parametrize("num_rows", [2, 4, 6])
-@torch.inference_mode()
-def test_verifying_n_rows_gives_the_logits_of_decoding_one(checkpoints: Any, num_rows: int) -> None:
-    """They agree to 1e-5, not to the bit: a product of fewer than four query rows takes another path in the
-    attention.
-    """
-    folder, _ = checkpoints("llama")
-    token_ids = random_tokens(1, LENGTH)
-
-    def logits(parts: list[int]) -> torch.Tensor:
-        lane, start, rows = make_lane(folder), 0, []
-        for count in parts:
-            rows.append(lane.target.logits(lane.run(token_ids[:, start : start + count], [start], TAPS).hidden))
-            start += count
-        return torch.cat(rows)
-
-    many, one = logits([3] + [num_rows] * (24 // num_rows)), logits([3] + [1] * 24)
-    torch.testing.assert_close(many, one, rtol=0, atol=1e-5)

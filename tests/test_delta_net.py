@@ -17,8 +17,7 @@ from spec_lab.core.types import AttentionMetadata
 from spec_lab.engine.states import RecurrentStates
 from spec_lab.models.delta_net import GatedDeltaNet, build_delta_net
 from spec_lab.models.delta_rule import DeltaRows, delta_in_chunks, delta_row_by_row
-from tests.covering import each_value
-from tests.kept_states import JUNK, KEPT, spoil_unread, tensors_of
+from tests.kept_states import JUNK, KEPT, tensors_of
 from tests.tiny_checkpoints import randomize
 
 HIDDEN = 24
@@ -78,19 +77,11 @@ class Lane:
     def prompt(self, slot: int, rows: torch.Tensor) -> torch.Tensor:
         return self.run(rows, len(rows), self.states.of_prompts(torch.tensor([slot])))
 
-    def verify(self, slots: list[int], rows: torch.Tensor) -> torch.Tensor:
-        """Run [batch, num_rows, hidden] rows."""
-        flat = self.run(rows.flatten(0, 1), rows.shape[1], self.states.of_round(torch.tensor(slots)))
-        return flat.view(*rows.shape[:2], -1)
-
     def run(self, rows: torch.Tensor, num_queries: int, recurrent: Any, selection: Any = None) -> torch.Tensor:
         nothing = torch.zeros(0, dtype=torch.int64)
         positions, seq_lens = rows[:, 0], recurrent.slot_ids  # as many as there are rows, and requests
         metadata = AttentionMetadata(positions, nothing, seq_lens, nothing, num_queries, 0, recurrent=recurrent)
         return self.layer.o(self.layer(rows, Pass(self.cache, metadata, selection or ALL_ROWS)))
-
-    def accept(self, slots: list[int], num_emitted: list[int]) -> None:
-        self.states.commit(torch.tensor(slots), torch.tensor(num_emitted) - 1)
 
 
 @torch.inference_mode()
@@ -140,65 +131,6 @@ def test_a_prompt_equals_transformers(kind: str, rollback: str) -> None:
         lane.states.clear(1)
         found = torch.cat([lane.prompt(1, part) for part in rows.split(chunks)])
         torch.testing.assert_close(found, expected, rtol=0, atol=2e-5, msg=f"chunks {chunks}")
-
-
-@pytest.mark.parametrize(("kind", "rollback"), each_value(SIZES, KEPT))
-def test_verify_goes_on_from_the_row_that_was_accepted(kind: str, rollback: str) -> None:
-    """Rounds of any number of rows, after which any number stays, equal a text without the rejected rows."""
-    sizes = SIZES[kind]
-    theirs, ours = random_layer(sizes)
-    lane = Lane.of(ours, sizes, 5, rollback)
-    generator = torch.Generator().manual_seed(4)
-    texts = [torch.randn(length, HIDDEN, generator=generator) for length in (9, 1)]
-    slots = [2, 0]
-    for slot, text in zip(slots, texts, strict=True):
-        lane.states.clear(slot)
-        lane.prompt(slot, text)
-    for index in range(20):
-        num_rows = int(torch.randint(1, 6, (), generator=generator))
-        rows = torch.randn(2, num_rows, HIDDEN, generator=generator)
-        found = lane.verify(slots, rows)
-        emitted = torch.randint(1, num_rows + 1, (2,), generator=generator).tolist()
-        for request in range(2):
-            expected = reference(theirs, torch.cat((texts[request], rows[request])))[-num_rows:]
-            torch.testing.assert_close(found[request], expected, rtol=0, atol=2e-5, msg=f"round {index}")
-            texts[request] = torch.cat((texts[request], rows[request, : emitted[request]]))
-        lane.accept(slots, emitted)
-        for slot in slots:
-            spoil_unread(lane.cache, slot, int(lane.states.committed[slot]), sizes.history)
-
-
-@pytest.mark.parametrize("rollback", KEPT)
-def test_padded_rows_leave_the_slots_of_requests_alone(rollback: str) -> None:
-    """Rows of the scratch slot, several of them, change no bit of a live slot that is not in the round."""
-    sizes = SIZES["grouped"]
-    _, ours = random_layer(sizes)
-    lane = Lane.of(ours, sizes, 3, rollback)
-    rows = torch.randn(4, 3, HIDDEN, generator=torch.Generator().manual_seed(5))
-    for slot in range(NUM_SLOTS + 1):
-        lane.states.clear(slot)
-    lane.prompt(0, rows[0])
-    lane.prompt(1, rows[1])
-    kept = [*tensors_of(lane.cache), lane.states.committed]
-    before = [tensor[:2].clone() for tensor in kept]
-    lane.verify([2, NUM_SLOTS, NUM_SLOTS], rows[1:])
-    lane.states.commit(torch.tensor([2, NUM_SLOTS, NUM_SLOTS]), torch.tensor([2, 0, 0]))
-    assert all(torch.equal(old, new[:2]) for old, new in zip(before, kept, strict=True))
-
-
-@pytest.mark.parametrize("rollback", KEPT)
-def test_a_cleared_slot_knows_nothing_of_its_last_request(rollback: str) -> None:
-    sizes = SIZES["grouped"]
-    theirs, ours = random_layer(sizes)
-    lane = Lane.of(ours, sizes, 4, rollback)
-    rows = torch.randn(40, HIDDEN, generator=torch.Generator().manual_seed(6))
-    lane.states.clear(1)
-    lane.prompt(1, rows)
-    lane.verify([1], rows[:4].unsqueeze(0))
-    lane.accept([1], [4])
-    lane.states.clear(1)
-    found = torch.cat((lane.prompt(1, rows[20:36]), lane.verify([1], rows[36:].unsqueeze(0))[0]))
-    torch.testing.assert_close(found, reference(theirs, rows[20:]), rtol=0, atol=2e-5)
 
 
 def test_rows_that_are_dropped_still_reach_the_state() -> None:

@@ -15,7 +15,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from spec_lab.app.compose import compose
-from spec_lab.checkpoints.packaged import ZOO
 from spec_lab.core.types import Request
 from spec_lab.doctor.__main__ import main
 from spec_lab.doctor.checkpoints import check_dtype, check_tokenizer, check_vocabulary
@@ -41,36 +40,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture(scope="module")
 def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_prompts(tmp_path_factory.mktemp("prompts") / "prompts.jsonl", TEXTS)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["drafter=eagel3"], "eagle3"),
-        (["batchsize=3"], "there is no key batchsize"),
-        (["target=hf"], "target.path"),
-    ],
-)
-def test_what_cannot_be_examined_is_refused(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(arguments) == 2
-    captured = capsys.readouterr()
-    assert captured.out == "" and captured.err.startswith("refused: ") and said in captured.err
-
-
-def test_a_map_that_contradicts_itself_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    head = Path(shutil.copytree(ZOO / "pocket-eagle3", tmp_path / "head"))
-    tensors = load_file(head / "model.safetensors")
-    save_file(tensors | {"d2t": tensors["d2t"] - (tensors["d2t"] > 0).long()}, head / "model.safetensors")
-    assert main([f"drafter.path={head}", "max_new_tokens=4"]) == 2
-    assert "d2t" in capsys.readouterr().err
-
-
-def test_help_says_what_it_is_for(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--help"]) == 0
-    printed = capsys.readouterr().out
-    assert "why is acceptance low" in printed and "drafter=eagle3" in printed
 
 
 def test_a_random_head_disagrees_everywhere_and_nothing_else_is_wrong(
@@ -99,15 +68,6 @@ def test_a_drafter_without_weights_has_bounds_alone(pair: tuple[Path, Path], pro
     assert [finding.verdict for finding in bounds] == [Verdict.OK] * 3
     assert {finding.verdict for finding in (states, *findings[4:])} == {Verdict.DOES_NOT_APPLY}
     assert summarize(findings) == f"no fault found; {len(findings) - 3} checks do not apply"
-
-
-def test_the_command_says_how_much_it_could_not_check(
-    pair: tuple[Path, Path], prompts: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["target=hf", f"target.path={pair[0]}", "drafter=ngram", "workload=jsonl", f"workload.path={prompts}"]
-    assert main([*arguments, "max_new_tokens=12", "device=cpu", "num_threads=1"]) == 0
-    *lines, empty, last = capsys.readouterr().out.splitlines()
-    assert empty == "" and last == f"no fault found; {len(lines) - 3} checks do not apply"
 
 
 def test_too_few_rounds_are_not_judged(pair: tuple[Path, Path], prompts: Path) -> None:

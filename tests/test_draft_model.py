@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,8 @@ import torch.nn.functional as F
 import spec_lab
 from spec_lab.config.choices import DraftSampling
 from spec_lab.config.run import SamplingConfig
-from spec_lab.core.kept import ALL_ROWS
 from spec_lab.core.kv_cache import NULL_PAGE, SCRATCH_PAGE
-from spec_lab.core.types import Request, VerifiedRound
-from spec_lab.drafters.catchup import CaughtUp
-from spec_lab.drafters.draft_model import DraftModelDrafter, DraftModelState
-from spec_lab.drafters.picking import DraftedRows
+from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.options.acceptance.rejection import Rejection
 from tests.covering import each_value
@@ -140,37 +135,6 @@ def test_full_acceptance_round_after_round_leaves_no_hole(pairs: Pairs, num_draf
     engine.generate(requests)
     assert set(rule.accepted) == {num_draft_tokens} and len(rule.accepted) >= 4 * 29 // (num_draft_tokens + 1)
     assert rule.compared > 50
-
-
-class NewestTokenOnly(DraftModelDrafter):
-    """The classic scheme: a round's last token is fed, the others are taken for written by the draft steps."""
-
-    def catch_up(self, verified: VerifiedRound) -> DraftModelState:
-        num_emitted = verified.verification.num_emitted.clamp(min=1)
-        newest = verified.verification.tokens.gather(1, (num_emitted - 1).unsqueeze(1)).squeeze(1)
-        positions = verified.batch.kv_lens + num_emitted
-        attention = self.backend.build(
-            positions.unsqueeze(1),
-            positions + 1,
-            verified.batch.page_table,
-            verified.batch.max_kv_len + 2 * self.num_draft_tokens + 1,
-        )
-        hidden = self._forward(newest, attention, ALL_ROWS)
-        return self._start(CaughtUp(hidden, attention, DraftedRows(verified.batch.slot_ids, positions)))
-
-
-def test_feeding_only_the_newest_token_leaves_one(pairs: Pairs) -> None:
-    """It is right as long as the last draft is rejected, and wrong in the round after the first full acceptance."""
-    requests = text_requests()[1:2]
-    rules = {}
-    for num_accepted in (2, 3):
-        engine = pairs.engine("qwen3", requests=requests)
-        engine.parts.drafter.__class__ = NewestTokenOnly
-        rules[num_accepted] = pairs.install(engine, "qwen3", lambda num_draft_tokens, m=num_accepted: m)
-        with nullcontext() if num_accepted == 2 else pytest.raises(AssertionError):
-            engine.generate(requests)
-    assert rules[2].compared == 3 * len(rules[2].accepted) > 15
-    assert rules[3].compared == 3 and rules[3].accepted == [3]
 
 
 @pytest.mark.parametrize("num_draft_tokens", [1, 3, 8])

@@ -117,13 +117,6 @@ def test_tap_layers_of_each_engine(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert not caplog.records
 
 
-def test_disagreeing_tap_layers_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    make_tiny_eagle3(tmp_path, TARGET, eagle_config={LAYER_IDS: [1, 3, 4]}, eagle_aux_hidden_state_layer_ids=[1, 3, 4])
-    assert read_eagle3_config(tmp_path, TARGET).tap_layer_inputs == (2, 4, 5)
-    assert "(2, 4, 5)" in caplog.text
-    assert "(1, 3, 4)" in caplog.text
-
-
 def test_default_taps() -> None:
     assert default_tap_layer_inputs(8) == (2, 4, 5)
     assert default_tap_layer_inputs(32) == (2, 16, 29)
@@ -148,16 +141,6 @@ def test_refuses_impossible_tap_layers(tmp_path: Path, layer_ids: Any, fragment:
         read_eagle3_config(tmp_path, TARGET)
 
 
-def test_heads_of_other_methods_are_named(tmp_path: Path) -> None:
-    make_tiny_eagle3(tmp_path / "eagle1", TARGET, draft_vocab_size=160)
-    rewrite_tensors(tmp_path / "eagle1", {"fc.weight": torch.ones(32, 64)}, drop=("midlayer.hidden_norm.weight",))
-    with refused(tmp_path / "eagle1", "EAGLE-1"):
-        load(tmp_path / "eagle1")
-    (tmp_path / "config.json").write_text('{"medusa_num_heads": 3, "medusa_num_layers": 1}')
-    with refused(tmp_path, "medusa_num_heads"):
-        load(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("changes", "fragments"),
     [
@@ -179,39 +162,10 @@ def test_refuses_heads_of_another_kind_or_target(
         load(tmp_path)
 
 
-def test_refuses_a_layer_of_another_family_or_rope(tmp_path: Path) -> None:
-    make_tiny_eagle3(tmp_path, TARGET, model_type="deepseek_v3")
-    with refused(tmp_path / "config.json", "'deepseek_v3'", "'llama', 'qwen3'"):
-        load(tmp_path)
-    make_tiny_eagle3(tmp_path, TARGET, rope_scaling={"rope_type": "ntk_parts", "factor": 4.0})
-    with refused("config.json", "'ntk_parts'"):
-        load(tmp_path)
-
-
-def test_a_speculators_head_must_say_norm_before_residual(tmp_path: Path) -> None:
-    make_tiny_eagle3(tmp_path, TARGET, "speculators")
-    rewrite_config(tmp_path, drop=("norm_before_residual",))
-    with pytest.raises(KeyError, match="norm_before_residual"):
-        load(tmp_path)
-
-
 def test_a_head_without_the_key_has_its_norm_after_the_residual(tmp_path: Path) -> None:
     make_tiny_eagle3(tmp_path, TARGET, norm_before_residual=True)
     rewrite_config(tmp_path, drop=("norm_before_residual",))
     assert read_eagle3_config(tmp_path, TARGET).norm_before_residual is False
-
-
-def test_refuses_tensors_that_do_not_fit(tmp_path: Path) -> None:
-    make_tiny_eagle3(tmp_path, TARGET)
-    changes = {"fc.weight": torch.zeros(32, 48), "midlayer.self_attn.q_proj.bias": torch.zeros(64)}
-    rewrite_tensors(tmp_path, changes, drop=("lm_head.weight", "midlayer.hidden_norm.weight"))
-    with refused(
-        tmp_path,
-        "2 missing: midlayer.hidden_norm.weight, lm_head.weight",
-        "1 of another shape: fc.weight is [32, 48], config.json says [32, 96]",
-        "1 not expected: midlayer.self_attn.q_proj.bias",
-    ):
-        load(tmp_path)
 
 
 EAGLE31_NORMS = {
@@ -243,22 +197,10 @@ def test_the_top_level_stands_over_eagle_config(tmp_path: Path) -> None:
     assert read_eagle3_config(tmp_path, TARGET).norm_output is False
 
 
-def test_refuses_norms_that_config_and_tensors_do_not_agree_on(tmp_path: Path) -> None:
-    make_tiny_eagle3(tmp_path, TARGET)
-    rewrite_tensors(tmp_path, {"fc_norm.0.weight": torch.ones(32)})
-    with refused(tmp_path, "1 not expected: fc_norm.0.weight"):
-        load(tmp_path)
-    rewrite_config(tmp_path, fc_norm=True)
-    with refused(tmp_path, "2 missing: fc_norm.1.weight, fc_norm.2.weight"):
-        load(tmp_path)
-
-
 def test_a_narrower_head_needs_its_own_embedding(tmp_path: Path) -> None:
     make_tiny_eagle3(tmp_path, TARGET, target_hidden_size=48)
     wider = replace(TARGET, hidden_size=48)
     rewrite_tensors(tmp_path, {"fc.weight": torch.zeros(32, 3 * 48)})
-    with refused(tmp_path, "1 missing: embed_tokens.weight"):
-        load(tmp_path, wider)
     rewrite_tensors(tmp_path, {"embed_tokens.weight": torch.ones(160, 32)})
     assert load(tmp_path, wider)["embed_tokens.weight"].shape == (160, 32)
 

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.core.types import Request
-from spec_lab.drafters.recurrent import RecurrentDrafter
 from tests.covering import each_value
 from tests.engine_state import poison
 from tests.fake_target import PaddedGraph
@@ -216,23 +215,3 @@ def test_a_window_moves_under_captured_rounds(
     pair, cache = (targets["gqa"][0], tmp_path), {"page_size": 4}
     config = make_config(pair, "eagle3", 4, "catchup", batch_size=3, cache=cache, options={"window": 5})
     assert_captured_alike(config, graph, random_requests(3, 8, lengths=(1, 12), seed=2))
-
-
-def test_a_draft_vocabulary_is_mapped_to_target_ids(targets: dict[str, tuple[Path, Reference]], tmp_path: Path) -> None:
-    """d2t holds offsets: draft id i is target id i + d2t[i]."""
-    tensors = make_tiny_eagle3(tmp_path, read_model_config(targets["gqa"][0]))
-    requests = random_requests(1)
-    drafter = make_engine(make_config((targets["gqa"][0], tmp_path)), requests).parts.drafter
-    assert isinstance(drafter, RecurrentDrafter)
-    hidden = torch.randn(50, 32, generator=torch.Generator().manual_seed(0))
-    logits = drafter.head.draft_logits(hidden)
-    assert logits.shape == (50, 120)
-    kept = tensors["t2d"].nonzero().flatten()
-    assert drafter.head.greedy(hidden).tolist() == kept[logits.argmax(-1)].tolist()
-
-
-def test_equal_draft_logits_give_the_lowest_id(targets: dict[str, tuple[Path, Reference]], tmp_path: Path) -> None:
-    make_tiny_eagle3(tmp_path, read_model_config(targets["gqa"][0]), draft_vocab_size=160)
-    drafter = make_engine(make_config((targets["gqa"][0], tmp_path)), random_requests(1)).parts.drafter
-    assert isinstance(drafter, RecurrentDrafter)
-    assert drafter.head.greedy(torch.zeros(3, 32)).tolist() == [0, 0, 0]

@@ -7,20 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.core.kv_cache import NULL_PAGE
 from spec_lab.core.protocols import Drafter
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import FinishReason, Request, VerifiedRound
-from spec_lab.drafters.history import TokenHistory
-from spec_lab.drafters.ngram import NgramDrafter
-from spec_lab.drafters.none import NoDrafter
-from spec_lab.drafters.oracle import OracleDrafter
-from spec_lab.drafters.random import RandomDrafter
 from spec_lab.engine.engine import Engine
 from tests.fake_target import FakeTarget, PaddedGraph, ScriptedDrafter, make_fake_engine, scripted_rounds
 from tests.lab import random_requests
@@ -89,32 +82,6 @@ def test_accepted_all_none_or_some_of_the_drafts(num_draft_tokens: int, script: 
         assert record.emitted_per_round == scripted_rounds(17, num_draft_tokens, script)
 
 
-@pytest.mark.parametrize("name", ["none", "ngram", "random", "oracle"])
-def test_drafters_without_a_model(name: str) -> None:
-    requests = fake_requests(6, max_new_tokens=20)
-    history = TokenHistory(3, 64 + 6 + 1, torch.device("cpu"))
-
-    def make(target: FakeTarget) -> Drafter[Any]:
-        oracle = OracleDrafter(3, history)
-        oracle.learn({request.request_id: target.expected(request) for request in requests})
-        drafters: dict[str, Drafter[Any]] = {
-            "none": NoDrafter(),
-            "ngram": NgramDrafter(3, 4, 1, history),
-            "random": RandomDrafter(3, VOCAB, SlotSeeds(3, 0, torch.device("cpu"))),
-            "oracle": oracle,
-        }
-        return drafters[name]
-
-    engine, target = make_fake_engine(make)
-    result = check(engine, target, requests)
-    for record in result.requests:
-        if name == "oracle" and len(record.output_ids) > 1:
-            assert all(m == 3 for m in record.accepted_per_round[:-1])
-        if name == "none":
-            assert set(record.accepted_per_round) <= {0}
-            assert not record.truncated
-
-
 def test_prompts_of_one_token_and_shorter_than_k() -> None:
     requests = [Request(f"r{n}", "short", tuple(range(3, 3 + n)), 9) for n in (1, 2, 3, 4)]
     engine, target = make_fake_engine(scripted(5, [2, 5, 0]))
@@ -153,26 +120,12 @@ def test_eos_inside_a_block_ends_the_request_there() -> None:
     assert columns == {-1, 0, 1, 2, 3}
 
 
-def test_ignore_eos_goes_on_past_it() -> None:
-    request = Request("r", "eos", (5, 9), max_new_tokens=16, ignore_eos=True)
-    engine, target = make_fake_engine(scripted(3, [2, 3]))
-    target.eos_token_ids = frozenset(target.continuation(request.prompt_ids, 16)[2:9])
-    assert len(check(engine, target, [request]).requests[0].output_ids) == 16
-
-
 def test_eos_in_the_prompt_or_among_rejected_drafts_stops_nothing() -> None:
     request = Request("r", "eos", (2, 9, 2), max_new_tokens=12)
     engine, target = make_fake_engine(scripted(3, [0]))
     wrong = {(token + 1) % VOCAB for token in target.continuation(request.prompt_ids, 20)}
     target.eos_token_ids = frozenset({2} | wrong) - frozenset(target.continuation(request.prompt_ids, 12))
     assert len(check(engine, target, [request]).requests[0].output_ids) == 12
-
-
-def test_a_batch_of_64() -> None:
-    requests = fake_requests(70, max_new_tokens=6)
-    engine, target = make_fake_engine(scripted(3, [2, 0, 3]), num_slots=64, max_seq_len=32)
-    result = check(engine, target, requests)
-    assert max(len(record.request_ids) for record in result.rounds) > 50
 
 
 def test_rule_and_drafter_are_told_of_a_request_before_its_prompt_pass(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,13 +147,6 @@ def test_rule_and_drafter_are_told_of_a_request_before_its_prompt_pass(monkeypat
     check(engine, target, [Request(name, "x", (5, 6), 1) for name in "ab"])
     assert calls == ["a in 0 after 0"] * 2 + ["b in 0 after 1"] * 2
     assert cleared == ["0 after 0", "0 after 2"]
-
-
-def test_slots_are_reused_by_waiting_requests() -> None:
-    requests = fake_requests(11, max_new_tokens=9)
-    engine, target = make_fake_engine(scripted(3, [1, 3, 0]), num_slots=2)
-    result = check(engine, target, requests)
-    assert max(len(record.request_ids) for record in result.rounds) == 2
 
 
 def test_a_freed_slot_is_filled_while_the_others_run() -> None:
@@ -298,27 +244,6 @@ def test_a_chunked_prompt_does_not_stop_the_others() -> None:
     assert result.rounds[9].request_ids == ["s", "l"]
     assert target.forward_rows[0] == 1 + 4, "its first chunk is packed with the short prompt"
     assert {rows for rows in target.forward_rows[1:] if rows > 1} == {4, 8}
-
-
-@pytest.mark.parametrize(
-    ("prefill", "chunk", "expected"),
-    [("all_rows", 512, 13), ("all_rows", 5, 13), ("last_row", 512, 1), ("last_row", 5, 1), ("last_row", 13, 1)],
-)
-def test_prefill_logits_are_counted(prefill: str, chunk: int, expected: int) -> None:
-    request = Request("r", "x", tuple(range(3, 16)), 1)
-    engine, target = make_fake_engine(scripted(3, [0]), prefill=prefill, prefill_chunk=chunk)
-    result = check(engine, target, [request])
-    assert result.prefills[0].rows.prefill_logits == expected
-    assert sum(target.logit_rows) == expected
-    assert result.prefills[0].rows.prefill_hidden == 0, "a drafter that asked for no features gets none"
-
-
-def test_no_logits_in_the_middle_of_a_chunked_prompt() -> None:
-    engine, target = make_fake_engine(scripted(3, [0]), prefill_chunk=5)
-    check(engine, target, [Request("r", "x", tuple(range(3, 16)), 1)])
-    assert target.forward_rows == [5, 5, 3]
-    assert target.kept_rows == [0, 0, 1]
-    assert target.logit_rows == [1]
 
 
 def test_an_engine_can_be_used_again() -> None:

@@ -17,7 +17,6 @@ from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.mtp_checkpoint import load_mtp
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.passes import Pass
-from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.linear import make_linear
 from spec_lab.models.mtp import MtpModule
 from spec_lab.models.rope import rotary_table
@@ -108,20 +107,6 @@ def test_pruned_catchup_writes_the_same_cache_and_drafts_the_same(nextn: Nextn, 
         drafted = {knob: draft(lane, lane.verified(tokens, features, num_emitted)) for knob, lane in lanes.items()}
         assert_same(drafted["post_attention"], drafted["none"])
         assert_same(drafted["pre_attention"], drafted["none"])
-
-
-def test_only_the_live_rows_reach_router_and_experts(nextn: Nextn) -> None:
-    rows: dict[str, list[int]] = {}
-    for knob in KNOB:
-        lane = make_lane(nextn, knob, [5, 9, 14], num_draft_tokens=1)
-        layer: Any = lane.drafter.head
-        part: ExpertMLP = layer.layer.experts
-        rows[knob] = seen = []
-        router = part.router
-        part.router = lambda rows, seen=seen, router=router: (seen.append(len(rows)), router(rows))[1]
-        tokens, features = random_round(3, 2)
-        draft(lane, lane.verified(tokens, features[:, :HIDDEN], [1, 2, 1]))
-    assert rows == {"none": [6], "post_attention": [3], "pre_attention": [3]}
 
 
 def test_the_loops_text_is_greedy(nextn: Nextn) -> None:

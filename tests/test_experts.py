@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,6 @@ import torch.nn.functional as F
 
 from spec_lab.checkpoints.expert_sizes import ExpertSizes, RouterScores, expert_tensor_shapes
 from spec_lab.engine.tape import TapeRecorder
-from spec_lab.models import routers
 from spec_lab.models.experts import ExpertMLP, SortedExperts, build_experts, grouped_experts, has_grouped_product
 from spec_lab.models.routers import Routing, SigmoidRouter, SoftmaxRouter
 from tests.onednn import needs_rows_alike
@@ -140,68 +139,6 @@ def test_experts_equal_transformers_block(name: str) -> None:
     }
     part = build(name, block)
     assert max(distance(part, block, count) for count in (1, 2, 33)) < 1e-5
-
-
-def biased_weights(scores: torch.Tensor, expert_ids: torch.Tensor, sizes: ExpertSizes) -> torch.Tensor:
-    bias = BLOCKS["glm4_moe"].tensors["mlp.gate.e_score_correction_bias"]
-    return RIGHT["chosen_weights"](scores + bias, expert_ids, sizes)
-
-
-def zeroed_groups(scores: torch.Tensor, num_groups: int, num_kept: int) -> torch.Tensor:
-    kept = RIGHT["best_groups_only"](scores, num_groups, num_kept)
-    return kept.masked_fill(kept.isinf(), 0.0)
-
-
-def groups_by_their_best(scores: torch.Tensor, num_groups: int, num_kept: int) -> torch.Tensor:
-    """DeepSeek-V2's `group_limited_greedy`."""
-    groups = scores.unflatten(-1, (num_groups, -1))
-    kept = groups.amax(dim=-1).topk(num_kept, dim=-1).indices
-    is_kept = torch.zeros(groups.shape[:2], dtype=torch.bool).scatter_(1, kept, True)
-    return groups.masked_fill(~is_kept.unsqueeze(-1), float("-inf")).flatten(1)
-
-
-RIGHT: dict[str, Any] = {name: getattr(routers, name) for name in ("chosen_weights", "best_groups_only")}
-BLOCKS: dict[str, Block] = {}
-WRONG: dict[str, tuple[str, Callable[..., torch.Tensor]]] = {
-    "weights_of_biased_scores": ("chosen_weights", biased_weights),
-    "dropped_groups_are_0": ("best_groups_only", zeroed_groups),
-    "groups_by_their_best": ("best_groups_only", groups_by_their_best),
-    "groups_ignored": ("best_groups_only", lambda scores, num_groups, num_kept: scores),
-}
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_router_would_be_noticed(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    BLOCKS["glm4_moe"] = make_block("glm4_moe")
-    monkeypatch.setattr(routers, *WRONG[case])
-    assert distance(build("glm4_moe", BLOCKS["glm4_moe"]), BLOCKS["glm4_moe"]) > 1e-2
-
-
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        ("glm4_moe", {"renormalized": False}),
-        ("glm4_moe", {"scaling": 1.0}),
-        ("qwen3_moe", {"renormalized": False}),
-        ("qwen3_moe", {"scores": RouterScores.SIGMOID}),
-        ("qwen3_5_moe", {"shared_gate": False}),
-    ],
-)
-def test_a_wrong_option_would_be_noticed(name: str, changes: dict[str, Any]) -> None:
-    block = make_block(name)
-    assert distance(build(name, block, **changes), block) > 1e-2
-
-
-def test_the_correction_bias_and_the_unscaled_shared_expert_would_be_missed() -> None:
-    block = make_block("glm4_moe")
-    unbiased = replace_tensor(block, "mlp.gate.e_score_correction_bias", lambda bias: 0 * bias)
-    scaled = replace_tensor(block, "mlp.shared_experts.down_proj.weight", lambda weight: 2.5 * weight)
-    for wrong in (unbiased, scaled):
-        assert distance(build("glm4_moe", wrong), block) > 1e-2
-
-
-def replace_tensor(block: Block, name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Block:
-    return Block(block.module, block.tensors | {name: change(block.tensors[name])})
 
 
 @torch.inference_mode()

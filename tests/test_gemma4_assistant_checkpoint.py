@@ -13,9 +13,7 @@ from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.gemma4_assistant_checkpoint import load_assistant
 from spec_lab.checkpoints.gemma4_assistant_config import AssistantConfig, read_assistant_config
-from spec_lab.checkpoints.packaged import ZOO
 from spec_lab.checkpoints.plan import RopeConfig
-from tests.lab import make_config, make_engine, random_requests
 from tests.tiny_assistant import FULL, SLIDING, make_tiny_assistant
 from tests.tiny_checkpoints import make_tiny_target, refused, rewrite_config, rewrite_tensors
 from tests.tiny_gemma4 import rewrite_text
@@ -155,14 +153,6 @@ def test_refuses_other_assistants(
         read(tmp_path, target)
 
 
-def test_refuses_a_target_with_scaled_rope(tmp_path: Path, target: ModelConfig) -> None:
-    make_tiny_assistant(tmp_path, target)
-    for change in ({"scaling": "linear"}, {"partial_rotary_factor": 0.5}):
-        plans = tuple(replace(plan, rope=replace(plan.rope, **change)) for plan in target.layers)
-        with refused("rope of layer 0", "drafter.path"):
-            read(tmp_path, replace(target, layers=plans))
-
-
 def test_refuses_tensors_that_do_not_fit(tmp_path: Path, target: ModelConfig) -> None:
     make_tiny_assistant(tmp_path, target, **CENTROIDS)
     ordering = "masked_embedding.token_ordering"
@@ -178,18 +168,3 @@ def test_refuses_tensors_that_do_not_fit(tmp_path: Path, target: ModelConfig) ->
     )
     with refused(tmp_path, "1 missing: pre_projection.weight", "1 not expected: model.layers.0.self_attn.k_proj"):
         load(tmp_path, target)
-
-
-def test_the_loader_refuses_an_assistant_for_another_target(
-    tmp_path: Path, targets: dict[str, Path], target: ModelConfig
-) -> None:
-    make_tiny_assistant(tmp_path, replace(target, hidden_size=48))
-    with refused("backbone_hidden_size is 48", "drafter.path"):
-        make_engine(make_config((targets["qwen3"], tmp_path), "frozen_kv"), random_requests(1))
-
-
-def test_the_shipped_assistant_fits_the_shipped_target() -> None:
-    folder = ZOO / "pocket-frozen_kv"
-    if not folder.is_dir():
-        pytest.skip("this checkout has no shipped frozen_kv drafter")
-    load(folder, read_model_config(ZOO / "pocket"))

@@ -159,13 +159,6 @@ def test_the_doctor_reads_the_kv_of_the_layers_beside(tmp_path: Path) -> None:
     assert other_sources(config) == [(12, 12, 12, 9), (12, 12, 12, 14), (13, 13, 13, 9)]
 
 
-def test_an_assistant_of_another_size_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(assistant("e2b", num_key_value_heads=2)))
-    target = read("e2b")
-    with refused("num_key_value_heads of layer 0 is 2", "drafter.path"):
-        read_assistant_config(tmp_path, target)
-
-
 REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "activation": ({"hidden_activation": "silu"}, ("hidden_activation 'silu'", "gelu_pytorch_tanh")),
     "bias": ({"attention_bias": True}, ("attention_bias True",)),
@@ -178,8 +171,3 @@ def test_what_is_refused(case: str) -> None:
     text, fragments = REFUSED[case]
     with refused(SOURCE, *fragments):
         read("e2b", **text)
-
-
-def test_the_12b_is_refused() -> None:
-    with refused("gemma4_unified_text", "not supported", "gemma4_text"):
-        read("31b", model_type="gemma4_unified_text")

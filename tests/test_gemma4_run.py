@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -15,13 +14,11 @@ import torch
 
 import spec_lab
 from spec_lab.checkpoints.families import read_model_config
-from spec_lab.config.groups import GraphConfig, TargetConfig
+from spec_lab.config.groups import GraphConfig
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.options.trees import DynamicTreeConfig
-from spec_lab.workloads.thinking import thinking_markers
-from spec_lab.workloads.tokenizer import TargetTokenizer
 from tests.covering import each_value
 from tests.graph_lab import MODES, synthetic
 from tests.lab import Reference, generate, make_config, make_engine, part, random_requests
@@ -34,6 +31,15 @@ pytest.importorskip("transformers.models.gemma4_assistant")
 
 K, PAGE = 3, 4
 CENTROIDS = {"use_ordered_embeddings": True, "num_centroids": 8, "centroid_intermediate_top_k": 3}
+ROPES = {
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 1.0, "rope_theta": 1_000_000.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+}
+OTHER_TEXTS = {
+    "heads of one size": ("e2b", {"global_head_dim": 16}),
+    "a rope over all channels": ("e4b", {"rope_parameters": ROPES}),
+}
+"""Kinds whose targets and assistants have other keys too."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +62,12 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
     """Makes the pair of a kind, once; the smaller kinds have assistants whose heads score clusters, as released."""
 
     @cache
-    def make(kind: str) -> Pair:
-        folders = tmp_path_factory.mktemp(kind), tmp_path_factory.mktemp(f"{kind}_assistant")
-        target = make_tiny_gemma4(folders[0], kind)
+    def make(name: str) -> Pair:
+        kind, text = OTHER_TEXTS.get(name, (name, {}))
+        folders = tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("assistant")
+        target = make_tiny_gemma4(folders[0], kind, **text)
         head = CENTROIDS if kind.startswith("e") else {}
-        return Pair(folders, target, make_tiny_gemma4_assistant(folders[1], kind, **head))
+        return Pair(folders, target, make_tiny_gemma4_assistant(folders[1], kind, text=text, **head))
 
     return make
 
@@ -105,7 +112,7 @@ class AssistedGeneration:
         return drafts, [row.masked_fill(row == row.min(), float("-inf")) for row in logits[0]]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *OTHER_TEXTS])
 def test_drafts_of_every_round_equal_those_of_assisted_generation(pairs: Callable[[str], Pair], kind: str) -> None:
     """After prompts of several chunks, and after rounds that accept any number of drafts."""
     pair = pairs(kind)
@@ -235,18 +242,6 @@ def test_other_parts_run_on_gemma(pairs: Callable[[str], Pair], tmp_path: Path, 
     plain = {request.request_id: reference.greedy(request) for request in requests}
     outputs = generate(replace(config, attention=attention), requests)
     reference.assert_lossless(requests, outputs, plain)
-
-
-def test_the_familys_thinking_markers_and_stop_ids(tmp_path: Path) -> None:
-    """The relaxed rule looks for the channel's markers, and protects every id that ends a turn."""
-    make_tiny_gemma4(tmp_path, "e2b", vocab_size=160, vocab_size_per_layer_input=160)
-    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 106, 50]}))
-    write_tokenizer(tmp_path, ("<|channel>", "<channel|>", "<turn|>"))
-    markers = thinking_markers(TargetTokenizer(tmp_path), TargetConfig())
-    assert markers is not None and (markers.begin, markers.end) == (157, 158)
-    assert read_model_config(tmp_path).eos_token_ids == (1, 106, 50)
-    write_tokenizer(tmp_path, ("<|channel>", "<turn|>"))
-    assert thinking_markers(TargetTokenizer(tmp_path), TargetConfig()) is None
 
 
 def test_a_whole_run_by_the_command_path(tmp_path: Path) -> None:

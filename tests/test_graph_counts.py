@@ -187,18 +187,6 @@ def test_a_captured_round_is_one_replay(mode: str, counted: dict[str, Any]) -> N
     assert counted["eager"][0]["launches_per_round"] == nodes["round"] + 2
 
 
-def test_nodes_belong_to_the_segments_of_their_mode(counted: dict[str, Any]) -> None:
-    segments = {mode: set(nodes) for mode, (_, nodes) in counted.items()}
-    assert segments == {
-        "eager": set(),
-        "split_seed": {"verify", "recur"},
-        "step_replay": {"verify", "seed", "step_1"},
-        "full_loop": {"verify", "draft"},
-        "round": {"round"},
-        "overlap": {"round"},
-    }
-
-
 def test_replays_are_named_in_the_trace(pair: tuple[Path, Path], tmp_path: Path) -> None:
     engine, requests = engine_of(pair, "step_replay")
     replays = {"verify": 1, "catchup": 1, "recur": 2}
@@ -286,27 +274,6 @@ def captured_marks(timer: CudaEventTimer, *names: str) -> list[Any]:
         assert mark.start.is_external and mark.end.is_external
         mark.start.at = mark.end.at = None
     return list(marks)
-
-
-def test_a_step_that_is_replayed_again_counts_each_time(event_timer: CudaEventTimer) -> None:
-    marks = captured_marks(event_timer, "recur")
-    with event_timer.round():
-        for took in (1.0, 5.0):
-            with event_timer.replay("recur", marks):
-                marks[0].start.record()
-                FakeEvent.now += took
-                marks[0].end.record()
-    assert event_timer.collect(event_timer.spans) == [{"recur": pytest.approx(6e-3)}]
-
-
-def test_stages_inside_a_graph_have_their_own_times(event_timer: CudaEventTimer) -> None:
-    marks = captured_marks(event_timer, "verify", "recur")
-    with event_timer.round(), event_timer.replay("graph", marks):
-        for mark, took in zip(marks, (2.0, 3.0), strict=True):
-            mark.start.record()
-            FakeEvent.now += took
-            mark.end.record()
-    assert event_timer.collect(event_timer.spans) == [{"verify": pytest.approx(2e-3), "recur": pytest.approx(3e-3)}]
 
 
 def test_a_stage_that_cannot_be_read_has_no_time(event_timer: CudaEventTimer) -> None:

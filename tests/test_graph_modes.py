@@ -6,7 +6,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-import torch
 
 from spec_lab.core.pruning import LayerRows
 from spec_lab.engine.capture import count_syncs
@@ -18,13 +17,9 @@ from tests.graph_lab import (
     MODES,
     RULES,
     Lab,
-    PoisonedGraph,
     accepted_lengths,
     assert_equal_to_eager,
-    assert_null_page_is_zero,
-    generate_watched,
     lab,
-    live_state,
     mixed_requests,
     outcome,
 )
@@ -59,15 +54,6 @@ def test_every_drafter_can_be_captured(lab: Lab, mode: str, drafter: str) -> Non
         "round": {"round"},
     }
     assert set(result.graph.nodes) == names[mode]
-
-
-@pytest.mark.parametrize(("mode", "drafter"), [("split_seed", "eagle3"), ("step_replay", "mtp_eagle")])
-def test_one_draft_token_leaves_no_step_to_capture(lab: Lab, mode: str, drafter: str) -> None:
-    """In other modes: `test_lossless.py`."""
-    requests = mixed_requests(2, 6)
-    result = assert_equal_to_eager(lab, MODES[mode], requests, drafter=drafter, num_draft_tokens=1, batch_size=2)
-    assert accepted_lengths(result) == {0, 1}
-    assert not {name for name in result.graph.nodes if name.startswith(("recur", "step"))}
 
 
 @pytest.mark.parametrize(
@@ -106,34 +92,6 @@ def test_a_batch_is_padded_to_a_power_of_two_or_all_slots(lab: Lab, num_slots: i
     assert sizes == [min(power, num_slots) for power in powers]
 
 
-def test_padded_rounds_occur(lab: Lab) -> None:
-    """The equality tests rely on this: five slots run in the sizes 1, 2, 4 and 5."""
-    requests = mixed_requests(7, 12)
-    _, watch = generate_watched(lab.engine(requests, MODES["round"], batch_size=5), requests)
-    sizes = set(watch.sizes)
-    assert sizes >= {(1, 1), (2, 2), (3, 4), (5, 5)}
-
-
-@pytest.mark.parametrize(("mode", "drafter"), each_value(PLAIN_MODES, DRAFTERS))
-def test_capture_touches_scratch_only(lab: Lab, mode: str, drafter: str) -> None:
-    """It happens in the middle of a run, with live requests in the slots; `Watch` compares every tensor of the
-    parts.
-    """
-    requests = mixed_requests(3, 4)
-    engine = lab.engine(requests, MODES[mode], drafter, batch_size=3, rule=RULES["sampled"])
-    paths = live_state(engine).keys()
-    assert {"slots.kv_lens", "slots.input_ids", "slots.table.pages", "cache.tensors.0"} <= paths
-    caches = {
-        "frozen_kv": (),
-        "mtp_vanilla": ("drafter.caches.2.kv", "drafter.window.hidden"),
-        "draft_model": ("drafter.cache.tensors.0",),
-    }
-    assert {"drafter.picker.kept.values", *caches.get(drafter, ("drafter.cache.kv",))} <= paths
-    _, watch = generate_watched(engine, requests)
-    assert watch.num_captures >= 1 and watch.was_live
-    assert_null_page_is_zero(engine)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("mode", MODES)
 def test_a_round_makes_the_host_wait_for_nothing(lab: Lab, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,18 +113,6 @@ def test_a_round_makes_the_host_wait_for_nothing(lab: Lab, mode: str, monkeypatc
     monkeypatch.setattr("spec_lab.engine.engine.read_later", lambda verification: counted(read_later, verification))
     result = engine.generate(requests)
     assert len(counts) >= (2 if engine.overlap else 1) * len(result.rounds) and not any(counts)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a pool of real graphs is its own poison")
-def test_the_recorder_of_these_tests_poisons_temporaries(lab: Lab) -> None:
-    requests = mixed_requests(2, 4)
-    engine = lab.engine(requests, MODES["round"], batch_size=2)
-    engine.generate(requests)
-    mode: Any = engine.graph
-    graphs = [segment.graph for bucket in mode.buckets.values() for segment in bucket.segments.values()]
-    assert graphs and all(isinstance(graph, PoisonedGraph) for graph in graphs)
-    temporaries = [tensor for graph in graphs for tensor in graph.temporaries if tensor.is_floating_point()]
-    assert temporaries and all(tensor.isnan().all() for tensor in temporaries)
 
 
 @pytest.mark.parametrize("mode", ["round", "step_replay"])

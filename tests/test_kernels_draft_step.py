@@ -41,11 +41,3 @@ def test_every_column_is_written_and_the_last_step_hands_on_nothing(
         got[0], torch.arange(batch, device=DEVICE).unsqueeze(1) + 100 * torch.arange(num_draft_tokens, device=DEVICE)
     )
     assert bool(got[2].isfinite().all()) == (num_draft_tokens > 1)
-
-
-def test_a_step_may_hand_on_what_lies_in_place_already() -> None:
-    drafts, tokens, hidden = buffers(3, 4, 40, torch.float32)
-    tokens.copy_(torch.arange(3))
-    hidden.copy_(randn(3, 40))
-    update_draft_inputs(drafts, tokens, hidden, tokens, hidden, torch.tensor([1], device=DEVICE))
-    assert torch.equal(hidden, randn(3, 40)) and drafts[:, 1].tolist() == [0, 1, 2]

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from spec_kernels.expert_tiles import FEW, MANY, MAX_INVARIANT_ROWS, choose_expert_tiles
 from spec_kernels.experts import routed_experts, routed_experts_reference
@@ -17,7 +16,6 @@ from spec_lab.models.linear import gelu_tanh
 from spec_lab.models.routers import Routing
 from spec_lab.operators.triton_experts import TritonExperts
 from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
-from tests.tiny_checkpoints import refused
 
 
 @dataclass
@@ -94,16 +92,6 @@ def test_more_pairs_than_are_sorted_at_once_equal_the_reference() -> None:
     assert_near(layer.run(), layer.expected())
 
 
-def test_strided_rows_equal_the_reference() -> None:
-    layer = make_layer(4)
-    expected = layer.run()
-    layer.rows = torch.cat((layer.rows, layer.rows), dim=1)[:, :40]
-    out = torch.full((4, 40), float("nan"), device=DEVICE)
-    arguments = (layer.gate_up, layer.down, layer.expert_ids, layer.weights, "silu")
-    routed_experts(out, layer.rows, *arguments)
-    assert torch.equal(out, expected)
-
-
 def test_an_expert_that_nobody_chose_is_not_read() -> None:
     layer = make_layer(2, num_experts=16)
     expected = layer.run()
@@ -161,19 +149,3 @@ def test_few_rows_and_many_have_the_sums_of_the_reference() -> None:
     many = make_layer(300, num_experts=3, num_chosen=2, hidden=16, inner=16, dtype=DTYPES[-1])
     experts = SortedExperts(many.gate_up, many.down, gelu_tanh).made_by(TritonExperts)
     assert_near(experts(many.rows, Routing(many.expert_ids, many.weights)), many.expected("gelu_tanh"))
-
-
-def test_no_rows_are_no_launch() -> None:
-    assert make_layer(2).some([]).run().shape == (0, 40)
-
-
-def test_another_activation_is_refused() -> None:
-    layer = make_layer(1)
-    with refused("kernels=triton", "kernels=torch"):
-        SortedExperts(layer.gate_up, layer.down, F.relu).made_by(TritonExperts)
-
-
-def test_rows_that_the_copy_engine_does_not_bring_are_refused() -> None:
-    layer = make_layer(1, inner=22)
-    with refused("kernels=triton", "kernels=torch"):
-        SortedExperts(layer.gate_up, layer.down).made_by(TritonExperts)

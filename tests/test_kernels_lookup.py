@@ -12,7 +12,6 @@ from tests.kernel_lab import DEVICE
 
 TILED = [(lookup.extend_and_look_up, DEVICE, 4), (in_c, torch.device("cpu"), None)]
 """Texts within one tile: `test_operators.py`."""
-FORMS = [pytest.param(lookup.extend_and_look_up, DEVICE, id="triton"), pytest.param(in_c, torch.device("cpu"), id="c")]
 CAPACITY = 40
 NUM_SLOTS = 6
 
@@ -44,28 +43,3 @@ def test_it_is_what_torch_says(
         expected = extend_and_look_up(texts, *places, *sizes)
         assert torch.equal(got.cpu(), expected)
         assert torch.equal(got_texts.cpu(), texts)
-
-
-@pytest.mark.parametrize(("look_up", "device"), FORMS)
-@pytest.mark.parametrize(
-    ("text", "sizes", "drafts"),
-    [
-        pytest.param([5, 6, 7, 8, 5, 6], (4, 2, 3), [7, 8, 5], id="a match in front"),
-        pytest.param([5, 6, 7, 8, 5, 6], (4, 3, 3), [0, 0, 0], id="too short a match"),
-        pytest.param([1, 2, 3, 4, 5, 6], (4, 1, 3), [0, 0, 0], id="no match"),
-        pytest.param([9, 9, 9], (2, 1, 3), [9, 0, 0], id="a match that runs into the end"),
-        pytest.param([1, 2, 9, 3, 2, 8, 1, 2], (2, 1, 1), [9], id="the longer one before the later one"),
-        pytest.param([2, 9, 3, 2, 8, 1, 2], (3, 1, 1), [8], id="the later of equal ones"),
-        pytest.param([7], (4, 1, 2), [0, 0], id="one token"),
-    ],
-)
-def test_what_is_drafted(
-    look_up: LookUp, device: torch.device, text: list[int], sizes: tuple[int, int, int], drafts: list[int]
-) -> None:
-    """The last token is new; what an earlier request left behind it is not read."""
-    texts = torch.full((2, 12), text[-1], device=device)
-    texts[0, : len(text) - 1] = torch.tensor(text[:-1], device=device)
-    places = (torch.tensor([number], device=device) for number in (0, len(text) - 1))
-    tokens, counts = torch.tensor([[text[-1], 3]], device=device), torch.tensor([1], device=device)
-    assert look_up(texts, *places, tokens, counts, *sizes).tolist() == [drafts]
-    assert texts[0, : len(text)].tolist() == text

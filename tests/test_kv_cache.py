@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spec_lab.core.kv_cache import NULL_PAGE, NUM_RESERVED_PAGES, SCRATCH_PAGE, CacheRow, PagedKVCache, cache_slots
+from spec_lab.core.kv_cache import NULL_PAGE, NUM_RESERVED_PAGES, SCRATCH_PAGE, cache_slots
 from spec_lab.engine.pages import PageAllocator, PageTable
 
 CPU = torch.device("cpu")
@@ -76,10 +76,3 @@ def test_pages_freed_twice_are_noticed() -> None:
     allocator.give_back(pages)
     with pytest.raises(AssertionError, match="freed twice"):
         allocator.give_back(pages)
-
-
-def test_layers_are_views_of_one_cache() -> None:
-    cache = PagedKVCache([CacheRow((2, 2, 6))] * 3, 4, 2, torch.float32, CPU)
-    assert cache.kv.shape == (3, 8, 2, 2, 6)
-    cache.layers[1].kv[7] = 1.0
-    assert cache.kv[1, 7].all() and not cache.kv[0].any() and not cache.kv[2].any()

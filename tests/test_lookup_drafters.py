@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +12,7 @@ from spec_lab.core.prompts import PromptPack
 from spec_lab.core.ragged import whole_prompt
 from spec_lab.core.types import Request, RoundBatch, Verification, VerifiedRound
 from spec_lab.drafters.history import LookupState, NewTokens, TokenHistory
-from spec_lab.drafters.ngram import NgramDrafter, latest_match
+from spec_lab.drafters.ngram import NgramDrafter
 from spec_lab.drafters.oracle import OracleDrafter
 from spec_lab.drafters.random import RandomDrafter
 from spec_lab.engine.drafts import collect_drafts
@@ -63,18 +62,6 @@ def last_chunk(slot: int, prompt: list[int], start: int, sampled: int) -> Prompt
 
 
 small_tokens = st.lists(st.integers(1, 3), min_size=1, max_size=20)
-
-
-@given(st.lists(small_tokens, min_size=1, max_size=4), st.integers(1, 4))
-def test_latest_match_is_the_latest_earlier_occurrence(texts: list[list[int]], size: int) -> None:
-    capacity = 24
-    tokens = torch.full((len(texts), capacity), 2)
-    for row, text in enumerate(texts):
-        tokens[row, : len(text)] = torch.tensor(text)
-    found = latest_match(tokens, torch.tensor([len(text) for text in texts]), size).tolist()
-    for text, position in zip(texts, found, strict=True):
-        starts = [i for i in range(len(text) - size) if len(text) >= size and text[i : i + size] == text[-size:]]
-        assert position == (starts[-1] + size if starts else -1)
 
 
 @given(
@@ -181,11 +168,6 @@ def test_oracle_replays_the_continuation_after_the_pending_token() -> None:
     assert collect_drafts(oracle, BACKEND, state).tolist() == [[22, 23, 24]]
     verified = verified_round([[22, 23], [31]], [2, 1], [2, 0], 3)
     assert collect_drafts(oracle, BACKEND, oracle.catch_up(verified)).tolist() == [[24, 25, 0], [0, 0, 0]]
-
-
-def test_oracle_needs_the_continuation_of_every_request() -> None:
-    with pytest.raises(KeyError):
-        make_oracle().admit(0, Request("c", "x", (11,), 5))
 
 
 def test_random_drafts_are_seeded_uniform_and_of_the_whole_vocabulary() -> None:

@@ -214,14 +214,6 @@ def test_mentored_uses_its_bound_where_another_ratio_is_huge() -> None:
     torch.testing.assert_close(reverse_kl(p, law), torch.full((1, 1), 0.1), rtol=0, atol=1e-5)
 
 
-def test_the_ensemble_is_as_far_as_its_weight_says() -> None:
-    p, q = random_laws(4, 24)
-    law = OverlapLaw(Ensemble(0.7))
-    accepts = law.accepts(p, q)
-    emitted = q * accepts + law.spread(p, q, q * (1 - accepts))
-    torch.testing.assert_close(total_variation(emitted, p), 0.3 * total_variation(p, q), rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize(
     ("name", "greedy"),
     each_value(

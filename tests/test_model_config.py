@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families import read_decoder, read_model_config
@@ -92,28 +91,6 @@ def test_end_tokens_are_those_at_which_transformers_ends(tmp_path: Path, family:
         theirs = AutoModelForCausalLM.from_pretrained(tmp_path, trust_remote_code=False).generation_config.eos_token_id
         expected = theirs if isinstance(theirs, list) else [] if theirs is None else [theirs]
         assert list(read_model_config(tmp_path).eos_token_ids) == expected, (in_config, in_generation)
-
-
-def test_generate_ends_at_the_same_tokens(tmp_path: Path) -> None:
-    """What the table above takes from the generation config is what a whole `generate` does."""
-    from transformers import AutoModelForCausalLM
-
-    make_tiny_target(tmp_path, "llama", num_hidden_layers=1)
-    prompt = torch.tensor([[5, 6, 7]])
-    free = (
-        AutoModelForCausalLM.from_pretrained(tmp_path, trust_remote_code=False)
-        .generate(prompt, do_sample=False, max_new_tokens=8, eos_token_id=None, pad_token_id=0)[0, 3:]
-        .tolist()
-    )
-    rewrite_config(tmp_path, eos_token_id=free[0])
-    for content, ends in (({}, False), ({"eos_token_id": free[0]}, True), (None, True)):
-        (tmp_path / "generation_config.json").unlink(missing_ok=True)
-        if content is not None:
-            (tmp_path / "generation_config.json").write_text(json.dumps(content))
-        model = AutoModelForCausalLM.from_pretrained(tmp_path, trust_remote_code=False)
-        output = model.generate(prompt, do_sample=False, max_new_tokens=8, pad_token_id=0)[0, 3:].tolist()
-        assert (len(output) == 1) == ends
-        assert (read_model_config(tmp_path).eos_token_ids == (free[0],)) == ends
 
 
 @pytest.mark.parametrize(

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from spec_lab.checkpoints import mtp_layouts
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.core.types import NormSide, Request
-from spec_lab.drafters.recurrent import RecurrentDrafter
 from tests.covering import each_value
 from tests.engine_state import poison
 from tests.fake_target import PaddedGraph
 from tests.lab import PRUNING, Reference, make_config, make_engine, random_requests
-from tests.layer_rows import LayerRows, count_rows
 from tests.scripted_rule import ScriptedRule, install
 from tests.tiny_checkpoints import make_tiny_target, refused, rewrite_config, rewrite_tensors
 from tests.tiny_mtp import FAMILIES, SlowMtp, TinyMtp, make_tiny_mtp
@@ -115,15 +110,6 @@ def test_the_final_norm_runs_over_the_rows_that_are_read(
     assert record.output_ids == target[1].greedy(request)
 
 
-@pytest.mark.parametrize("sides", [(PRE, POST), (POST, PRE)])
-def test_the_wrong_side_would_be_noticed(
-    target: tuple[Path, Reference], tmp_path: Path, sides: tuple[NormSide, NormSide]
-) -> None:
-    (module,) = make_tiny_mtp(tmp_path, "ours", read_model_config(target[0]))
-    with pytest.raises(AssertionError, match="not close"):
-        run_against_slow_chain(target, tmp_path, module, slow_sides=sides)
-
-
 @pytest.mark.parametrize("num_draft_tokens", [1, 8])
 def test_other_numbers_of_drafts_with_padded_rows(
     target: tuple[Path, Reference], tmp_path: Path, num_draft_tokens: int
@@ -132,27 +118,6 @@ def test_other_numbers_of_drafts_with_padded_rows(
     bucket = (1, 4)[num_draft_tokens % 2]
     rule = run_against_slow_chain(target, tmp_path, module, num_draft_tokens=num_draft_tokens, bucket=bucket)
     assert len(set(rule.accepted)) > num_draft_tokens // 2
-
-
-EXPECTED_ROWS = {
-    "none": ([5, 2, 1, 1, 4, 1, 1], [5, 2, 1, 1, 4, 1, 1]),
-    "prefill": ([1, 1, 1, 4, 1, 1], [1, 1, 1, 4, 1, 1]),
-    "post_attention": ([1, 1, 1, 4, 1, 1], [1, 1, 1, 1, 1, 1]),
-    "catchup": ([1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]),
-}
-
-
-@pytest.mark.parametrize("prune", PRUNING)
-def test_rows_past_the_modules_kv_write(target: tuple[Path, Reference], tmp_path: Path, prune: str) -> None:
-    """7 prompt tokens in two chunks, two draft steps, a catch-up of 4 rows, two more; o_proj and MLP see the same."""
-    make_tiny_mtp(tmp_path, "ours", read_model_config(target[0]))
-    requests = [Request("seven", "x", (5, 6, 7, 8, 9, 10, 11), max_new_tokens=2)]
-    config = make_config((target[0], tmp_path), "mtp_eagle", 3, prune, cache={"prefill_chunk": 5})
-    engine = make_engine(config, requests)
-    rows = count_rows(engine.parts.drafter.head.layer)
-    engine.generate(requests)
-    attended, computed = EXPECTED_ROWS[prune]
-    assert rows == LayerRows(attended, computed, computed)
 
 
 def make_tiny_mimo(folder: Path) -> tuple[tuple[Path, Reference], TinyMtp]:
@@ -181,27 +146,3 @@ def test_a_module_under_deepseek_names_beside_the_trunk(tmp_path: Path) -> None:
     rewrite_tensors(tmp_path, {}, drop=("model.layers.8.eh_proj.weight",))
     with refused(tmp_path, "not expected: model.layers.8."):
         run_against_slow_chain((tmp_path, reference), None, module)
-
-
-def test_a_target_without_modules_needs_a_path(target: tuple[Path, Reference]) -> None:
-    config = make_config((target[0], target[0]), "mtp_eagle", options={"path": None})
-    with refused("0 MTP modules", "drafter=mtp_eagle", "drafter.path"):
-        make_engine(config, random_requests(1))
-
-
-def test_a_family_may_recycle_on_the_other_side(
-    target: tuple[Path, Reference], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`auto` is the family's; a knob that names a side stands over it."""
-    (module,) = make_tiny_mtp(tmp_path, "ours", read_model_config(target[0]))
-    other = tuple(replace(layout, recycled_hidden=PRE) for layout in mtp_layouts.LAYOUTS)
-    monkeypatch.setattr(mtp_layouts, "LAYOUTS", other)
-    run_against_slow_chain(target, tmp_path, module, slow_sides=(POST, PRE))
-    run_against_slow_chain(target, tmp_path, module, slow_sides=(POST, POST), recycled_hidden="post_norm")
-
-
-def test_equal_draft_logits_give_the_lowest_id(target: tuple[Path, Reference], tmp_path: Path) -> None:
-    make_tiny_mtp(tmp_path, "ours", read_model_config(target[0]))
-    drafter = make_engine(make_config((target[0], tmp_path), "mtp_eagle"), random_requests(1)).parts.drafter
-    assert isinstance(drafter, RecurrentDrafter)
-    assert drafter.head.greedy(torch.zeros(3, 32)).tolist() == [0, 0, 0]

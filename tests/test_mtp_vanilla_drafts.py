@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,9 @@ from spec_lab.drafters.picking import GreedyPicker
 from spec_lab.engine.engine import Engine
 from tests.engine_state import poison
 from tests.fake_target import PaddedGraph
-from tests.lab import NEAR_TIE, PRUNING, Reference, make_config, make_engine, random_requests
-from tests.layer_rows import LayerRows, count_rows
-from tests.scripted_rule import RecordingPicker, ScriptedAcceptance
-from tests.tiny_checkpoints import make_tiny_target, refused
+from tests.lab import NEAR_TIE, Reference, make_config, make_engine
+from tests.scripted_rule import RecordingPicker, ScriptedAcceptance, random_script
+from tests.tiny_checkpoints import make_tiny_target
 from tests.tiny_mtp import TinyMtp, make_tiny_mtp, target_hidden_states
 
 
@@ -88,11 +88,18 @@ class Lab:
         poison(engine)
         return engine
 
-    def check_drafts(self, requests: list[Request], prune: str, bucket: int = 1, **changes: Any) -> ComparingRule:
+    def check_drafts(
+        self,
+        requests: list[Request],
+        prune: str,
+        bucket: int = 1,
+        script: Callable[[int], int] | None = None,
+        **changes: Any,
+    ) -> ComparingRule:
         options = changes.get("options", {})
         sides = [NormSide(options.get(knob, "post_norm")) for knob in ("target_hidden", "recycled_hidden")]
         engine = self.engine(requests, prune, bucket, **changes)
-        rule = ComparingRule(engine, slow=SlowModules(self.modules, self.reference, *sides))
+        rule = ComparingRule(engine, script or random_script(), slow=SlowModules(self.modules, self.reference, *sides))
         if isinstance(engine.parts.drafter.picker, GreedyPicker):
             engine.parts.drafter.picker = rule.picker
         engine.parts.rule = rule
@@ -138,6 +145,12 @@ def test_drafts_equal_the_modules_recomputed(lab: Lab, case: tuple[str, int, int
     assert set(rule.accepted) == set(range(num_draft_tokens + 1)) and len(rule.accepted) > 12
 
 
+@pytest.mark.parametrize("num_accepted", [0, 3])
+def test_all_and_none_accepted(lab: Lab, num_accepted: int) -> None:
+    rule = lab.check_drafts(mixed_requests()[:3], "catchup", script=lambda _: num_accepted, cache={"page_size": 4})
+    assert set(rule.accepted) == {num_accepted} and len(rule.accepted) > 5
+
+
 @pytest.mark.parametrize(("target_hidden", "recycled_hidden"), [("pre_norm", "post_norm"), ("post_norm", "pre_norm")])
 def test_either_side_of_the_norms(lab: Lab, target_hidden: str, recycled_hidden: str) -> None:
     options = {"target_hidden": target_hidden, "recycled_hidden": recycled_hidden}
@@ -149,33 +162,3 @@ def test_sampled_drafts_hand_over_their_logits(lab: Lab) -> None:
     options = {"draft_sampling": "distribution"}
     rule = lab.check_drafts(mixed_requests()[:3], "catchup", batch_size=2, sampling=sampling, options=options)
     assert len(rule.accepted) > 6
-
-
-# attended, computed: of module i the two chunks, and the catch-up. It runs over i rows more, its drafts.
-EXPECTED_ROWS = {
-    "none": lambda i: ([5, 2, *[3 + i][:i], 4 + i], [5, 2, *[3 + i][:i], 4 + i]),
-    "prefill": lambda i: ([1, 4 + i], [1, 4 + i]),
-    "post_attention": lambda i: ([1, 4 + i], [1, 1]),
-    "catchup": lambda i: ([1, 1], [1, 1]),
-}
-
-
-@pytest.mark.parametrize("prune", PRUNING)
-def test_rows_past_the_modules_kv_write(lab: Lab, prune: str) -> None:
-    """7 prompt tokens in two chunks, and a catch-up; o_proj and the MLP see the same rows.
-
-    Behind the prompt every module but the first runs over the window and the drafts.
-    """
-    requests = [Request("seven", "x", (5, 6, 7, 8, 9, 10, 11), max_new_tokens=2, ignore_eos=True)]
-    engine = lab.engine(requests, prune, cache={"prefill_chunk": 5})
-    modules = [count_rows(module.layer) for module in engine.parts.drafter.modules]
-    engine.generate(requests)
-    for index, rows in enumerate(modules):
-        attended, computed = EXPECTED_ROWS[prune](index)
-        assert rows == LayerRows(attended, computed, computed), f"module {index}"
-
-
-def test_more_drafts_than_modules_are_refused(lab: Lab) -> None:
-    requests = random_requests(1)
-    with refused(lab.folder, "3 MTP modules", "fewer drafts"):
-        make_engine(make_config((lab.target, lab.folder), "mtp_vanilla", num_draft_tokens=4), requests)

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from spec_lab.acceptance.confidences import DraftConfidences
-from spec_lab.acceptance.distribution import SamplingParams
 from spec_lab.acceptance.rejection import METHODS
 from spec_lab.core.types import AcceptanceInputs
 from spec_lab.engine.offered import DraftOffers
@@ -21,11 +20,8 @@ from tests.covering import each_value
 from tests.test_rejection import (
     PLAIN,
     PROPOSALS,
-    Models,
-    empty_prefix,
     enumeration_error,
     make_models,
-    one_round,
 )
 
 # Every rule.
@@ -81,22 +77,6 @@ def by_confidence(inputs: AcceptanceInputs) -> torch.Tensor:
     return 1 + (survival[:, :-1] >= 0.5).sum(dim=1)
 
 
-def by_drawn_token(inputs: AcceptanceInputs) -> torch.Tensor:
-    """The tempting wrong cut: leave out the draft at which the product of the drawn tokens' probabilities falls under
-    .5, and what follows it."""
-    assert inputs.draft_logits is not None
-    drawn = torch.softmax(inputs.draft_logits, -1).gather(-1, inputs.draft_tokens.unsqueeze(-1)).squeeze(-1)
-    return (drawn.cumprod(dim=1) >= 0.5).sum(dim=1)
-
-
-def by_later_confidence(inputs: AcceptanceInputs) -> torch.Tensor:
-    """Another wrong cut: the first draft is left out where the drafter is not sure of the second, which it says having
-    drawn the first."""
-    assert inputs.draft_logits is not None
-    top = torch.softmax(inputs.draft_logits, -1).amax(-1)
-    return torch.where(top[:, 1] >= 0.6, inputs.draft_tokens.shape[1], 0)
-
-
 def by_earlier_tokens(inputs: AcceptanceInputs) -> torch.Tensor:
     """Nothing to do with confidence: the second draft is offered behind some first drafts only."""
     return torch.where(inputs.draft_tokens[:, 0] % 2 == 0, inputs.draft_tokens.shape[1], 1)
@@ -122,43 +102,6 @@ def test_two_rounds_that_offer_fewer_drafts_equal_the_target(method: str, propos
 def test_three_drafts_of_which_fewer_are_offered_equal_the_target(method: str, proposal: str, cut: str) -> None:
     models = make_models(4, 3, TRUNCATED, proposal)
     assert enumeration_error(models, METHODS[method], TRUNCATED, CUTS[cut]) < 1e-12
-
-
-@pytest.mark.parametrize("method", ["standard", "block"])
-@pytest.mark.parametrize("cut", [by_drawn_token, by_later_confidence])
-def test_the_enumeration_sees_a_cut_that_knows_the_token(method: str, cut: object) -> None:
-    models = make_models(4, 2, PLAIN, "other")
-    assert enumeration_error(models, METHODS[method], PLAIN, cut) > 1e-3  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("target", "drafter", "behind", "wrong", "biased"),
-    [
-        ([0.5, 0.5], [0.7, 0.3], [[0.7, 0.3], [0.7, 0.3]], by_drawn_token, 0.65),
-        ([0.7, 0.3], [0.5, 0.5], [[0.9, 0.1], [0.5, 0.5]], by_later_confidence, 0.85),
-    ],
-    ids=["the token drawn", "a cut in hindsight"],
-)
-def test_two_tokens_show_the_bias_of_reading_what_is_cut(
-    target: list[float], drafter: list[float], behind: list[list[float]], wrong: object, biased: float
-) -> None:
-    """Of .5 a cut by the drawn token makes .7 * .5 / .7 where token 0 was drawn and offered, and .3 * .5 where token 1
-    was not: .65. Of .7 a cut in hindsight, which offers token 0 alone as the one behind which the drafter is sure,
-    makes .5 + .5 * .7 = .85 (DSpark, appendix A). A stop by the largest probability, before a draft is drawn, makes
-    neither.
-    """
-    p, q = (torch.tensor(row, dtype=torch.float64).log() for row in (target, drafter))
-    drafts = [q.expand(2**d, 2) for d in range(6)]
-    drafts[1] = torch.tensor(behind, dtype=torch.float64).log()
-    models = Models([p.expand(2**d, 2) for d in range(6)], drafts, 2, 2)
-
-    def chance_of_token_0(cut: object) -> float:
-        after = one_round(empty_prefix(models), models, METHODS["standard"], SamplingParams(1.0), cut)  # type: ignore[arg-type]
-        return sum(float(mass.view(2, -1)[0].sum()) for mass in after[1:])
-
-    assert chance_of_token_0(wrong) == pytest.approx(biased, abs=1e-12)
-    for cut in (by_confidence, none_at_all):
-        assert chance_of_token_0(cut) == pytest.approx(target[0], abs=1e-12)
 
 
 # Who offers how many.

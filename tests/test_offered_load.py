@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spec_lab.core.errors import UserError
 from spec_lab.core.types import Request
 from spec_lab.engine.pages import PageAllocator
 from spec_lab.engine.scheduler import Scheduler
@@ -100,10 +99,3 @@ def test_a_run_under_load_offers_the_same_to_its_references(pair: tuple[Path, Pa
     assert run["repeats_identical"] is True and run["equal_to_plain"] == 1.0
     assert 0 < run["requests_in_flight"] <= len(requests)
     assert run["latency_ms.ttft.p99"] >= run["latency_ms.ttft.p50"] > 0
-
-
-def test_a_duration_without_a_rate_is_refused(pair: tuple[Path, Path], tmp_path: Path) -> None:
-    config: Any = make_run_config(pair, write_prompts(tmp_path / "p.jsonl", [{"prompt": "ab", "form": "continue"}]))
-    config.workload.duration = 1.0
-    with pytest.raises(UserError, match=r"workload\.request_rate"):
-        record_run(config, {}, tmp_path / "run")

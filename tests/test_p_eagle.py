@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from spec_lab.checkpoints.eagle3_checkpoint import load_eagle3
 from spec_lab.checkpoints.eagle3_config import read_eagle3_config
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.core.types import Request
@@ -21,7 +19,7 @@ from tests.lab import Reference, make_config, make_engine, random_requests
 from tests.scripted_rule import install
 from tests.test_eagle3_drafter import SlowHead
 from tests.tiny_blocks import make_tiny_p_eagle
-from tests.tiny_checkpoints import make_tiny_target, refused, rewrite_config
+from tests.tiny_checkpoints import make_tiny_target, rewrite_config
 from tests.tiny_latent import make_latent_eagle3
 
 
@@ -84,24 +82,6 @@ def test_drafts_equal_one_pass_over_the_whole_text(
     poison(engine)
     engine.generate(requests)
     assert set(rule.accepted) == set(range(num_drafts + 1)) and rule.compared > 15
-
-
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"speculators_model_type": "eagle3"}, "speculators_model_type 'eagle3' is not supported"),
-        ({"eagle_aux_hidden_state_layer_ids": [2, 4, 9]}, "it has 8 layers"),
-        ({"target_hidden_size": 40}, "target_hidden_size is 40, the target has 32"),
-    ],
-)
-def test_heads_for_something_else_are_refused(
-    target: tuple[Path, Reference], tmp_path: Path, changes: dict[str, Any], named: str
-) -> None:
-    config = read_model_config(target[0])
-    make_tiny_p_eagle(tmp_path, config)
-    rewrite_config(tmp_path, **changes)
-    with refused(tmp_path, named):
-        load_eagle3(tmp_path, config, torch.float32, "cpu", "peagle")
 
 
 def test_all_layers_with_latent_attention_are_dense(target: tuple[Path, Reference], tmp_path: Path) -> None:

@@ -128,6 +128,7 @@ def test_rows_and_logits_are_counted_as_they_were_computed(pair: tuple[Path, Pat
     assert pruned.rows.prefill_logits == 1 and pruned.logit_rows == [1], "none before the last chunk"
     assert pruned.hidden_rows == [0] * (num_chunks - 1) + [1], "the last layer keeps the row somebody reads"
     assert full.rows.prefill_hidden == pruned.rows.prefill_hidden == 23, "the drafter needs every row's feature"
+    assert (full.rows.prefill_computed, pruned.rows.prefill_computed) == (23, 1)
 
 
 def test_the_ingest_pairs_the_next_token_with_the_feature_of_each_position(pair: tuple[Path, Path]) -> None:

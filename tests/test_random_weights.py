@@ -20,9 +20,8 @@ from spec_lab.checkpoints.gemma4_assistant_config import (
     read_assistant_config,
 )
 from spec_lab.checkpoints.packaged import SHAPES
-from spec_lab.checkpoints.random_weights import random_assistant, random_mtp
+from spec_lab.checkpoints.random_weights import random_assistant
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
-from spec_lab.core.errors import UserError
 from spec_lab.record.reading import read_run
 from tests import tiny_gemma4
 from tests.covering import each_value
@@ -102,11 +101,6 @@ def test_any_target_gets_random_mtp_modules(drafter: str, kind: str, tmp_path: P
     assert main([*target, *IDS, *CHEAP, "prune=catchup", f"output_dir={tmp_path / 'out'}"]) == 0
     [summary] = [read_run(file.parent) for file in (tmp_path / "out").rglob("summary.json")]
     assert summary["divergence.bugs"] == 0
-
-
-def test_random_mtp_modules_of_a_gemma_are_refused_in_a_line() -> None:
-    with pytest.raises(UserError, match="use drafter=frozen_kv"):
-        random_mtp(read_model_config(SHAPES / "gemma4_e4b"), 1, torch.float32, torch.device("cpu"), 0)
 
 
 ASSISTANT = {

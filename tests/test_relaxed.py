@@ -11,18 +11,14 @@ import torch
 from spec_lab.acceptance.phase import ThinkingMarkers, phase_before, thinking_mask
 from spec_lab.acceptance.relaxed import DeltaForm, RatioForm, RelaxedThinkingAcceptance
 from spec_lab.acceptance.standing import draft_standing
-from spec_lab.acceptance.strict import StrictAcceptance
 from tests.acceptance_cases import (
-    GREEDY,
     MARKERS,
     Row,
-    Rule,
     emitted,
     first_token,
     logits_of,
     make_inputs,
     peaked,
-    rejection_rule,
     relaxed_rule,
     request,
 )
@@ -86,49 +82,6 @@ def test_worked_examples(name: str, phase: str) -> None:
         assert relaxes(rule, 2) is thinking_after
 
 
-CASES_OF_TENSORRT_LLM: dict[str, tuple[list[list[int]], list[list[int]], list[list[int]]]] = {
-    "2: one request": ([[1, 3, 2, 4]], [[1, 3, 4]], [[1, 3, 2]]),
-    "3: two requests, K=1": ([[1, 3], [4, 6]], [[1], [5]], [[1, 3], [4]]),
-    "4: two requests, K=3": ([[1, 3, 2, 4], [4, 6, 5, 2]], [[1, 3, 4], [4, 7, 3]], [[1, 3, 2], [4, 6]]),
-    "5: partial, full, none": (
-        [[1, 3, 2, 4], [4, 6, 5, 2], [4, 6, 5, 2]],
-        [[1, 3, 4], [4, 6, 5], [5, 7, 4]],
-        [[1, 3, 2], [4, 6, 5, 2], [4]],
-    ),
-    "6: beside a prompt": ([[1, 3]], [[1]], [[1, 3]]),
-}
-PROMPTS_OF_TENSORRT_LLM = {"0: one": [1], "1: four": [1, 3, 3, 6], "6: beside a request": [4]}
-
-DETERMINISTIC = {
-    "strict": StrictAcceptance,
-    "relaxed_token": lambda: relaxed_rule(phase="token", form=DeltaForm(0.6)),
-    "relaxed_round": lambda: relaxed_rule(phase="round", form=DeltaForm(0.6)),
-    "one_hot at temperature 0": lambda: rejection_rule(4, "one_hot", GREEDY),
-}
-
-
-@pytest.mark.parametrize("rule_name", DETERMINISTIC)
-@pytest.mark.parametrize("case", CASES_OF_TENSORRT_LLM)
-def test_accept_cases_of_tensorrt_llm(rule_name: str, case: str) -> None:
-    """Where the target is certain, every greedy rule agrees."""
-    top_tokens, drafts, expected = CASES_OF_TENSORRT_LLM[case]
-    rule: Rule = DETERMINISTIC[rule_name]()
-    for slot in range(len(drafts)):
-        rule.admit(slot, request(THINKING))
-    logits = torch.stack([peaked(row) for row in top_tokens])
-    verification = rule.accept(make_inputs(logits, drafts))
-    assert emitted(verification) == expected
-
-
-@pytest.mark.parametrize("rule_name", DETERMINISTIC)
-@pytest.mark.parametrize("case", PROMPTS_OF_TENSORRT_LLM)
-def test_prompt_cases_of_tensorrt_llm(rule_name: str, case: str) -> None:
-    rule: Rule = DETERMINISTIC[rule_name]()
-    for slot, token in enumerate(PROMPTS_OF_TENSORRT_LLM[case]):
-        rule.admit(slot, request())
-        assert first_token(rule, peaked([token]), slot, 1).tolist() == [token]
-
-
 @pytest.mark.parametrize(
     ("prompt", "by_token", "by_round"),
     [
@@ -158,63 +111,6 @@ def test_first_token_can_be_a_marker(phase: str, prompt: tuple[int, ...], token:
     rule.admit(0, request(prompt))
     assert first_token(rule, peaked([token]), 0, len(prompt)).tolist() == [token]
     assert relaxes(rule, 0) is expected
-
-
-def test_markers_and_eos_are_never_relaxed_onto() -> None:
-    """They are accepted as the argmax only; TensorRT-LLM takes them like any token."""
-    eos = 5
-    for token in (BEGIN, END, eos):
-        rows = logits_of([{1: 0.5, token: 0.4, 2: 0.1}, {4: 1.0}]).unsqueeze(0)
-        for phase, expected in (("token", [1]), ("round", [token, 4])):
-            rule = relaxed_rule(phase=phase, eos=(eos,))
-            rule.admit(0, request(THINKING))
-            assert emitted(rule.accept(make_inputs(rows, [[token]]))) == [expected], (phase, token)
-        rule = relaxed_rule(phase="token", eos=(eos,))
-        rule.admit(0, request(THINKING))
-        assert emitted(rule.accept(make_inputs(peaked([token, 4]).unsqueeze(0), [[token]]))) == [[token, 4]]
-
-
-def test_a_block_with_both_markers() -> None:
-    """End and begin inside one block: strict between them, relaxed behind the second."""
-    second: Row = {1: 0.5, 2: 0.4, 3: 0.1}
-    rows = logits_of([{END: 1.0}, {1: 1.0}, {BEGIN: 1.0}, second, {4: 1.0}]).unsqueeze(0)
-    rule = relaxed_rule()
-    rule.admit(0, request(THINKING))
-    verification = rule.accept(make_inputs(rows, [[END, 1, BEGIN, 2]]))
-    assert emitted(verification) == [[END, 1, BEGIN, 2, 4]]
-    assert verification.relaxed.tolist() == [[False, False, False, True]]
-    assert verification.num_thinking.tolist() == [2]
-    strict_between = logits_of([{END: 1.0}, second, {BEGIN: 1.0}, second, {4: 1.0}]).unsqueeze(0)
-    rule.admit(0, request(THINKING))
-    assert emitted(rule.accept(make_inputs(strict_between, [[END, 2, BEGIN, 2]]))) == [[END, 1]]
-
-
-def test_a_rejected_marker_changes_nothing() -> None:
-    rule = relaxed_rule()
-    rule.admit(0, request(THINKING))
-    assert emitted(rule.accept(make_inputs(peaked([1, 2]).unsqueeze(0), [[END]]))) == [[1]]
-    assert relaxes(rule, 0)
-
-
-def test_slots_are_not_batch_rows_and_padding_is_inert() -> None:
-    """Three requests in slots 3, 0, 2, two of them thinking, between padded rows with rows of NaN."""
-    rule = relaxed_rule(num_slots=4)
-    for slot, prompt in ((0, ANSWERING), (1, THINKING), (2, THINKING), (3, THINKING)):
-        rule.admit(slot, request(prompt))
-    row = logits_of([{1: 0.5, 2: 0.4, 3: 0.1}, {END: 1.0}])
-    logits = torch.stack([row, torch.full_like(row, torch.nan), row, row, row])
-    verification = rule.accept(
-        make_inputs(
-            logits,
-            [[2], [END], [2], [END], [2]],
-            active=torch.tensor([True, False, True, False, True]),
-            slot_ids=torch.tensor([3, 4, 0, 4, 2]),
-        )
-    )
-    assert emitted(verification) == [[2, END], [], [1], [], [2, END]]
-    assert verification.relaxed.flatten().tolist() == [True, False, False, False, True]
-    assert verification.num_thinking.tolist() == [1, 0, 0, 0, 1]
-    assert [relaxes(rule, slot) for slot in range(4)] == [False, True, False, False]
 
 
 @pytest.mark.parametrize("phase", ["token", "round"])

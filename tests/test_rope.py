@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -64,15 +63,6 @@ def test_tables_equal_transformers(name: str) -> None:
     assert cos.shape == sin.shape == (700, 64)
     torch.testing.assert_close(cos, expected_cos[0], rtol=0, atol=1e-6)
     torch.testing.assert_close(sin, expected_sin[0], rtol=0, atol=1e-6)
-
-
-def test_llama3_case_has_kept_blended_and_divided_frequencies() -> None:
-    rope = read_rope(LLAMA3)
-    ratio = inverse_frequencies(replace(rope, scaling="none"), 64) / inverse_frequencies(rope, 64)
-    kept, divided = torch.isclose(ratio, torch.tensor(1.0)), torch.isclose(ratio, torch.tensor(8.0))
-    assert kept.any()
-    assert divided.any()
-    assert not (kept | divided).all()
 
 
 def test_tables_are_cast_after_the_float32_angles() -> None:

@@ -35,39 +35,6 @@ def test_slots_to_l_plus_2k_are_reserved() -> None:
         assert last_position < pages * 4
 
 
-def test_admission_takes_slots_and_pages_and_release_returns_them() -> None:
-    scheduler = make_scheduler(num_slots=2, num_pages=20)
-    scheduler.submit(Request(name, "x", (5,) * 8, 8) for name in "abc")
-    first, second = scheduler.admit(1.5)
-    assert {first.slot, second.slot} == {0, 1}
-    assert not set(first.pages) & set(second.pages)
-    assert first.admitted_at == 1.5 and first.tokens == [5] * 8
-    assert scheduler.admit(2.0) == [] and scheduler.has_work
-    scheduler.release(first)
-    (third,) = scheduler.admit(3.0)
-    assert third.request.request_id == "c" and third.slot == first.slot
-    assert scheduler.running == [second, third]
-
-
-def test_nothing_is_admitted_while_the_pages_are_out() -> None:
-    scheduler = make_scheduler(num_slots=3, num_pages=7)
-    scheduler.submit(Request(name, "x", (5,) * 8, 8) for name in "ab")
-    (first,) = scheduler.admit(0.0)
-    assert scheduler.admit(0.0) == []
-    scheduler.release(first)
-    assert [s.request.request_id for s in scheduler.admit(0.0)] == ["b"]
-
-
-def test_abort_returns_everything() -> None:
-    scheduler = make_scheduler()
-    scheduler.submit(Request(name, "x", (5,) * 8, 8) for name in "abc")
-    scheduler.admit(0.0)
-    scheduler.abort()
-    assert not scheduler.has_work
-    scheduler.submit([Request("d", "x", (5,) * 30, 10)])
-    assert len(scheduler.admit(0.0)) == 1
-
-
 @pytest.mark.parametrize(
     ("tokens", "options", "kept", "num_judged", "reason", "truncated"),
     [
@@ -147,8 +114,3 @@ def test_the_prompt_pass_token_can_end_a_request(
     assert sequence.finish_reason == reason
     assert sequence.origins == "p"
     assert sequence.emitted_at == [1.0] and sequence.emitted_per_round == []
-
-
-def test_an_active_request_emits_at_least_one_token() -> None:
-    with pytest.raises(AssertionError):
-        emit_round(make_sequence(), [], "", EOS, now=0.0, num_offered=0)

@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tests.kernel_lab import DEVICE, DTYPES, INTERPRETED, randn
+from tests.kernel_lab import DEVICE, INTERPRETED, randn
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="a GPU has a dot of its own")
 
@@ -26,20 +26,6 @@ def add_dot(sums: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> torc
     sums = sums.clone()
     _dot_kernel[(1,)](left, right, sums, *left.shape, right.shape[0])
     return sums
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("depth", [16, 64, 512])
-def test_an_entry_has_the_bits_it_has_without_its_neighbours(dtype: torch.dtype, depth: int) -> None:
-    """Tiles of rows are as high as rows are many, on either side of the dot, and as tiles of keys are."""
-    left, right = (randn(128, depth, seed=seed).to(dtype) for seed in (1, 2))
-    sums = randn(128, 128, seed=3)
-    whole = add_dot(sums, left, right)
-    for rows, columns in ((16, 16), (16, 128), (128, 16), (32, 64), (64, 32)):
-        for first in (0, 128 - max(rows, columns)):
-            tile = slice(first, first + rows), slice(first, first + columns)
-            alone = add_dot(sums[tile].contiguous(), left[tile[0]], right[tile[1]])
-            assert torch.equal(alone, whole[tile]), (rows, columns, first)
 
 
 def test_inputs_are_summed_one_after_another() -> None:

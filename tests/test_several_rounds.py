@@ -17,8 +17,6 @@ from spec_lab.core.types import FinishReason, Request, Sequence, Verification
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.scheduler import emit_round
 from spec_lab.engine.stops import StopConditions
-from spec_lab.measure.launch_counts import CountedRounds
-from spec_lab.measure.watched_rounds import watch_rounds
 from spec_lab.options.graphs import RoundGraph
 from spec_lab.options.trees import DynamicTreeConfig
 from tests.covering import each_value
@@ -252,17 +250,6 @@ def test_the_device_ends_a_request_where_the_host_does(ignore_eos: bool, accepts
         assert going_on.tolist() == [2, 1 if sequence.finish_reason is None else 2], (num_emitted, place, room)
         ends.add(sequence.finish_reason)
     assert ends == {None, FinishReason.LENGTH} | (set() if ignore_eos else {FinishReason.EOS})
-
-
-def test_launches_replays_and_reads_are_those_of_a_round(lab: Lab) -> None:
-    """Of one of several that are launched at once."""
-    requests = mixed_requests(2, 60)
-    engine = lab.engine(requests, RoundGraph(rounds_per_replay=3), batch_size=2)
-    work = watch_rounds(engine, requests, 4, CountedRounds).work()
-    assert work is not None
-    assert (work["replays_per_round"], work["host_syncs_per_round"]) == (pytest.approx(1 / 3), pytest.approx(1 / 3))
-    if lab.device == "cpu":  # a GPU's are counted in its trace
-        assert work["launches_per_round"] == pytest.approx(2 / 3)
 
 
 def test_states_of_slots_that_idle_do_not_move(tmp_path: Path) -> None:

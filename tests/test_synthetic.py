@@ -10,7 +10,7 @@ import torch
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.acceptance.rates import check_rates, expand_mean_length
 from spec_lab.acceptance.synthetic import SyntheticAcceptance
-from tests.acceptance_cases import CPU, emitted, make_inputs, request
+from tests.acceptance_cases import CPU, make_inputs, request
 
 
 @pytest.mark.parametrize(
@@ -89,13 +89,3 @@ def test_requests_and_rounds_draw_apart() -> None:
     for one, other in ((accepted[:-1], accepted[1:]), (accepted[:, :-1], accepted[:, 1:])):
         correlation = torch.corrcoef(torch.stack((one.flatten(), other.flatten())))[0, 1]
         assert abs(correlation) < 5 / math.sqrt(one.numel())
-
-
-def test_imposed() -> None:
-    assert SyntheticAcceptance.traits.imposed
-    assert not SyntheticAcceptance.traits.lossless
-
-
-def test_without_drafts() -> None:
-    rule = SyntheticAcceptance((), SlotSeeds(1, 0, CPU), CPU)
-    assert emitted(rule.accept(make_inputs(torch.tensor([[[0.0, 2.0]]]), [[]]))) == [[1]]

@@ -154,23 +154,6 @@ def test_the_pocket_target_gets_its_own_turns() -> None:
     assert tokenizer.decode(tokenizer.encode_prompt("continue", "Hello")) == f"{END_OF_TEXT}Hello"
 
 
-def test_a_template_of_two_names_is_used_by_its_default(tmp_path: Path) -> None:
-    both = [{"name": "default", "template": TEMPLATE}, {"name": "tool_use", "template": "x"}]
-    make_tokenizer(tmp_path, TEMPLATE)
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": BOS, "chat_template": both}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    tokenizer = TargetTokenizer(tmp_path)
-    assert tokenizer.decode(tokenizer.encode_prompt("chat", "a time")) == f"{BOS} {TURN} a time"
-
-
-def test_a_template_is_rendered_in_a_sandbox(tmp_path: Path) -> None:
-    from jinja2.exceptions import SecurityError
-
-    tokenizer = make_tokenizer(tmp_path, "{{ ''.__class__.__mro__[1].__subclasses__() }}")
-    with pytest.raises(SecurityError):
-        tokenizer.encode_prompt("chat", "a time")
-
-
 @pytest.mark.parametrize(
     "template",
     [

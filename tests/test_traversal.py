@@ -139,16 +139,6 @@ def test_every_text_has_the_probability_of_plain_sampling(tree: str, replacement
         assert error_of(emitted_law(TREES[tree], proposal, replacement)) < 1e-14, name
 
 
-def test_the_enumeration_sees_siblings_judged_by_the_wrong_law() -> None:
-    tree, proposal = TREES["two levels of two"], PROPOSALS["other"]
-
-    def confused(p: Any, q: Any, tokens: Any, levels: Any, replacement: bool) -> Any:
-        return traversal_decision(p, q, tokens, levels, not replacement)
-
-    assert error_of(emitted_law(tree, proposal, False, confused)) > 1e-3
-    assert error_of(emitted_law(tree, proposal, True, confused)) > 1e-3
-
-
 def test_more_drafts_are_accepted_than_one_by_one() -> None:
     """A second sibling, and siblings below it, have something to give."""
 

@@ -94,11 +94,6 @@ def test_following_what_the_target_draws_is_lossless() -> None:
     assert (law_of(lambda choices: choices) - joint(4)).abs().max() < 1e-7
 
 
-def test_the_enumeration_sees_draws_that_are_bent_towards_the_drafts() -> None:
-    bent = law_of(lambda choices: torch.where(choices == 0, 1, choices))
-    assert (bent - joint(4)).abs().max() > 1e-2
-
-
 def test_draws_with_the_real_noise_follow_the_target() -> None:
     """The first two tokens of 40,000 requests, with paths of every length."""
     count = 40_000

@@ -10,7 +10,7 @@ import torch
 
 from spec_kernels.attention import _division, paged_attention
 from spec_kernels.attention_reference import paged_attention_reference
-from spec_kernels.attention_tiles import MAX_DECODE_QUERIES, choose_split_keys
+from spec_kernels.attention_tiles import MAX_DECODE_QUERIES
 from spec_lab.core.draft_tree import TreeRows
 from tests.covering import each_value
 from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
@@ -274,7 +274,3 @@ def test_a_request_does_not_depend_on_the_batch_or_the_bound(dtype: torch.dtype)
         rows = slice(2 * request, 2 * request + 2)
         for bound in (alone.longest, 158):
             assert torch.equal(attend(alone, queries[rows], max_seq_len=bound), together[rows]), (request, bound)
-
-
-def test_splits_grow_with_the_cache() -> None:
-    assert choose_split_keys(1) == 64 and choose_split_keys(2048) == 64 and choose_split_keys(40_960) == 1280

@@ -52,35 +52,6 @@ def padded(lens: tuple[int, ...]) -> torch.Tensor:
     return torch.tensor([*lens, 0], device=DEVICE)
 
 
-@pytest.mark.parametrize(("page_size", "window"), [(1, None), (4, 5)])
-def test_after_steps_in_place_it_equals_a_fresh_build_and_the_reference(page_size: int, window: int | None) -> None:
-    """The steps go over page borders and past the cache's end, with padded rows among them."""
-    table, num_steps = make_table(page_size), 4
-    cache = make_cache(table)
-    bound = max(LENS) + num_steps
-    triton_backend = TritonAttention(page_size, MAX_POSITIONS)
-    torch_backend = TorchAttention(page_size, MAX_POSITIONS)
-    metadata = last_rows(triton_backend, table, padded(LENS), 1, bound)
-    reference = last_rows(torch_backend, table, padded(LENS), 1, bound)
-    queries = randn(len(LENS) + 1, 4, 16, seed=1)
-    addresses = {name: getattr(metadata, name).data_ptr() for name in ("positions", "slot_mapping", "seq_lens")}
-    for step in range(1, num_steps + 1):
-        triton_backend.advance(metadata)
-        torch_backend.advance(reference)
-        lens = padded(LENS).clamp(min=1) + step
-        fresh = last_rows(triton_backend, table, lens, 1, bound)
-        for name in addresses:
-            assert torch.equal(getattr(metadata, name), getattr(fresh, name)), name
-            assert torch.equal(getattr(metadata, name), getattr(reference, name)), name
-        out = triton_backend.attend(queries, cache, metadata, window, 0.3)
-        expected = torch_backend.attend(queries, cache, reference, window, 0.3)
-        inside = lens <= (table.pages.shape[1] - 1) * page_size
-        assert out.isfinite().all()
-        assert_near(out[inside], expected[inside])
-    assert addresses == {name: getattr(metadata, name).data_ptr() for name in addresses}
-    assert metadata.read_slots is None and not metadata.masks
-
-
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_stale_windows_are_those_of_step_1_and_all_else_is_fresh(page_size: int) -> None:
     """With a window of 5 every step sees the five keys up to that of step 1; without one, all up to its own. The steps
@@ -105,78 +76,9 @@ def test_stale_windows_are_those_of_step_1_and_all_else_is_fresh(page_size: int)
                 assert_near(out, seen)
 
 
-@pytest.mark.parametrize("num_queries", [1, 4, 20])
-def test_write_and_attend_equal_the_reference(num_queries: int) -> None:
-    """Rows before position 0 write to scratch and see nothing: finite, and no more is asked of them."""
-    table = make_table(4)
-    lens = torch.tensor(LENS, device=DEVICE)
-    backends: list[AttentionBackend] = [TritonAttention(4, MAX_POSITIONS), TorchAttention(4, MAX_POSITIONS)]
-    heads = randn(len(LENS) * num_queries, 8, 16, seed=2)
-    caches, outs = [], []
-    for backend in backends:
-        cache = make_cache(table)
-        metadata = last_rows(backend, table, lens, num_queries, max(LENS))
-        backend.write(cache, metadata, heads[:, 4:6], heads[:, 6:])
-        caches.append(cache.kv[2 * table.page_size :])
-        outs.append(backend.attend(heads[:, :4], cache, metadata, None, 0.3))
-    assert torch.equal(*caches)
-    sees_keys = (lens.unsqueeze(1) - torch.arange(num_queries - 1, -1, -1, device=DEVICE) > 0).flatten()
-    assert outs[0].isfinite().all()
-    assert_near(outs[0][sees_keys], outs[1][sees_keys])
-
-
-def test_a_padded_row_leaves_the_others_alone() -> None:
-    """Its length is 0 and its pages are scratch: the same bits for the rest, and a number for itself."""
-    table = make_table(4)
-    cache = make_cache(table)
-    backend = TritonAttention(4, MAX_POSITIONS)
-    lens = torch.tensor(LENS, device=DEVICE)
-    queries = randn((len(LENS) + 1) * 3, 4, 16, seed=1)
-    alone = backend.attend(queries[:-3], cache, last_rows(backend, table, lens, 3, 30), None, 0.3)
-    both = backend.attend(queries, cache, last_rows(backend, table, padded(LENS), 3, 30), None, 0.3)
-    assert torch.equal(both[:-3], alone) and both.isfinite().all()
-
-
-def test_every_launch_is_one_operator_that_declares_what_it_writes() -> None:
-    """What the CPU recorder sees: no host write besides, and the cache and the metadata marked as mutated."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    seen: list[tuple[str, list[str]]] = []
-
-    class Tape(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-            if func.namespace == "spec_kernels":
-                written = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-                seen.append((func._schema.name.removeprefix("spec_kernels::"), written))
-            return func(*args, **(kwargs or {}))
-
-    table = make_table(4)
-    cache = make_cache(table)
-    backend = TritonAttention(4, MAX_POSITIONS)
-    metadata = last_rows(backend, table, torch.tensor(LENS, device=DEVICE), 1, 31)
-    heads = randn(len(LENS), 8, 16)
-    with Tape():
-        backend.advance(metadata)
-        backend.write(cache, metadata, heads[:, 4:6], heads[:, 6:])
-        backend.attend(heads[:, :4], cache, metadata, None, 0.3)
-    assert seen == [
-        ("advance_metadata", ["positions", "slot_mapping", "seq_lens"]),
-        ("write_kv", ["kv"]),
-        ("paged_attention", ["out"]),
-    ]
-
-
 def test_the_option_makes_the_backend() -> None:
     context = BackendContext(Run(), 64, DEVICE, torch.float32, TORCH)
     assert isinstance(part("attention", "triton").build(context), TritonAttention)
-
-
-def test_a_kernel_without_a_device_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    import spec_kernels.utils
-
-    monkeypatch.setattr(spec_kernels.utils, "INTERPRETED", False)
-    with pytest.raises(RuntimeError, match="needs a CUDA tensor"), spec_kernels.utils.launch_on(torch.zeros(1)):
-        pass
 
 
 def test_an_engine_gives_the_tokens_of_the_torch_backend(tmp_path: Path) -> None:

@@ -71,19 +71,3 @@ def test_tables_and_scores_equal_transformers(name: str, spelling: str) -> None:
     expected_cos, expected_sin = embedding(torch.zeros(1), torch.arange(700)[None])
     torch.testing.assert_close(cos, expected_cos[0], rtol=0, atol=1e-4)
     torch.testing.assert_close(sin, expected_sin[0], rtol=0, atol=1e-4)
-
-
-def test_the_published_corrections() -> None:
-    """So the cases above do not all have a factor of 1, in either place."""
-    assert read(ROPES["deepseek_v3"], "hub").mscale == pytest.approx(1.3689, abs=1e-4)
-    assert read(ROPES["deepseek_v3"], "hub").rope.amplitude == 1.0
-    assert read(ROPES["two_scales"], "hub").rope.amplitude < 1 < read(ROPES["no_scales"], "hub").rope.amplitude
-    assert read(ROPES["no_scales"], "hub").mscale == read(ROPES["scale_of_0"], "hub").mscale == 1.0
-
-
-def test_kept_blended_and_divided_channels() -> None:
-    rope = read(ROPES["deepseek_v3"], "hub").rope
-    plain = 10000.0 ** -(torch.arange(0, WIDTH, 2) / WIDTH)
-    ratio = plain / inverse_frequencies(rope, WIDTH)
-    kept, divided = torch.isclose(ratio, torch.tensor(1.0)), torch.isclose(ratio, torch.tensor(40.0))
-    assert kept.any() and divided.any() and not (kept | divided).all()

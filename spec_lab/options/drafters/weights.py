@@ -50,7 +50,7 @@ class WeightsConfig(TrainedDrafterConfig):
     def folder(self, run: Run) -> Path:
         """Return the folder of the weights; UserError if it is missing."""
         folder = self.shipped(run) if self.path is None else Path(self.path)
-        if not folder.is_dir():
+        if not folder.exists():
             where = f"shipped for target={run.target.name}" if self.path is None else f"in drafter.path={folder}"
             raise UserError(
                 f"no weights of drafter={self.name} are {where}; give their folder with drafter.path=FOLDER, or choose "
