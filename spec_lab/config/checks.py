@@ -22,7 +22,7 @@ WORDS = {"least": "at least", "most": "at most", "above": "above"}
 
 def admit(run: Run) -> Run:
     """Return the run; UserError with all that speaks against it, a line each."""
-    if found := list(problems(run)):
+    if found := list(dict.fromkeys(problems(run))):
         raise UserError("\n".join(found))
     return run
 

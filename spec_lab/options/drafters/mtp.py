@@ -61,7 +61,7 @@ class MtpConfigBase(WeightsConfig):
         Raises:
             UserError: there are fewer modules than are read.
         """
-        folder = Path(run.target.path) if self.path is None and run.target.path else super().folder(run)
+        folder = run.target.folder if self.path is None and run.target.path else super().folder(run)
         if (found := num_mtp_modules(read_keys(folder))) < self.num_modules:
             raise UserError(
                 f"{folder}: its config names {found} MTP modules, and drafter={self.name} reads {self.num_modules}; "
