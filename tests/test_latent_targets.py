@@ -180,7 +180,7 @@ def test_sparse_attention_is_refused_where_it_would_begin(checkpoints: Any) -> N
     config = make_config((folder, folder), "ngram", num_draft_tokens=3)
     chosen = config
     assert engine_limits(chosen, [request]).max_seq_len == 122
-    with refused("r0", "122, past which", "index_topk", "max_new_tokens"):
+    with refused("r0", "longer than 122", "max_new_tokens"):
         engine_limits(chosen, [replace(request, max_new_tokens=21)])
 
 

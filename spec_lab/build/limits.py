@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.config.choices import Rollback
 from spec_lab.config.run import Run
-from spec_lab.core.errors import UserError
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES
 from spec_lab.core.types import Request
+from spec_lab.workloads.conversations import num_tokens, require_room
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,31 +47,30 @@ def engine_limits(run: Run, requests: list[Request]) -> Limits:
     says otherwise.
 
     Raises:
-        UserError: the longest request exceeds the target's positions, or the length up to which the target attends
-            every key.
+        UserError: the longest request does not fit.
     """
-    longest = max(requests, key=_num_tokens)
-    target, reach = read_model_config(run.target.folder), rows_behind(run)
-    most = target.max_position_embeddings
-    why = f"the target's {most} positions"
-    if target.max_dense_positions is not None and target.max_dense_positions - reach < most:
-        most = target.max_dense_positions - reach
-        why = f"{most}, past which drafts would reach where the target's attention changes (index_topk)"
-    if _num_tokens(longest) > most:
-        raise UserError(
-            f"request {longest.request_id}: {len(longest.prompt_ids)} prompt and {longest.max_new_tokens} new tokens "
-            f"are longer than {why}; lower max_new_tokens, or leave such prompts out with workload.unusable=skip"
-        )
-    max_seq_len = run.cache.max_seq_len or _num_tokens(longest)
+    longest = max(requests, key=num_tokens)
+    require_room(longest, longest_sequence(run))
+    max_seq_len = run.cache.max_seq_len or num_tokens(longest)
     # Unless the device ends requests itself, a round runs past an end that the host has not read yet.
     device_ends = getattr(run.graph, "rounds_per_replay", 1) > 1
     num_late_rows = run.drafter.num_draft_tokens + 1 if overlaps(run) and not device_ends else 0
-    margin = reach + num_late_rows
+    margin = rows_behind(run) + num_late_rows
     page_size = run.cache.page_size
     num_slots = min(run.batch_size, len(requests))
     pages_each = _num_pages(max_seq_len + margin, page_size)
     num_pages = run.cache.num_pages or pages_each * num_slots + NUM_RESERVED_PAGES
     return Limits(num_slots, max_seq_len, margin, page_size, num_pages, max_seq_len + num_late_rows)
+
+
+def longest_sequence(run: Run) -> int:
+    """Return the most tokens, of prompt and output, that target and cache support. Past `max_dense_positions`, which
+    drafts reach first, the target's attention changes (index_topk, or queries scaled by position)."""
+    target = read_model_config(run.target.folder)
+    most = [target.max_position_embeddings, run.cache.max_seq_len]
+    if target.max_dense_positions is not None:
+        most.append(target.max_dense_positions - rows_behind(run))
+    return min(filter(None, most))
 
 
 def rows_behind(run: Run) -> int:
@@ -89,10 +88,6 @@ def rows_behind(run: Run) -> int:
 def overlaps(run: Run) -> bool:
     """Return whether the host is a round behind the device, which only some graph modes support."""
     return bool(getattr(run.graph, "overlap", False))
-
-
-def _num_tokens(request: Request) -> int:
-    return len(request.prompt_ids) + request.max_new_tokens
 
 
 def _num_pages(num_positions: int, page_size: int) -> int:

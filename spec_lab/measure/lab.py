@@ -12,10 +12,10 @@ import torch
 
 from spec_lab.build.auto import why_not_native, with_auto_chosen
 from spec_lab.build.engine import build_engine, build_teacher
-from spec_lab.build.limits import Limits, engine_limits
+from spec_lab.build.limits import Limits, engine_limits, longest_sequence
 from spec_lab.build.models import LastModels, Models
 from spec_lab.build.references import UNPRUNED, eager_config, plain_config, unpruned_config
-from spec_lab.build.workloads import check_requests, longest_sequence, open_workload
+from spec_lab.build.workloads import check_requests, open_workload
 from spec_lab.config.choices import KernelsChoice, Rollback
 from spec_lab.config.run import PruneConfig, Run
 from spec_lab.core.errors import UserError
