@@ -54,7 +54,7 @@ class Composed:
     config: Run
     options: dict[str, str]
     usual: Mapping[str, Any]
-    typed: str
+    typed: str = ""
 
     @property
     def choices(self) -> dict[str, str]:

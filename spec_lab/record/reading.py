@@ -23,6 +23,7 @@ class Found(NamedTuple):
     folder: Path
     run: Run
 
+    @property
     def requests(self) -> list[Request]:
         """Read its requests."""
         return read_requests(self.folder)

@@ -55,7 +55,7 @@ def rescore_table(found: Found, rules: Mapping[str, tuple[AcceptanceConfig, Sequ
         rules: the options and the extensions of each rule, by the name that the table shows.
     """
     rows = load_verify_rows(found.folder)
-    requests = {request.id: request for request in found.requests()}
+    requests = {request.id: request for request in found.requests}
     prompts = {key: request.prompt_ids for key, request in requests.items()}
     accepted = iter(rows.accepted.tolist())
     counts = zip(rows.origin.request_ids, rows.num_rounds.tolist(), strict=True)
