@@ -15,7 +15,7 @@ from spec_lab.study.run_table import format_run
 class Result(Found):
     """A finished run and its folder. `print` shows its tables and its verdict, and so does a notebook.
 
-    `run` is as in `summary.json`; `python -m spec_lab.report` prints the definition of every number. Of `requests()`,
+    `run` is as in `summary.json`; `python -m spec_lab.report` prints the definition of every number. Of `requests`,
     `spec_lab.study.frame.requests_frame` makes a frame.
     """
 

@@ -187,7 +187,7 @@ class HeadJob:
     def truth(self, prover: Prover, module: Any, record: Any) -> Truth:
         """Return what decodes with the head while it is trained."""
         knobs, head, target = self.config.evaluation, self.head, self.target
-        requests = self.requests
+        requests = self.requests()
         longest = max(len(request.prompt_ids) + request.max_new_tokens for request in requests)
         batch = f"batch_size={min(knobs.batch_size, len(requests))}"
         serving = Serving.load(
