@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -94,9 +94,7 @@ class Lab:
     @property
     def tree_backend(self) -> TreeAttentionBackend:
         """The attention backend of a run with a tree, typed as one that masks the rows of trees."""
-        backend: Any = self.models.backend
-        of_trees: TreeAttentionBackend = backend
-        return of_trees
+        return cast(TreeAttentionBackend, self.models.backend)
 
     @property
     def kernels(self) -> Kernels:
