@@ -195,7 +195,7 @@ def test_refusals_of_the_family(checkpoints: Any, tmp_path: Path) -> None:
     for change, complaints in changes:
         (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
         rewrite_config(tmp_path, **change)
-        with refused("config.json", *complaints):
+        with refused(*complaints):
             read_model_config(tmp_path)
 
 
