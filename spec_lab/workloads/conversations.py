@@ -94,7 +94,7 @@ def require_room(request: Request, most: int) -> Request:
     if num_tokens(request) > most:
         raise UserError(
             f"request {request.request_id}: {len(request.prompt_ids)} prompt and {request.max_new_tokens} new tokens "
-            f"are longer than {most}; lower max_new_tokens, or leave such prompts out with workload.unusable=skip"
+            f"are longer than {most}; lower max_new_tokens, raise cache.max_seq_len, or use workload.unusable=skip"
         )
     return request
 
