@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from spec_kernels.rope_write import rope_write
 from spec_lab.attention.triton_backend import TritonAttention
@@ -35,7 +33,7 @@ from spec_lab.models.products import PLAIN, Products
 from spec_lab.models.rope import rotary_table
 from spec_lab.operators.triton_linear import TritonGatedMLP, dense
 from spec_lab.operators.triton_products import TritonProducts, TwoWays
-from tests.kernel_lab import DEVICE, randn
+from tests.kernel_lab import DEVICE, LaunchedKernels, randn
 from tests.tiny_checkpoints import make_tiny_target
 
 DTYPE = torch.float16
@@ -85,19 +83,6 @@ def make_target(config: ModelConfig, lane: Lane, products: Products, narrow: boo
     tensors = random_tensors(decoder_tensor_shapes(config), DTYPE, DEVICE, 3)
     tensors = with_narrow_products(tensors) if narrow else tensors
     return DecoderTarget(config, tensors, lane.backend, MAX_POSITIONS, products=products)
-
-
-class CountedKernels(TorchDispatchMode):
-    """A dispatch mode that counts the operators of `spec_kernels` by name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "spec_kernels":
-            self.count[func._schema.name.removeprefix("spec_kernels::")] += 1
-        return func(*args, **(kwargs or {}))
 
 
 def prompt(num_requests: int, num_rows: int) -> torch.Tensor:
@@ -173,7 +158,7 @@ def test_a_target_in_e4m3_gives_what_its_numbers_give(llama: ModelConfig, num_ro
     lane = Lane.of(llama.layers)
     rows, metadata = prompt(2, num_rows).flatten(), lane.metadata([0, 0], num_rows)
     target = make_target(llama, lane, TritonProducts(), narrow=True)
-    with CountedKernels() as launched:
+    with LaunchedKernels() as launched:
         got = target.forward(rows, Pass(lane.cache, metadata), FEATURES).hidden
     assert launched.count["product"] + launched.count["project_heads"] == ours * len(llama.layers)
     assert launched.count["dequantise"] == (4 - ours) * len(llama.layers)
@@ -182,18 +167,12 @@ def test_a_target_in_e4m3_gives_what_its_numbers_give(llama: ModelConfig, num_ro
     assert_alike(got, wide.forward(rows, Pass(lane.cache, metadata), FEATURES).hidden)
 
 
-@pytest.mark.parametrize("narrow", [False, True])
-def test_a_row_of_a_round_is_the_row_of_plain_decoding(config: ModelConfig, narrow: bool) -> None:
-    """Four rows of each of three requests, at once, and one by one: bit-equal, with the logits."""
-    lane = Lane.of(config.layers)
-    target, starts, tokens = make_target(config, lane, TritonProducts(), narrow), [9, 3, 1], prompt(3, 13)
+def assert_rounds_are_plain(lane: Lane, target: Any) -> None:
+    """Four rows of each of three requests, at once, and the first's one by one: bit-equal, with the logits."""
+    starts, tokens = [9, 3, 1], prompt(3, 13)
     for slot, start in enumerate(starts):
-        metadata = lane.backend.build(
-            torch.arange(start, device=DEVICE).unsqueeze(0),
-            torch.tensor([start], device=DEVICE),
-            lane.table.pages[slot : slot + 1],
-            start,
-        )
+        positions, pages = torch.arange(start, device=DEVICE).unsqueeze(0), lane.table.pages[slot : slot + 1]
+        metadata = lane.backend.build(positions, torch.tensor([start], device=DEVICE), pages, start)
         target.forward(tokens[slot, :start], Pass(lane.cache, metadata, Kept(Drop.EVERYTHING)), FeatureSpec())
     rows = torch.stack([tokens[slot, start : start + 4] for slot, start in enumerate(starts)])
     verified = target.forward(rows.flatten(), Pass(lane.cache, lane.metadata(starts, 4)), FeatureSpec())
@@ -202,6 +181,12 @@ def test_a_row_of_a_round_is_the_row_of_plain_decoding(config: ModelConfig, narr
         metadata = lane.metadata([starts[0] + column], 1)
         alone = target.forward(rows[0, column : column + 1], Pass(lane.cache, metadata), FeatureSpec())
         assert torch.equal(target.logits(alone.hidden)[0], together[0, column])
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_a_row_of_a_round_is_the_row_of_plain_decoding(config: ModelConfig, narrow: bool) -> None:
+    lane = Lane.of(config.layers)
+    assert_rounds_are_plain(lane, make_target(config, lane, TritonProducts(), narrow))
 
 
 def run_head(head: Eagle3Head | MtpModule, lane: Lane, name: str) -> list[torch.Tensor]:
@@ -263,7 +248,7 @@ def kernels_of_a_layer(config: ModelConfig, products: Products, num_rows: int = 
     """Count a layer's products, rotations, and products that rotate, all of them ours, in a round of two requests."""
     lane = Lane.of(config.layers)
     target, metadata = make_target(config, lane, products), lane.metadata([6, 4], num_rows)
-    with CountedKernels() as launched:
+    with LaunchedKernels() as launched:
         target.forward(prompt(2, num_rows).flatten(), Pass(lane.cache, metadata), FEATURES)
     counts = [launched.count[name] / len(config.layers) for name in ("product", "rope_write", "project_heads")]
     return tuple(counts)  # type: ignore[return-value]
