@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,19 @@ from gguf import GGMLQuantizationType, GGUFReader
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from spec_lab.checkpoints.checkpoint import read_tensors
 from spec_lab.checkpoints.families import read_model_config
-from spec_lab.checkpoints.gguf import gguf_tensors
+from spec_lab.checkpoints.gguf import gguf_tensors, quantizations
 from spec_lab.checkpoints.gguf_file import read_head
 from spec_lab.checkpoints.packaged import PACKAGED, ZOO
 from spec_lab.export.__main__ import main
 from spec_lab.export.gguf_files import write_eagle3, write_target
 from tests.lab import make_config, make_engine, random_requests
+from tests.llamacpp import answer, parameters
 from tests.tiny_checkpoints import make_tiny_eagle3, make_tiny_target, rewrite_tensors
 from tests.tiny_gguf import WHOLE_BLOCKS, permuted, write_gguf
+from tests.tiny_gguf_families import QWEN35, write_family
 from tests.tiny_hybrid import make_tiny_nextn
-from tests.tiny_qwen35_gguf import SIZES as SIZES_OF_QWEN35
-from tests.tiny_qwen35_gguf import write_qwen35
 
 SIZES = {"vocab_size": 300, **WHOLE_BLOCKS}
 INNER = {
@@ -94,8 +94,9 @@ def test_a_target_has_the_values_that_it_had_in_fewer_bits(target: Path, tmp_pat
     write_target(tmp_path / "wide.gguf", target)
     before, after = gguf_tensors(target), gguf_tensors(tmp_path / "wide.gguf")
     assert before.keys() == after.keys()
-    assert all(torch.equal(before[name].read(), after[name].read()) for name in before)
-    assert {tensor.place.code for tensor in after.values()} == {GGMLQuantizationType.F32}
+    both = (read_tensors(tensors, torch.float32, "cpu") for tensors in (before, after))
+    assert all(torch.equal(*pair) for pair in zip(*(tensors.values() for tensors in both), strict=True))
+    assert quantizations(tmp_path / "wide.gguf") == ["F32"]
     narrow, wide = ({**read_head(path).metadata} for path in (target, tmp_path / "wide.gguf"))
     assert wide == narrow | {"general.file_type": 0}
 
@@ -125,41 +126,24 @@ def with_few_tokens(folder: Path) -> None:
 
 
 def test_an_mtp_module_drafts_within_its_targets_file_as_in_the_lab(tmp_path: Path) -> None:
-    """llama.cpp writes the lab's tokens, and accepts about as many of the module's drafts: it drafts fewer before the
-    limit, and its counts of single requests differ a little."""
+    """llama.cpp writes the lab's tokens, and accepts about as many of the module's drafts up to the limit."""
     xllamacpp = pytest.importorskip("xllamacpp")
-    make_tiny_nextn(tmp_path, "qwen3_5", seed=8, **SIZES_OF_QWEN35)
+    make_tiny_nextn(tmp_path, "qwen3_5", seed=6, **QWEN35)
     with_few_tokens(tmp_path)
     there: Any = AutoModelForCausalLM
-    write_qwen35(
+    write_family(
         tmp_path / "target.gguf", there.from_pretrained(tmp_path, dtype=torch.float32, trust_remote_code=False)
     )
     assert main([str(tmp_path), "to=gguf", str(tmp_path / "out"), f"target={tmp_path / 'target.gguf'}"]) == 0
     requests = random_requests(12, 12, vocab_size=300, lengths=(4, 20))
     records = make_engine(make_config((tmp_path, tmp_path), "mtp_eagle", 3), requests).generate(requests).requests
     params = parameters(xllamacpp, tmp_path / "out" / "model.gguf", "DRAFT_MTP")
-    server, apart = xllamacpp.Server(params), 0
+    server, apart, accepted = xllamacpp.Server(params), 0, 0
     for record in records:
         said = answer(server, prompt=list(record.prompt_ids), max_tokens=12, ignore_eos=True)
         assert said["choices"][0]["text"] == "".join("FGHI"[token - 40] for token in record.output_ids)
-        apart += abs(said["timings"]["draft_n_accepted"] - sum(record.accepted_per_round))
-    assert sum(sum(record.accepted_per_round) for record in records) > 30 and apart <= 3
-
-
-def parameters(xllamacpp: Any, model: Path, kind: str) -> Any:
-    """llama.cpp in float32 with chains of 3 drafts."""
-    params = xllamacpp.CommonParams()
-    params.model.path, params.n_ctx, params.n_parallel, params.verbosity = str(model), 512, 1, 1
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
-    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
-    params.speculative.types = [getattr(xllamacpp.common_speculative_type, f"COMMON_SPECULATIVE_TYPE_{kind}")]
-    draft = params.speculative.draft
-    draft.n_max, draft.n_min, draft.p_min = 3, 0, 0.0
-    for part in (params, draft):
-        part.cache_type_k = part.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
-    return params
-
-
-def answer(server: Any, **asked: Any) -> Any:
-    said = server.handle_completions({"temperature": 0, "cache_prompt": False, **asked})
-    return json.loads(said) if isinstance(said, str) else said
+        ours = (
+            len(record.output_ids) - 1 - len(record.accepted_per_round)
+        )  # each other token ends a round or the prompt
+        accepted, apart = accepted + ours, apart + abs(said["timings"]["draft_n_accepted"] - ours)
+    assert accepted > 30 and apart <= 0.1 * accepted

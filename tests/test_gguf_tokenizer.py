@@ -19,12 +19,24 @@ from tests.tiny_gguf import ALPHABET, BYTES, MERGES, tokenizer_keys, write_head
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 LLAMA3 = WORDS + r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+QWEN35 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+GPT4O = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 WAYS = {
     "gpt-2": (None, GPT2),
     "smollm": (r"\p{N}", GPT2),
     "llama-bpe": (None, LLAMA3),
     "qwen2": (None, LLAMA3.replace("{1,3}", "")),
+    "qwen35": (None, QWEN35),
+    "gpt-4o": (None, GPT4O),
 }
+COMPOSED = ("qwen2", "qwen35")
 TEXTS = (
     "the once  12 the 7  7 7\n\n\n 777 and 1234567",
     "  7 seven",
@@ -33,6 +45,7 @@ TEXTS = (
     "Ωμέγα ½ ② 世界 e\u0301 é naïve — “quoted”  😀 1️⃣",
     "",
     "   ",
+    "theOnce HTTPServer'S x\u0301y\u0301 .\u0301 a/b//\n",
     "<think>the</think><|im_start|>7",
 )
 
@@ -73,10 +86,10 @@ def plainly(text: str, pre: str, rules: Rules) -> list[str]:
         if part in rules.special:
             found.append(part)
             continue
-        part = unicodedata.normalize("NFC", part) if pre == "qwen2" else part
+        part = unicodedata.normalize("NFC", part) if pre in COMPOSED else part
         cut = regex.split(f"({digits})", part) if digits else [part]
         for piece in (piece for each in cut for piece in regex.findall(words, each)):
-            found += rules.merged(spelled(piece), takes_whole=pre == "llama-bpe")
+            found += rules.merged(spelled(piece), takes_whole=pre in ("llama-bpe", "gpt-4o"))
     return found
 
 
@@ -113,7 +126,7 @@ def test_ids_follow_from_the_rules_of_each_cutting(pre: str, tmp_path: Path) -> 
     for text in (*TEXTS, *mixed):
         ids = tokenizer.encode(text)
         assert [rules.tokens[token_id] for token_id in ids] == plainly(text, pre, rules), text
-        assert tokenizer.decode(ids) == (unicodedata.normalize("NFC", text) if pre == "qwen2" else text)
+        assert tokenizer.decode(ids) == (unicodedata.normalize("NFC", text) if pre in COMPOSED else text)
 
 
 def test_two_blanks_before_a_digit_are_one_token_where_digits_are_cut_off(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from spec_lab.checkpoints.checkpoint import stored_tensors
-from spec_lab.checkpoints.config import read_num_mtp_modules
+from spec_lab.checkpoints.config import num_mtp_modules, read_keys
 from spec_lab.config.choices import Rollback
 from spec_lab.config.run import RecurrentConfig
 from spec_lab.core.types import NormSide
@@ -84,7 +84,7 @@ def test_drafts_equal_the_whole_chain_recomputed(
     engine.generate(requests)
     assert set(rule.accepted) == {0, 1, 2, 3} and rule.compared > 20
     assert sum(name.startswith("mtp.") for name in stored_tensors(folder)) == NUM_TENSORS[kind]
-    assert read_num_mtp_modules(folder) == 1
+    assert num_mtp_modules(read_keys(folder)) == 1
 
 
 @pytest.mark.parametrize(

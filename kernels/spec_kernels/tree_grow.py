@@ -196,15 +196,15 @@ def _choose_rows(
         scores = tl.where(in_pool, tl.load(pool_scores_ptr + pool, mask=in_pool, other=0.0), scores)
     order = tl.where(is_draft, in_order(nan_as_largest(scores), place), TAKEN)
     if COUNTED:
-        num_better = tl.sum((order[None, :] > order[:, None]).to(tl.int32), 1)
-        is_chosen = is_draft & (num_better < num_drafts)
+        row = 1 + tl.sum((order[None, :] > order[:, None]).to(tl.int32), 1)
+        row = tl.where(is_draft & (row <= num_drafts), row, 0)
     else:
-        is_chosen = place < 0
-        for _ in range(num_drafts):
+        row = tl.full((TILE,), 0, tl.int32)
+        for best in range(num_drafts):
             is_best = order == tl.max(order, 0)
-            is_chosen = is_chosen | is_best
+            row = tl.where(is_best, best + 1, row)
             order = tl.where(is_best, TAKEN, order)
-    row = tl.cumsum(is_chosen.to(tl.int32), 0)
+    is_chosen = row > 0
 
     # Another thread knows the row of a parent, so rows go through memory.
     rows_ptr = row_of_ptr + request * TILE

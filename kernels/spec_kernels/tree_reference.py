@@ -134,7 +134,8 @@ def choose_rows_reference(
     scores_before: torch.Tensor | None,
     num_before: int,
 ) -> None:
-    """Turn the best drafts into rows, in the order in which they were found; ties go to the earlier.
+    """Turn the best drafts into rows, best first, so that the first rows are the best smaller tree; ties go to the
+    earlier.
 
     Args:
         tokens: [batch, N - 1], written.
@@ -146,14 +147,9 @@ def choose_rows_reference(
     all_scores = torch.cat((pool_scores[:, :num_before], scores), dim=1)
     all_tokens = torch.cat((pool_tokens[:, :num_before], found_tokens.flatten(1)), dim=1)
     all_parents = torch.cat((pool_parents[:, :num_before], found_parents), dim=1)
-    chosen = best_in_order(all_scores, tokens.shape[1])
+    chosen = _best_first(all_scores, tokens.shape[1])
     tokens.copy_(all_tokens.gather(1, chosen))
     parents.copy_(parents_of_rows(all_parents, chosen))
-
-
-def best_in_order(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the indices [batch, count] of the best scores [batch, drafts], ascending; ties go to the earlier."""
-    return _best_first(scores, count).sort(dim=1).values
 
 
 def parents_of_rows(parents: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:

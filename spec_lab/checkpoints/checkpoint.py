@@ -12,7 +12,14 @@ import torch
 from safetensors import safe_open
 
 from spec_lab.checkpoints.block_fp8 import dequantised, with_products_as_stored, with_scales
-from spec_lab.checkpoints.checkpoint_files import StoredTensor, checkpoint_files, few, opened, tensors_of
+from spec_lab.checkpoints.checkpoint_files import (
+    OpenedGguf,
+    StoredTensor,
+    checkpoint_files,
+    few,
+    opened,
+    tensors_of,
+)
 from spec_lab.checkpoints.expert_checkpoint import with_stacked_experts
 from spec_lab.checkpoints.gguf import gguf_tensors
 from spec_lab.checkpoints.gguf_file import is_gguf
@@ -20,11 +27,10 @@ from spec_lab.checkpoints.gpt_oss_checkpoint import with_experts_of_gpt_oss
 from spec_lab.checkpoints.lazy_tensors import LazyTensors
 from spec_lab.checkpoints.possible_values import refuse_impossible
 from spec_lab.checkpoints.quantised import with_quantised
-from spec_lab.checkpoints.slices import WHOLE_TENSORS, Slices, kept_part
+from spec_lab.checkpoints.slices import WHOLE_TENSORS, Slices
 from spec_lab.core.errors import UserError
 
 SAME_CHECKPOINT = "take both from the same checkpoint of a supported architecture"
-WHOLE_GGUF = "use an unchanged file of a supported architecture"
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 # These are float32 for every dtype of the run. The first is added to scores, whose differences bfloat16 would lose.
 # The next two determine a state's decay over thousands of rows (SGLang #20741). Sinks join float32 sums.
@@ -63,8 +69,6 @@ def open_tensors(
         UserError: a missing, unreadable or incomplete file, or tensors missing, of another shape, not expected or in an
             unsupported quantization. On access: a value that no model has (`refuse_impossible`).
     """
-    if is_gguf(folder):
-        return _open_gguf(folder, wanted, dtype, device, slices)
     stored = own(stored_tensors(folder))
     tied_head = None if "lm_head.weight" in wanted else stored.pop("lm_head.weight", None)
     check_tensors(stored, wanted, optional, str(folder))
@@ -78,29 +82,8 @@ def open_tensors(
     return LazyTensors(read, lambda name: read_tensors({name: read[name]}, dtype, device)[name])
 
 
-def _open_gguf(
-    path: Path,
-    wanted: Mapping[str, tuple[int, ...]],
-    dtype: torch.dtype,
-    device: torch.device | str,
-    slices: Slices,
-) -> LazyTensors:
-    """Open a GGUF file, whose tensors are dequantised one by one."""
-    stored = gguf_tensors(path)
-    check_tensors(stored, wanted, (), str(path), of="its header", remedy=WHOLE_GGUF)
-
-    def read(name: str) -> torch.Tensor:
-        value = stored[name].read()
-        kept = kept_part(slices, name, value)
-        tensor = kept.to(device=device, dtype=run_dtype(name, dtype))
-        refuse_impossible(tensor, value, path, stored[name].place.name)
-        return tensor
-
-    return LazyTensors(wanted, read)
-
-
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of a checkpoint folder, from the file headers.
+    """Return the tensors of a folder or a GGUF file, from the headers, under the names of a folder.
 
     The scales of an fp8 matrix are attached to it (`block_fp8`), and other quantised matrices are single tensors
     (`quantised`). A layer's experts are stacked, even if the file has
@@ -108,6 +91,8 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     DeepSeek-V3.2's sparse attention: sequences here are limited to lengths at which an indexer chooses every key
     (`ModelConfig.max_dense_positions`).
     """
+    if is_gguf(folder):
+        return gguf_tensors(folder)
     stored: dict[str, StoredTensor] = {}
     for file in checkpoint_files(folder):
         stored |= tensors_of(file)
@@ -160,28 +145,22 @@ def check_tensors(
     wanted: Mapping[str, tuple[int, ...]],
     optional: Collection[str],
     source: str,
-    of: str = "config.json",
-    remedy: str = SAME_CHECKPOINT,
 ) -> None:
     """Refuse a checkpoint whose tensors are not the wanted ones, in one line with the first differences of each kind.
 
     An unexpected tensor is refused as well, since in a supported family it means that the model was misread.
-
-    Args:
-        of: where the wanted names and shapes come from, for the error.
-        remedy: what the error tells the user to do.
     """
     missing = [name for name in wanted if name not in stored and name not in optional]
     unexpected = [name for name in stored if name not in wanted]
     reshaped = [
-        f"{name} is {list(stored[name].shape)}, {of} says {list(shape)}"
+        f"{name} is {list(stored[name].shape)}, its config says {list(shape)}"
         for name, shape in wanted.items()
         if name in stored and stored[name].shape != shape
     ]
     complaints = [("missing", missing), ("of another shape", reshaped), ("not expected", unexpected)]
     found = [f"{len(names)} {kind}: {few(names)}" for kind, names in complaints if names]
     if found:
-        raise UserError(f"{source}: the tensors do not fit {of} ({'; '.join(found)}); {remedy}")
+        raise UserError(f"{source}: the tensors do not fit its config ({'; '.join(found)}); {SAME_CHECKPOINT}")
 
 
 def check_floating(stored: Mapping[str, StoredTensor], source: str) -> None:
@@ -240,7 +219,7 @@ def run_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if name.endswith(FLOAT32_TENSORS) else dtype
 
 
-def _read(handle: safe_open, tensor: StoredTensor) -> torch.Tensor:
+def _read(handle: safe_open | OpenedGguf, tensor: StoredTensor) -> torch.Tensor:
     """Read a tensor in its form, and cut it to its part."""
     file: Any = handle  # safetensors has no annotations
     value: torch.Tensor
@@ -255,7 +234,7 @@ def _read(handle: safe_open, tensor: StoredTensor) -> torch.Tensor:
     return value if tensor.part is None else value[tensor.part]
 
 
-def _scales(handle: safe_open, tensor: StoredTensor) -> torch.Tensor:
+def _scales(handle: safe_open | OpenedGguf, tensor: StoredTensor) -> torch.Tensor:
     """Read the scales of an fp8 matrix, which an index may have placed in another file than the matrix."""
     assert tensor.scales is not None
     stored = tensor.scales.tensor

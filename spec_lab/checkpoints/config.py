@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from spec_lab.checkpoints.gguf_config import gguf_config
+from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.checkpoints.json_input import present, read_json
 from spec_lab.checkpoints.plan import LayerPlan
 
@@ -97,6 +99,6 @@ def num_mtp_modules(config: Mapping[str, Any]) -> int:
     return next((int(keys[key]) for key in MTP_COUNT_KEYS if key in keys), unnamed)
 
 
-def read_num_mtp_modules(folder: Path) -> int:
-    """Read `num_mtp_modules` of a checkpoint folder."""
-    return num_mtp_modules(read_json(folder / "config.json"))
+def read_keys(path: Path) -> dict[str, Any]:
+    """Read the config.json of a folder, or what it would say of the model in a GGUF file."""
+    return gguf_config(path) if is_gguf(path) else read_json(path / "config.json")

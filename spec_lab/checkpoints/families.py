@@ -15,11 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from spec_lab.checkpoints.checks import refuse_values
-from spec_lab.checkpoints.config import Gemma4Sizes, ModelConfig, text_part
+from spec_lab.checkpoints.config import Gemma4Sizes, ModelConfig, read_keys, text_part
 from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
 from spec_lab.checkpoints.expert_sizes import ExpertSizes, RouterScores
-from spec_lab.checkpoints.gguf_config import gguf_config
-from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.checkpoints.json_input import read_json
 from spec_lab.checkpoints.latent_sizes import LatentSizes
 from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
@@ -117,12 +115,10 @@ def read_model_config(folder: Path) -> ModelConfig:
     Raises:
         UserError: the errors of `read_decoder`.
     """
-    if is_gguf(folder):
-        return read_decoder(gguf_config(folder), str(folder))
-    keys, generation = read_json(folder / "config.json"), folder / "generation_config.json"
+    keys, generation = read_keys(folder), folder / "generation_config.json"
     if generation.exists():
         keys["eos_token_id"] = read_json(generation).get("eos_token_id")
-    return read_decoder(keys, str(folder / "config.json"))
+    return read_decoder(keys, str(folder))
 
 
 def read_decoder(keys: Mapping[str, Any], source: str) -> ModelConfig:

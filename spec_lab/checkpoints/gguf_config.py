@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,74 @@ from typing import Any
 from spec_lab.checkpoints.checks import refuse_values
 from spec_lab.checkpoints.gguf_file import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, GgufFile, read_head
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
-"""llama.cpp's names, which are also the model types of transformers."""
+Keys = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """What the files of a family have beyond a Llama's.
+
+    Attributes:
+        model_type: transformers' name of the family.
+        keys: the file's keys by those of config.json.
+        rotates_a_part: whether `rope.dimension_count` may be less than a head.
+        rope: what every model of the family has, and its file does not say.
+    """
+
+    model_type: str
+    keys: Keys = field(default_factory=dict)
+    rotates_a_part: bool = False
+    rope: Mapping[str, Any] = field(default_factory=dict)
+
+
+DELTA_NET: Keys = {
+    "linear_num_key_heads": "ssm.group_count",
+    "linear_num_value_heads": "ssm.time_step_rank",
+    "linear_key_head_dim": "ssm.state_size",
+    "linear_value_head_dim": "ssm.state_size",
+    "linear_conv_kernel_dim": "ssm.conv_kernel",
+    "mtp_num_hidden_layers": "nextn_predict_layers",
+}
+EXPERTS: Keys = {
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+}
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "llama": Architecture("llama"),
+    "qwen2": Architecture("qwen2"),
+    "qwen3": Architecture("qwen3"),
+    "qwen35": Architecture("qwen3_5_text", DELTA_NET, rotates_a_part=True),
+    "qwen35moe": Architecture(
+        "qwen3_5_moe_text",
+        {
+            **DELTA_NET,
+            **EXPERTS,
+            "num_experts": "expert_count",
+            "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+        },
+        rotates_a_part=True,
+    ),
+    "gpt-oss": Architecture(
+        "gpt_oss",
+        {
+            **EXPERTS,
+            "num_local_experts": "expert_count",
+            "intermediate_size": "expert_feed_forward_length",
+            "sliding_window": "attention.sliding_window",
+        },
+        rope={"truncate": False},  # llama.cpp's own tables are rounded to whole channels
+    ),
+}
+"""The families by llama.cpp's names."""
 READ_KEYS = (
     "vocab_size", "context_length", "embedding_length", "block_count", "feed_forward_length",
     "attention.head_count", "attention.head_count_kv", "attention.layer_norm_rms_epsilon", "attention.key_length",
     "attention.value_length", "rope.dimension_count", "rope.freq_base", "rope.scaling.type", "rope.scaling.factor",
     "rope.scaling.original_context_length", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
 )  # fmt: skip
-NOTHING_SAID = ("tensor_data_layout", "rope.scaling.finetuned")
-"""Keys that are not read, since they do not change the forward pass."""
+INTERVAL, RECURRENT = "full_attention_interval", "attention.recurrent_layers"
+NOTHING_SAID = ("tensor_data_layout", "rope.scaling.finetuned", "rope.dimension_sections", "ssm.inner_size")
+"""Keys that are not read, since they do not change the forward pass of a text, or follow from others."""
 AMPLITUDE = "rope.scaling.attn_factor"
 """The factor of cosines and sines. It is read with `longrope`; elsewhere it must be 1."""
 
@@ -40,51 +99,64 @@ def gguf_config(path: Path) -> dict[str, Any]:
             that do not fit one another.
     """
     file = read_head(path)
-    name, sizes = file.architecture, file.sizes
+    sizes = file.sizes
     refuse_values(str(path), file.metadata, {"general.architecture": ARCHITECTURES})
-    _refuse_unknown_keys(file)
+    family = ARCHITECTURES[file.architecture]
+    _refuse_unknown_keys(file, family)
     heads, hidden = sizes["attention.head_count"], sizes["embedding_length"]
+    head_dim = sizes.get("attention.key_length", hidden // heads)
     ends = [token for end in ("eos", "eot", "eom") for token in file.ids(f"{end}_token_id")]
-    return {
-        "model_type": name,
+    rope = {**_rope_scaling(file), **family.rope}
+    if family.rotates_a_part:
+        rope = {"rope_type": "default", **rope, "partial_rotary_factor": sizes["rope.dimension_count"] / head_dim}
+    config = {
+        "model_type": family.model_type,
         "vocab_size": file.places["token_embd.weight"].shape[0],
         "hidden_size": hidden,
-        "intermediate_size": sizes["feed_forward_length"],
-        "num_hidden_layers": sizes["block_count"],
+        "intermediate_size": sizes.get("feed_forward_length"),
+        "num_hidden_layers": sizes["block_count"] - sizes.get("nextn_predict_layers", 0),
         "num_attention_heads": heads,
         "num_key_value_heads": sizes.get("attention.head_count_kv", heads),
-        "head_dim": sizes.get("attention.key_length", hidden // heads),
+        "head_dim": head_dim,
         "max_position_embeddings": sizes["context_length"],
         "rms_norm_eps": sizes["attention.layer_norm_rms_epsilon"],
         "rope_theta": sizes.get("rope.freq_base", 10000.0),
-        "rope_scaling": _rope_scaling(file),
+        "rope_scaling": rope or None,
         "tie_word_embeddings": "output.weight" not in file.places,
         "attention_bias": "blk.0.attn_q.bias" in file.places,
         "mlp_bias": "blk.0.ffn_gate.bias" in file.places,
         "bos_token_id": next(iter(file.ids("bos_token_id")), None),
         "eos_token_id": list(dict.fromkeys(ends)),
     }
+    if "ssm.conv_kernel" in sizes:
+        layers = range(config["num_hidden_layers"])
+        linear = sizes.get(RECURRENT) or [(layer + 1) % sizes.get(INTERVAL, 4) for layer in layers]
+        config["layer_types"] = ["linear_attention" if linear[layer] else "full_attention" for layer in layers]
+    return config | {name: sizes[key] for name, key in family.keys.items() if key in sizes}
 
 
-def _refuse_unknown_keys(file: GgufFile) -> None:
-    """Refuse keys of the architecture that are not read here, since they may change the forward pass, and heads of
-    which a part is rotated. Converters write a zero count for parts that a model does not have."""
+def _refuse_unknown_keys(file: GgufFile, family: Architecture) -> None:
+    """Refuse keys of the architecture that are not read here, since they may change the forward pass. Converters write
+    a zero count for parts that a model does not have."""
     sizes = file.sizes
     size = sizes.get("attention.key_length", sizes["embedding_length"] // sizes["attention.head_count"])
-    supported: dict[str, tuple[Any, ...]] = dict.fromkeys(sizes.keys() - {*READ_KEYS, *NOTHING_SAID}, (0, False))
-    supported |= dict.fromkeys(("attention.value_length", "rope.dimension_count"), (size,))
+    read = {*READ_KEYS, *NOTHING_SAID, *family.keys.values(), *((INTERVAL, RECURRENT) if family.rotates_a_part else ())}
+    supported: dict[str, tuple[Any, ...]] = dict.fromkeys(sizes.keys() - read, (0, False))
+    supported["attention.value_length"] = (size,)
+    if not family.rotates_a_part:
+        supported["rope.dimension_count"] = (size,)
     supported[AMPLITUDE] = (1.0,) if sizes.get("rope.scaling.type") != "longrope" else (sizes.get(AMPLITUDE),)
     named = {f"{file.architecture}.{key}": values for key, values in supported.items()}
     refuse_values(str(file.path), file.metadata, named)
 
 
-def _rope_scaling(file: GgufFile) -> dict[str, Any] | None:
+def _rope_scaling(file: GgufFile) -> dict[str, Any]:
     sizes, factors = file.sizes, _rope_factors(file, ROPE_FACTORS)
     kind = sizes.get("rope.scaling.type", "none")
     if factors is not None and any(factor != 1.0 for factor in factors):
         return _llama3_rope(file, factors)
     if kind == "none":
-        return None
+        return {}
     keys = {
         "factor": "factor",
         "original_max_position_embeddings": "original_context_length",

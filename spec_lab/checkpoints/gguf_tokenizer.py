@@ -18,10 +18,20 @@ TOKENS = "tokenizer.ggml.tokens"
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
 CHAT_TEMPLATE = "tokenizer.chat_template"
 
-# The regular expression of Llama 3, where `{digits}` is the part that splits runs of digits.
+# The regular expression of Llama 3, where `{letters}` is what words are made of, and `{digits}` splits runs of digits.
 WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?[{letters}]+|{digits}| ?[^\s{letters}\p{{N}}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# That of o200k, which splits a word before a capital.
+_BEFORE, _AFTER, _ENDING = (
+    r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]",
+    r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]",
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+)
+O200K = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_BEFORE}*{_AFTER}+{_ENDING}|[^\r\n\p{{L}}\p{{N}}]?{_BEFORE}+{_AFTER}*{_ENDING}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 
@@ -44,7 +54,7 @@ class Cutting:
     adds_bos: bool = False
 
 
-LLAMA3 = Cutting(WORDS.format(digits=r"\p{N}{1,3}"), whole_pieces=True, adds_bos=True)
+LLAMA3 = Cutting(WORDS.format(letters=r"\p{L}", digits=r"\p{N}{1,3}"), whole_pieces=True, adds_bos=True)
 SINGLE_DIGITS = Cutting(single_digits=True)
 CUTTINGS: Mapping[str, Cutting] = {
     "smollm": SINGLE_DIGITS,
@@ -54,7 +64,9 @@ CUTTINGS: Mapping[str, Cutting] = {
     "llama-bpe": LLAMA3,
     "llama3": LLAMA3,
     "llama-v3": LLAMA3,
-    "qwen2": Cutting(WORDS.format(digits=r"\p{N}"), composes=True),
+    "qwen2": Cutting(WORDS.format(letters=r"\p{L}", digits=r"\p{N}"), composes=True),
+    "qwen35": Cutting(WORDS.format(letters=r"\p{L}\p{M}", digits=r"\p{N}"), composes=True),
+    "gpt-4o": Cutting(O200K, whole_pieces=True),
 }
 
 

@@ -1,4 +1,4 @@
-"""Reads multi-token prediction (MTP, NextN) modules, from a folder of their own or from their target's.
+"""Reads multi-token prediction (MTP, NextN) modules, from a folder of their own or from their target's checkpoint.
 
 Tensors of every family are returned in one common form. They have DeepSeek's names without prefix (`enorm.weight`,
 `hnorm.weight`, `eh_proj.weight`, `input_layernorm.weight`, `self_attn.*`, `mlp.*`, `shared_head.norm.weight`). The
@@ -17,9 +17,8 @@ import torch
 from spec_lab.checkpoints.checkpoint import check_floating, check_tensors, read_tensors, stored_tensors
 from spec_lab.checkpoints.checkpoint_files import StoredTensor
 from spec_lab.checkpoints.checks import refuse_other_target, refuse_values
-from spec_lab.checkpoints.config import ModelConfig, num_mtp_modules, text_part
+from spec_lab.checkpoints.config import ModelConfig, num_mtp_modules, read_keys, text_part
 from spec_lab.checkpoints.families import FAMILIES, read_decoder
-from spec_lab.checkpoints.json_input import read_json
 from spec_lab.checkpoints.mtp_layouts import (
     EMBEDDING_NORM,
     FINAL_NORM,
@@ -63,13 +62,13 @@ def load_mtp(
 ) -> tuple[MtpConfig, list[dict[str, torch.Tensor]]]:
     """Read the first `num_modules` modules for a target: their config, and each one's tensors in the common form.
 
-    Tensors of the target's own layers, if the folder has them, are ignored, as are copies of its embedding and head.
+    Tensors of the target's own layers are ignored if the checkpoint has them, as are copies of its embedding and head.
 
     Raises:
-        UserError: no module in the folder, or too few; a block or experts that are not supported; a module for another
-            target; tensors missing, of another shape, not expected or in an unsupported quantization.
+        UserError: no module, or too few; a block or experts that are not supported; a module for another target;
+            tensors missing, of another shape, not expected or in an unsupported quantization.
     """
-    config, source = read_json(folder / "config.json"), str(folder / "config.json")
+    config, source = read_keys(folder), str(folder)
     decoder, count = text_part(config), num_mtp_modules(config) or 1
     num_layers, stored = decoder["num_hidden_layers"], stored_tensors(folder)
     layout = find_layout(stored, num_layers)

@@ -16,6 +16,7 @@ from spec_lab.checkpoints.checkpoint import Names, renamed
 from spec_lab.checkpoints.checkpoint_files import StoredTensor
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.delta_net_checkpoint import ungrouped
+from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.checkpoints.plan import LayerPlan
 
 Stored = dict[str, StoredTensor]
@@ -57,8 +58,9 @@ def target_tensors(stored: Mapping[str, StoredTensor], config: ModelConfig) -> S
             for name in DEAD:
                 tensors.pop(f"{prefix}self_attn.{name}", None)
         _split_products(tensors, prefix, plan)
-    if config.family == "hybrid":
-        tensors = {name: zero_centred(it) if counts_from_one(name) else it for name, it in tensors.items()}
+    if config.family == "hybrid":  # the norms of a GGUF file have their 1
+        is_centred = {name: counts_from_one(name) and not is_gguf(it.file) for name, it in tensors.items()}
+        tensors = {name: zero_centred(it) if is_centred[name] else it for name, it in tensors.items()}
     return _multiplied(tensors, dict(config.factors)) if config.factors else tensors
 
 

@@ -130,16 +130,14 @@ _NONE = -(2**40)
 
 
 def _rows(tokens: torch.Tensor, leaders: torch.Tensor, scores: torch.Tensor, num_rows: int) -> DraftTree:
-    """Assign rows to the best drafts of [batch, matches, depth], parents first; the remaining rows hold no draft."""
+    """Assign rows to the best drafts of [batch, matches, depth], best first; the remaining rows hold no draft."""
     batch, _, depth = tokens.shape
     flat = scores.flatten(1)
     # Padding, so that there are always enough candidates for all rows.
     flat = torch.cat((flat, flat.new_full((batch, num_rows - 1), _NONE)), dim=1)
     best = flat.sort(dim=1, descending=True, stable=True)
     is_draft = best.values[:, : num_rows - 1] > _NONE
-    places = torch.where(is_draft, best.indices[:, : num_rows - 1], flat.shape[1]).sort(dim=1).values
-    is_draft = places < flat.shape[1]
-    places = torch.where(is_draft, places, 0)
+    places = torch.where(is_draft, best.indices[:, : num_rows - 1], 0)
     rows = torch.arange(1, num_rows, device=tokens.device).expand_as(places)
     row_of = torch.zeros_like(flat).scatter(1, torch.where(is_draft, places, flat.shape[1] - 1), rows)
     level = places % depth

@@ -11,7 +11,7 @@ from spec_lab.engine.costs import CostTable, Seconds
 from spec_lab.engine.plan import LaunchShape, PlannedLaunch
 from spec_lab.engine.rates import AcceptanceRates, Array, CalibratedConfidences, Integers
 
-REVIEW_ROUNDS = 4
+REVIEW_ROUNDS = 8
 """K is chosen for so many rounds, or until other requests run."""
 TRIALS = 0.008
 """The share of time that may be lost to trying numbers of drafts whose acceptance is not known."""
@@ -45,9 +45,11 @@ class CostPlan:
         self._confidences.restart()
         self._allowance = 0.0
         self._k = self._most
+        self._is_calibrated = False
         self._slots: list[int] = []
         self._rounds_left = 0
-        self._noted: list[tuple[list[int], list[int], list[int]]] = []
+        self._noted_slots: list[int] = []
+        self._noted: list[tuple[list[int], list[int]]] = []
 
     def admit(self, slot: int, request: Request) -> None:
         own = request.num_draft_tokens
@@ -63,37 +65,48 @@ class CostPlan:
         if not self._rounds_left or slots != self._slots:
             self._review(slots, is_behind)
         self._rounds_left -= 1
+        confidences = [sequence.waiting_confidences for sequence in sequences]
         if self._k == 0 or is_behind:
             shape, num_tokens = LaunchShape(0, self._k), float(count)
-        elif self._confidences.are_known(sequences) or any(s.num_waiting != self._k for s in sequences):
-            shape, num_tokens = self._worth_verifying(sequences)
+        elif all(confidences):
+            if not self._is_calibrated:
+                self._confidences.calibrate(self._own_rates)
+                self._is_calibrated = True
+            known = self._confidences.survival(np.array(confidences))
+            shape, num_tokens = self._worth_verifying(known, sequences)
+        elif any(sequence.num_waiting != self._k for sequence in sequences):
+            shape, num_tokens = self._worth_verifying(self._survival, sequences)
         else:
-            shape, num_tokens = LaunchShape(self._k, self._k), float(self._tokens[self._k])
+            shape, num_tokens = self._steady, float(self._tokens[self._k])
         self._allowance += TRIALS * self.costs.seconds(count, shape)
         return PlannedLaunch(shape, num_tokens)
 
     def note(self, sequences: List[Sequence]) -> None:
         slots = [sequence.slot for sequence in sequences]
+        if slots != self._noted_slots:
+            self._learn()
+            self._noted_slots = slots
         offered = [sequence.offered_per_round[-1] for sequence in sequences]
         accepted = [sequence.accepted_per_round[-1] for sequence in sequences]
-        self._noted.append((slots, offered, accepted))
+        self._noted.append((offered, accepted))
+        if len(self._noted) == REVIEW_ROUNDS:  # here, where the device is busy with the next round
+            self._learn()
         confidences = [sequence.confidence_per_round[-1] for sequence in sequences]
         if any(confidences):
             padded = np.array([[*row, *[1.0] * (self._most - len(row))] for row in confidences])
             self._confidences.note(padded, np.array(offered), np.array(accepted))
 
     def _learn(self) -> None:
-        """Count the rounds since the last review."""
-        for slots, offered, accepted in self._noted:
-            self._rates.note(np.array(slots), np.array(offered), np.array(accepted))
+        """Count the rounds that were noted."""
         if self._noted:
+            offered, accepted = np.array(self._noted).swapaxes(0, 1)
+            self._rates.note(np.array(self._noted_slots), offered, accepted)
             self._rates.renew_prior()
-        self._noted.clear()
+            self._noted.clear()
 
     def _review(self, slots: list[int], is_behind: bool) -> None:
         """Choose K for the next rounds of the requests in `slots`."""
         assert self.costs is not None
-        self._learn()
         self._slots, self._rounds_left = slots, REVIEW_ROUNDS
         ids, count = np.array(slots), len(slots)
         self._own_rates = self._rates.of(ids)
@@ -109,6 +122,8 @@ class CostPlan:
         best = self._k if worth[best] < WORTH_A_CHANGE * worth[self._k] else best
         self._worth = float(worth[best])
         self._k = self._tried(best, worth, seconds, ids, way_back)
+        self._steady = LaunchShape(self._k, self._k)
+        self._is_calibrated = False
 
     def _tried(self, best: int, worth: Array, seconds: Seconds, ids: Integers, way_back: float) -> int:
         """Return a K that is larger than the best one and unknown, if a trial may cost so much; else the best one."""
@@ -123,18 +138,13 @@ class CostPlan:
         self._allowance -= loss
         return larger
 
-    def _worth_verifying(self, sequences: List[Sequence]) -> tuple[LaunchShape, float]:
-        """Leave out the waiting drafts that cost more than they bring, by rates or by the drafter's confidence."""
+    def _worth_verifying(self, survival: Array, sequences: List[Sequence]) -> tuple[LaunchShape, float]:
+        """Leave out the waiting drafts that cost more than they bring, by their `survival` [batch, drafts]."""
         assert self.costs is not None
         waiting = np.array([sequence.num_waiting for sequence in sequences])
-        survival = self._survival
-        if self._confidences.are_known(sequences):
-            known = np.zeros_like(survival)
-            for row, sequence in zip(known, sequences, strict=True):
-                row[: sequence.num_waiting] = (sequence.waiting_confidences or [])[: sequence.num_waiting]
-            survival = self._confidences.survival(known, self._own_rates)
-        survival = np.where(self._columns < waiting[:, None], survival, 0.0)
+        most = max(int(waiting.max()), 1)
+        survival = np.where(self._columns[:most] < waiting[:, None], survival[:, :most], 0.0)
         tokens = len(sequences) + survival.sum(axis=0).cumsum()
-        gain = tokens - self._worth * self.costs.verified[len(sequences), 1:]
-        best = int(gain[: max(int(waiting.max()), 1)].argmax())
+        gain = tokens - self._worth * self.costs.verified[len(sequences), 1 : most + 1]
+        best = int(gain.argmax())
         return LaunchShape(best + 1, self._k), float(tokens[best])

@@ -98,10 +98,9 @@ class CostTable:
         return float(self.verified[num_requests, shape.num_offered] + further)
 
 
-def interleaved_medians(
-    runs: Sequence[Callable[[], float]], seconds: float, least: int = 3, most: int = 12
-) -> list[float]:
-    """Return the median time of each of `runs`, which return how long they took.
+def shortest_times(runs: Sequence[Callable[[], float]], seconds: float, least: int = 3, most: int = 12) -> list[float]:
+    """Return the shortest time of each of `runs`, which return how long they took: what else a machine does only adds
+    to a time, and adds more to a longer run.
 
     They take turns until `seconds` have passed in total, so that a machine that slows down slows down all of them. In
     its turn each runs three times, of which the first does not count: the run before it left cold caches, which rounds
@@ -115,4 +114,4 @@ def interleaved_medians(
             taken.extend(counted)
             spent += first + sum(counted)
         turns += 1
-    return [float(np.median(taken)) for taken in times]
+    return [min(taken) for taken in times]

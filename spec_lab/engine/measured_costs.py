@@ -8,7 +8,7 @@ from time import perf_counter
 
 import torch
 
-from spec_lab.engine.costs import CostTable, interleaved_medians, timed_shapes, timed_sizes
+from spec_lab.engine.costs import CostTable, shortest_times, timed_shapes, timed_sizes
 from spec_lab.engine.graphs.mode import GraphMode
 from spec_lab.engine.parts import Parts
 from spec_lab.engine.plan import LaunchShape
@@ -68,7 +68,7 @@ def measure_costs(parts: Parts, graph: GraphMode, rounds: Rounds, scheduler: Sch
         for shape in timed_shapes(most, rounds.makes_all)
     ]
     places = list(dict.fromkeys(places))
-    seconds = interleaved_medians([timed(*place) for place in places], SECONDS)
+    seconds = shortest_times([timed(*place) for place in places], SECONDS)
     for slot, taken in reversed(list(enumerate(pages))):
         slots.clear(slot)
         rounds.missed.clear(slot)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as List
-
 import numpy as np
-
-from spec_lab.core.types import Sequence
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 Integers = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
@@ -43,16 +39,17 @@ class AcceptanceRates:
         self._own[:, slot] = 0.0
 
     def note(self, slots: Integers, offered: Integers, accepted: Integers) -> None:
-        """Count a round of the requests in `slots` [batch], which offered and accepted so many drafts [batch]."""
-        judged = self._columns < np.minimum(offered, accepted + 1)[:, None]
-        passed = self._columns < accepted[:, None]
-        self._own[:, slots] *= FORGET_OWN
-        self._own[0, slots] += passed
-        self._own[1, slots] += judged
-        tried = judged.any(axis=0)
-        self._all[:, tried] *= FORGET_ALL ** len(slots)
-        self._all[0] += passed.sum(axis=0)
-        self._all[1] += judged.sum(axis=0)
+        """Count rounds of the requests in `slots` [batch], oldest first: they offered and accepted so many drafts
+        [rounds, batch]."""
+        num_rounds, batch = offered.shape
+        passed = self._columns < accepted[..., None]
+        judged = self._columns < np.minimum(offered, accepted + 1)[..., None]
+        counts = np.stack((passed, judged), dtype=np.float64)
+        weights = FORGET_OWN ** np.arange(num_rounds - 1, -1, -1)
+        self._own[:, slots] *= FORGET_OWN**num_rounds
+        self._own[:, slots] += np.tensordot(weights, counts, (0, 1))
+        self._all *= FORGET_ALL ** (batch * judged.any(axis=1).sum(axis=0))
+        self._all += counts.sum(axis=(1, 2))
 
     def of(self, slots: Integers) -> Array:
         """Return the rates [batch, K] of the requests in `slots` [batch]."""
@@ -87,12 +84,9 @@ class CalibratedConfidences:
         self._counts: Array = FIRST_DRAFTS * np.stack((middle, np.ones(self.NUM_BINS)))
         self._mean = np.array([FIRST_RATE * FIRST_DRAFTS, FIRST_DRAFTS])
 
-    def are_known(self, sequences: List[Sequence]) -> bool:
-        """Return whether the drafter's confidence in all waiting drafts is known."""
-        return all(sequence.waiting_confidences for sequence in sequences)
-
     def note(self, confidences: Array, offered: Integers, accepted: Integers) -> None:
-        """Count a round by the survival [batch, K] that the drafter expected; fields as in `AcceptanceRates.note`."""
+        """Count a round of requests by the survival [batch, K] that the drafter expected of their drafts, of which they
+        offered and accepted so many [batch]."""
         columns = np.arange(confidences.shape[1])
         judged = columns < np.minimum(offered, accepted + 1)[:, None]
         passed = (columns < accepted[:, None])[judged]
@@ -103,12 +97,17 @@ class CalibratedConfidences:
         np.add.at(self._counts[1], bins, 1.0)
         self._mean += passed.sum(), len(bins)
 
-    def survival(self, confidences: Array, rates: Array) -> Array:
-        """Return how likely drafts and all before them are accepted [batch, K], from the survival [batch, K] that the
-        drafter expects and the requests' `rates` [batch, K]: a request that does better than others at the same
-        confidence has its odds raised by as much as its rate is above that of all."""
-        by_bin = self._counts[0] / self._counts[1]
-        odds = _odds(by_bin[self._bins(confidences)]) * _odds(rates) / _odds(self._mean[0] / self._mean[1])
+    def calibrate(self, rates: Array) -> None:
+        """Set from all rounds that were noted what confidences are worth to requests of these `rates` [batch, K]: one
+        that does better than others at the same confidence has its odds raised by as much as its rate is above that of
+        all."""
+        self._odds_by_bin = _odds(self._counts[0] / self._counts[1])
+        self._odds_of_requests = _odds(rates) / _odds(self._mean[0] / self._mean[1])
+
+    def survival(self, confidences: Array) -> Array:
+        """Return how likely drafts and all before them are accepted [batch, drafts], from the survival that the drafter
+        expects."""
+        odds = self._odds_by_bin[self._bins(confidences)] * self._odds_of_requests[:, : confidences.shape[1]]
         survival: Array = (odds / (1.0 + odds)).cumprod(axis=1)
         return survival
 

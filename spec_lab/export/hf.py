@@ -9,9 +9,13 @@ from typing import Any
 import torch
 from gguf import GGMLQuantizationType as Kind
 
+from spec_lab.checkpoints.checkpoint import read_tensors
+from spec_lab.checkpoints.checkpoint_files import StoredTensor
+from spec_lab.checkpoints.checks import refuse_values
 from spec_lab.checkpoints.families import read_model_config
-from spec_lab.checkpoints.gguf import GgufTensor, gguf_tensors
+from spec_lab.checkpoints.gguf import gguf_tensors
 from spec_lab.checkpoints.gguf_config import gguf_config
+from spec_lab.checkpoints.gguf_file import read_head
 from spec_lab.checkpoints.gguf_tokenizer import chat_template, gguf_tokenizer, has_tokenizer, special_tokens
 from spec_lab.checkpoints.lazy_tensors import LazyTensors
 from spec_lab.export.folders import save_folder
@@ -32,12 +36,13 @@ def write_hf(path: Path, folder: Path) -> None:
     """
     read_model_config(path)  # refuses what is not understood
     tensors = gguf_tensors(path)
-    dtype = _dtype(tensors)
     config = {key: value for key, value in gguf_config(path).items() if value is not None}
+    refuse_values(str(path), config, {"model_type": ARCHITECTURES})
+    dtype = _dtype(path, tensors)
     config |= {"architectures": [ARCHITECTURES[config["model_type"]]], "torch_dtype": str(dtype).split(".")[-1]}
 
     def read(name: str) -> torch.Tensor:
-        value = tensors[name].read()
+        value = read_tensors({name: tensors[name]}, torch.float32, "cpu")[name]
         narrow = value.to(dtype)
         assert torch.equal(narrow.float(), value), f"{name} has values that {dtype} cannot hold"
         return narrow
@@ -50,14 +55,14 @@ def write_hf(path: Path, folder: Path) -> None:
         _write_tokenizer(path, folder, config["max_position_embeddings"])
 
 
-def _dtype(tensors: dict[str, GgufTensor]) -> torch.dtype:
+def _dtype(path: Path, tensors: dict[str, StoredTensor]) -> torch.dtype:
     """Return the 16-bit type of all matrices, if they share one and norms fit it; else float32."""
-    kinds = {tensor.place.code for tensor in tensors.values() if len(tensor.shape) > 1}
+    kinds = {place.code for place in read_head(path).places.values() if len(place.shape) > 1}
     dtype = {Kind.BF16: torch.bfloat16, Kind.F16: torch.float16}.get(Kind(min(kinds))) if len(kinds) == 1 else None
     if dtype is None:
         return torch.float32
-    others = (tensor.read() for tensor in tensors.values() if len(tensor.shape) == 1)
-    return dtype if all(torch.equal(value.to(dtype).float(), value) for value in others) else torch.float32
+    others = read_tensors({name: it for name, it in tensors.items() if len(it.shape) == 1}, torch.float32, "cpu")
+    return dtype if all(torch.equal(value.to(dtype).float(), value) for value in others.values()) else torch.float32
 
 
 def _write_tokenizer(path: Path, folder: Path, longest: int) -> None:

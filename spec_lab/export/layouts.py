@@ -22,7 +22,6 @@ from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.eagle3_checkpoint import load_eagle3
 from spec_lab.checkpoints.eagle3_config import Eagle3Config, default_tap_layer_inputs
 from spec_lab.checkpoints.families import read_model_config
-from spec_lab.checkpoints.gguf import gguf_tensors
 from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.checkpoints.json_input import read_json
 from spec_lab.checkpoints.mtp_layouts import find_layout
@@ -130,13 +129,8 @@ def _copies(layout: str, target: Path, head: dict[str, Tensor]) -> dict[str, Ten
 
 def target_tables(path: Path) -> dict[str, Tensor]:
     """Read a target's embedding and LM head, [vocab, hidden] each, as narrow as they are; two tensors even if tied."""
-    read: dict[str, Tensor]
-    if is_gguf(path):
-        opened = gguf_tensors(path)
-        read = {name: opened[name].read() for name in (*EMBEDDINGS, HEAD) if name in opened}
-    else:
-        stored = stored_tensors(path)
-        named = {name: stored[name] for name in (*EMBEDDINGS, HEAD) if name in stored}
-        read = read_tensors(named, torch.float32, "cpu")
+    stored = stored_tensors(path)
+    named = {name: stored[name] for name in (*EMBEDDINGS, HEAD) if name in stored}
+    read = read_tensors(named, torch.float32, "cpu")
     embedding = as_narrow_as_it_is(next(read[name] for name in EMBEDDINGS if name in read))
     return {"embed_tokens.weight": embedding, HEAD: as_narrow_as_it_is(read.get(HEAD, embedding)).clone()}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spec_lab.checkpoints.config import read_num_mtp_modules
+from spec_lab.checkpoints.config import num_mtp_modules, read_keys
 from spec_lab.config.choices import Choice, Weights
 from spec_lab.config.option import knob, option
 from spec_lab.config.run import Run
@@ -66,9 +66,9 @@ class MtpConfigBase(WeightsConfig):
             UserError: there are fewer modules than are read.
         """
         folder = Path(run.target.path) if self.path is None and run.target.path else super().folder(run)
-        if (found := read_num_mtp_modules(folder)) < self.num_modules:
+        if (found := num_mtp_modules(read_keys(folder))) < self.num_modules:
             raise UserError(
-                f"{folder}: config.json names {found} MTP modules, and drafter={self.name} reads {self.num_modules}; "
+                f"{folder}: its config names {found} MTP modules, and drafter={self.name} reads {self.num_modules}; "
                 "use drafter=mtp_eagle, fewer drafts, or another drafter.path"
             )
         return folder

@@ -45,8 +45,6 @@ class WeightsConfig(TrainedDrafterConfig):
     def folder(self, run: Run) -> Path:
         """Return the folder of the weights; UserError if it is missing."""
         folder = self.shipped(run) if self.path is None else Path(self.path)
-        if not folder.is_dir():
-            raise UserError(
-                f"drafter.path={folder} is not a folder; give the folder of the weights of drafter={self.name}"
-            )
+        if not folder.exists():
+            raise UserError(f"drafter.path={folder} is missing; give the weights of drafter={self.name}")
         return folder
