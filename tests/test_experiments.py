@@ -113,12 +113,6 @@ def test_what_is_typed_replaces_what_the_study_sweeps(ran: list[Any]) -> None:
     assert {config.max_new_tokens for config in ran} == {5}
 
 
-def test_a_cell_that_cannot_be_is_refused_and_the_others_run(ran: list[Any]) -> None:
-    """mtp_vanilla has no five modules."""
-    assert main(["experiment=drafters", "drafter=mtp_vanilla", "drafter.num_draft_tokens=3,5"]) == 2
-    assert [(config.drafter.name, config.drafter.num_draft_tokens) for config in ran] == [("mtp_vanilla", 3)]
-
-
 def test_optuna_searches_for_the_objective_and_goes_on_where_it_was(ran: list[Any]) -> None:
     """A refused trial ends nothing, and the trials of the first call are not run again."""
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="needs the extra `optuna`")
@@ -134,12 +128,6 @@ def test_optuna_searches_for_the_objective_and_goes_on_where_it_was(ran: list[An
     assert len(set(speedups.values())) == 2
     assert best["best_value"] == max(speedups.values())
     assert speedups[best["best_params"]["drafter.num_draft_tokens"]] == best["best_value"]
-
-
-def test_the_search_draws_values_that_its_knobs_take(ran: list[Any]) -> None:
-    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="needs the extra `optuna`")
-    assert main(["experiment=search_k", "hydra.sweeper.n_trials=3"]) == 0
-    assert {config.drafter.num_draft_tokens for config in ran} <= set(range(1, 8)) and len(ran) == 3
 
 
 def test_a_study_of_ones_own_needs_one_file(ran: list[Any], tmp_path: Path) -> None:
