@@ -79,15 +79,6 @@ def outputs(*overrides: str) -> list[list[int]]:
     return [row.output_ids for row in read_requests(place)]
 
 
-def test_an_extension_of_each_kind_is_short() -> None:
-    """Code lines of a section, of Python and YAML: 40, and 60 for a drafter with a cache of its own."""
-    for section in PAGE.read_text().split("\n## ")[1:]:
-        title, body = section.partition("\n")[::2]
-        code = re.sub(r'""".*?"""', "", "".join(text for _, text in BLOCK.findall(body)), flags=re.DOTALL)
-        lines = [line for line in code.splitlines() if line.strip() and not line.strip().startswith("#")]
-        assert len(lines) < (60 if "cache" in title else 40), title
-
-
 @pytest.mark.parametrize(
     ("drafter", "graphs"), [("copycat", ["full_loop", "step_replay", "split_seed"]), ("first_layers", ["round"])]
 )
