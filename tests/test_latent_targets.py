@@ -75,9 +75,7 @@ def make_kind(folder: Path, kind: str) -> Any:
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The folder and the transformers model of each kind, made once."""
 
-    return made_once(
-        tmp_path_factory, lambda folder, kind: make_latent_target(folder, KINDS[kind][0], **KINDS[kind][1])
-    )
+    return made_once(tmp_path_factory, make_kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)
