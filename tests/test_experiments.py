@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 from pathlib import Path
 from typing import Any
@@ -95,16 +94,6 @@ def swept(name: str, size: str) -> dict[str, list[str]]:
             text = full if size == "full" else small
         chosen[key] = [value.strip() for value in text.split(",")]
     return chosen
-
-
-def test_every_line_is_swept_or_has_a_use_that_its_page_names() -> None:
-    """A line that no size sweeps is for `line=...` typed by hand, which the YAML's head says."""
-    for name, path in FILES.items():
-        lines = set((yaml.safe_load(path.read_text())["study"].get("lines")) or {})
-        used = set(itertools.chain(*(swept(name, size).get("line", []) for size in ("small", "full"))))
-        assert used <= lines, name
-        head = path.read_text().partition("\ndefaults:")[0]
-        assert all(line in head for line in lines - used), name
 
 
 def test_what_is_typed_replaces_what_the_study_sweeps(ran: list[Any]) -> None:
