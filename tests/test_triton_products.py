@@ -244,22 +244,6 @@ def test_float32_keeps_the_librarys_products(llama: ModelConfig) -> None:
     assert all(type(layer) is TwoWays for layer in target.layers)
 
 
-def kernels_of_a_layer(config: ModelConfig, products: Products, num_rows: int = 4) -> tuple[int, int, int]:
-    """Count a layer's products, rotations, and products that rotate, all of them ours, in a round of two requests."""
-    lane = Lane.of(config.layers)
-    target, metadata = make_target(config, lane, products), lane.metadata([6, 4], num_rows)
-    with LaunchedKernels() as launched:
-        target.forward(prompt(2, num_rows).flatten(), Pass(lane.cache, metadata), FEATURES)
-    counts = [launched.count[name] / len(config.layers) for name in ("product", "rope_write", "project_heads")]
-    return tuple(counts)  # type: ignore[return-value]
-
-
-def test_without_row_invariance_products_are_the_librarys(llama: ModelConfig) -> None:
-    assert kernels_of_a_layer(llama, TritonProducts(row_invariant=False)) == (0, 1, 0)
-    assert kernels_of_a_layer(llama, TritonProducts()) == (3, 0, 1)
-    assert kernels_of_a_layer(llama, TritonProducts(), 10) == (2, 1, 0)
-
-
 def test_what_is_row_invariant(llama: ModelConfig) -> None:
     plan = llama.layers[0]
     assert TritonProducts().is_row_invariant(plan)
