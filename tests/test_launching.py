@@ -11,8 +11,9 @@ from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
 from spec_lab.checkpoints.expert_sizes import ExpertSizes, RouterScores
 from spec_lab.checkpoints.latent_sizes import LatentSizes
 from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
-from spec_lab.models.products import PLAIN, launching_of
-from spec_lab.operators.triton_products import TritonProducts
+from spec_lab.core.kernel_set import TORCH_FORMS
+from spec_lab.models.launching import launching_of
+from spec_lab.operators.triton_set import triton_set
 
 DENSE = LayerPlan(4, 2, 16, RopeConfig(1e4, "none"), 64)
 LARGE = replace(DENSE, intermediate_size=14336)
@@ -37,13 +38,13 @@ DELTA = replace(DENSE, delta_net=DeltaNetSizes(2, 4, 16, 16, 4))
 def test_few_rows_of_layers_whose_launches_weigh_are_early(
     plans: tuple[LayerPlan, ...], num_rows: int, is_early: bool
 ) -> None:
-    with launching_of(TritonProducts(), plans)(num_rows):
+    with launching_of(triton_set(), plans)(num_rows):
         assert loads_ahead() == is_early
     assert not loads_ahead()
 
 
 def test_neither_plain_nor_the_librarys_products_launch_early() -> None:
-    with launching_of(PLAIN, (EXPERTS,))(1):
+    with launching_of(TORCH_FORMS, (EXPERTS,))(1):
         assert not loads_ahead()
-    with launching_of(TritonProducts(row_invariant=False), (EXPERTS,))(1):
+    with launching_of(triton_set(row_invariant=False), (EXPERTS,))(1):
         assert not loads_ahead()

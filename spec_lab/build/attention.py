@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from spec_lab.build.kernels import Kernels
 from spec_lab.config.run import Run
+from spec_lab.core.kernel_set import KernelSet, Op
+from spec_lab.core.layer_protocols import RopeWrite
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,4 +23,9 @@ class BackendContext:
     max_positions: int
     device: torch.device
     dtype: torch.dtype
-    kernels: Kernels
+    kernels: KernelSet
+
+    @property
+    def rope_write(self) -> RopeWrite | None:
+        """Return the kernel that rotates heads and writes KV; None if torch and the backend do."""
+        return self.kernels.get(Op.ROPE_WRITE, None)

@@ -23,7 +23,7 @@ from spec_lab.core.kept import AllPromptRows, PrunePolicy
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.protocols import Drafter
 from spec_lab.core.pruning import Drop
-from spec_lab.engine.drafts import Chain, Tree, TreeParts
+from spec_lab.engine.drafts import Chain, Tree, TreeBehindRoot, TreeParts
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.host_drafts import HostDrafts
 from spec_lab.engine.missed_rows import MissedRows
@@ -74,7 +74,7 @@ def build_engine(run: Run, models: Models, limits: Limits, make_drafter: Drafter
     sizes, kept = run.sizes, prune_policy(run, models.backend)
     seeds = SlotSeeds(limits.num_slots, run.seed, models.device)
     limits = dataclasses.replace(limits, num_rows=run.drafter.num_draft_tokens + 1, rollback=run.recurrent.rollback)
-    cache = build_cache(models.target.layer_plans, limits, models)
+    cache = build_cache(models.target.layer_plans, limits, models, run.cache.dtype)
     timer = make_timer(models.device)
     notes = run.record.confidences and run.drafter.notes_confidence and run.sizes is None
     confidences = DraftConfidences(limits.num_slots, run.drafter.num_draft_tokens, models.device, models.kernels)
@@ -131,14 +131,23 @@ def build_rounds(lab: Lab, parts: Parts, is_captured: bool) -> Rounds:
     run, models, drafter = lab.run, lab.models, parts.drafter
     needs, most, num_slots = drafter.requirements, drafter.num_draft_tokens, lab.limits.num_slots
     plan = get("drafter.plan", run.drafter.plan)().build(lab)
-    if run.sizes is not None:
-        tree = Tree(parts, TreeParts.of(parts, models.kernels), run.sizes.num_rows, lab.limits.page_size)
-        return Rounds(lambda _: DecodeRound(parts, tree, AllOffered(most)), LaunchShape(most, most))
     chain, kept, finder = Chain(parts), lab.confidences, needs.on_host
-    if plan is None and finder is None:
+    if plan is None and run.sizes is None and finder is None:
         return Rounds(lambda _: DecodeRound(parts, chain, AllOffered(most, kept)), LaunchShape(most, most))
     offered = DraftOffers(num_slots, most, models.device, models.kernels)
     missed = None if plan is None or not plan.resumes else _missed_rows(lab, parts)
+    if run.sizes is not None:
+        num_rows, tree_parts = run.sizes.num_rows, TreeParts.of(parts, models.kernels)
+        tree = Tree(parts, tree_parts, num_rows, lab.limits.page_size, keeps_path=plan is not None)
+        root = TreeBehindRoot(parts, tree)
+
+        def make_of_tree(shape: LaunchShape) -> DecodeRound:
+            if shape.num_offered:
+                return DecodeRound(parts, tree.of_first(shape.num_offered + 1), AllOffered(most))
+            return PlainRound(parts, root, offered, missed, most if shape.num_made else 0)
+
+        shape = LaunchShape(num_rows - 1, num_rows - 1)
+        return Rounds(make_of_tree, shape, plan, missed, makes_all=True, is_captured=is_captured)
 
     def make(shape: LaunchShape) -> DecodeRound:
         if shape.num_offered == 0 and finder is None:
@@ -170,7 +179,7 @@ def _missed_rows(lab: Lab, parts: Parts) -> MissedRows:
 def build_teacher(run: Run, models: Models, limits: Limits) -> TeacherForcing:
     """Make the teacher-forcing pass of the target, with a KV cache that holds one text at a time."""
     one_sequence = limits.one_sequence()
-    cache = build_cache(models.target.layer_plans, one_sequence, models)
+    cache = build_cache(models.target.layer_plans, one_sequence, models, run.cache.dtype)
     return TeacherForcing(
         models.target,
         models.backend,

@@ -15,15 +15,15 @@ from spec_lab.acceptance.draft_sampling import DraftLogits
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.acceptance.phase import ThinkingMarkers
 from spec_lab.build.caches import build_cache
-from spec_lab.build.kernels import Kernels
 from spec_lab.build.limits import Limits
 from spec_lab.build.models import Models
 from spec_lab.checkpoints.plan import LayerPlan
-from spec_lab.config.choices import DraftSampling
+from spec_lab.config.choices import DraftSampling, KernelsChoice
 from spec_lab.config.run import Run, TrainedDrafterConfig
 from spec_lab.core.draft_paths import DraftPaths
 from spec_lab.core.errors import UserError
 from spec_lab.core.kept import PrunePolicy
+from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.tree_protocols import TreeAttentionBackend
@@ -36,7 +36,6 @@ from spec_lab.engine.capture import CudaGraphRecorder, GraphRecorder
 from spec_lab.engine.graphs.draft_loops import DraftCarry, carry_every_tensor
 from spec_lab.engine.tape import TapeRecorder
 from spec_lab.models.decoder import Decoder
-from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
 
 Part = TypeVar("Part")
 
@@ -98,8 +97,14 @@ class Lab:
         return of_trees
 
     @property
-    def kernels(self) -> Kernels:
+    def kernels(self) -> KernelSet:
         return self.models.kernels
+
+    @property
+    def draft_model_kernels(self) -> KernelSet:
+        """Return the kernels of a small model that drafts. With kernels=triton, torch computes its parts."""
+        is_native = self.run.kernels == KernelsChoice.native
+        return self.kernels if is_native else self.kernels.without_parts()
 
     @property
     def device(self) -> torch.device:
@@ -143,8 +148,8 @@ class Lab:
         return graph_recorder(self.device)
 
     def cache(self, plans: Sequence[LayerPlan]) -> PagedKVCache:
-        """Make a cache for layers with these plans, of the engine's pages and slots."""
-        return build_cache(plans, self.limits, self.models)
+        """Make the drafter's cache for layers with these plans, of the engine's pages and slots."""
+        return build_cache(plans, self.limits, self.models, self.run.cache.drafter_dtype)
 
     def history(self) -> TokenHistory:
         """Make the token history of the engine's slots, for drafters that look drafts up."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -11,31 +11,33 @@ import torch
 
 from spec_lab.acceptance.phase import ThinkingMarkers
 from spec_lab.build.attention import BackendContext
-from spec_lab.build.kernels import Kernels, make_kernels
+from spec_lab.build.kernels import make_kernels
 from spec_lab.build.limits import rows_behind
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families import read_model_config
-from spec_lab.checkpoints.quantization import problem_of_fp8
+from spec_lab.checkpoints.keep_narrow import FP8, INT4, MXFP4, NarrowForm
+from spec_lab.checkpoints.quantization import problem_of_narrow
 from spec_lab.config.choices import KernelsChoice, WeightDtype, Weights
 from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
 from spec_lab.core.file_stamps import file_stamps
+from spec_lab.core.kernel_set import KernelSet
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.prompts import NO_ROUNDING, PromptRounding
 from spec_lab.engine.experts_read import ExpertsRead
 from spec_lab.models.decoder import Decoder
-from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.partition import WHOLE, Partition
-from spec_lab.models.products import PLAIN
 from spec_lab.models.target_loader import WeightSource, load_target
 
 Part = TypeVar("Part")
-KEPT_IN: Mapping[WeightDtype, torch.dtype | None] = {
+KEPT_IN: Mapping[WeightDtype, NarrowForm | torch.dtype | None] = {
     WeightDtype.auto: None,
-    WeightDtype.fp8: torch.float8_e4m3fn,
+    WeightDtype.fp8: FP8,
+    WeightDtype.int4: INT4,
+    WeightDtype.mxfp4: MXFP4,
     WeightDtype.bfloat16: torch.bfloat16,
 }
-"""The dtype that weights are rounded to, by `target.weight_dtype`, as `WeightSource` takes it."""
+"""What weights are rounded to, by `target.weight_dtype`, as `WeightSource` takes it."""
 
 
 POSITIONS_BEHIND = 32
@@ -55,7 +57,7 @@ class Models:
 
     target: Decoder
     backend: AttentionBackend
-    kernels: Kernels
+    kernels: KernelSet
     device: torch.device
     dtype: torch.dtype
     experts_read: ExpertsRead
@@ -75,16 +77,16 @@ class Models:
 
         It is 1 if there is no such guarantee.
         """
-        products, plans = self.target.products, self.target.layer_plans
-        by_products = getattr(self.backend, "row_invariant", False) and all(map(products.is_row_invariant, plans))
+        kernels, plans = self.target.kernels, self.target.layer_plans
+        by_plans = getattr(self.backend, "row_invariant", False) and all(map(kernels.is_row_invariant, plans))
         by_layers = all(getattr(layer, "row_invariant", False) for layer in self.target.layers)
-        return products.invariant_rows if by_products or by_layers else 1
+        return kernels.invariant_rows if by_plans or by_layers else 1
 
     @property
     def prompt_rounding(self) -> PromptRounding:
         """Return how prompt rows are computed. If verify rows are invariant, prompt rows round the same in every
         pack."""
-        return self.target.products.prompt_rounding if self.row_invariant else NO_ROUNDING
+        return self.target.kernels.prompt_rounding if self.row_invariant else NO_ROUNDING
 
     def with_backend(self, backend: AttentionBackend) -> Models:
         """Return the same target for drafters that attend with another backend; nothing made for them is shared."""
@@ -111,16 +113,8 @@ class Models:
             target_head=target.head_weight,
             backend=self.backend,
             max_positions=target.num_positions,
-            products=self.kernels.products,
+            kernels=self.kernels,
         )
-
-    def adopt(self, parts: Iterable[ExpertMLP]) -> None:
-        """Replace the routers and experts of `parts` by those of the run's kernels, and count the experts read."""
-        adopted = tuple(parts)
-        for part in adopted:
-            part.router = part.router.made_by(self.kernels.router)
-            part.experts = part.experts.made_by(self.kernels.experts)
-        self.experts_read.watch(adopted)
 
 
 def resolve_device(name: str) -> torch.device:
@@ -160,9 +154,11 @@ def load_models(
     model_config = read_model_config(run.target.folder)
     _refuse_target(run, model_config, max_seq_len)
     has_products = run.kernels == KernelsChoice.triton and dtype is not torch.float32 and run.row_invariant
-    if run.target.weight_dtype == WeightDtype.fp8 and device.type == "cuda" and not has_products:
+    kept_in = KEPT_IN[run.target.weight_dtype]
+    if isinstance(kept_in, NarrowForm) and device.type == "cuda" and not has_products:
         raise UserError(
-            "target.weight_dtype=fp8 on a GPU needs kernels=triton dtype=bfloat16 row_invariant=true; use them"
+            f"target.weight_dtype={run.target.weight_dtype} on a GPU needs kernels=triton dtype=bfloat16 "
+            "row_invariant=true; use them"
         )
     # Positions past the table's last row are clamped to it. A table reaches past the length before a scaling only if
     # sequences do, since its frequencies depend on that (`models.rope`).
@@ -175,10 +171,9 @@ def load_models(
         run, model_config, BackendContext(run, max_positions, device=device, dtype=dtype, kernels=kernels)
     )
     checkpoint = None if run.target.weights == Weights.random else run.target.folder
-    kept_in = KEPT_IN[run.target.weight_dtype]
     source = WeightSource(checkpoint, dtype, device=device, partition=partition, seed=run.seed, kept_in=kept_in)
-    products = kernels.products if partition is WHOLE else PLAIN
-    target = load_target(model_config, source, backend, max_positions, products)
+    own = kernels if partition is WHOLE else kernels.without_parts()
+    target = load_target(model_config, source, backend, max_positions, own)
     models = Models(
         target,
         backend,
@@ -188,9 +183,7 @@ def load_models(
         experts_read=ExpertsRead(device, run.batch_size),
         markers=markers,
     )
-    models.adopt(target.expert_parts)
-    for net in target.delta_nets:
-        net.use(kernels.delta.steps)
+    models.experts_read.watch(target.expert_parts)
     return models
 
 
@@ -231,7 +224,7 @@ def _refuse_target(run: Run, target: ModelConfig, max_seq_len: int) -> None:
             f"tree={run.tree.name}: layers of the target keep a state, which branches cannot share "
             f"({run.target.folder}); use tree=none"
         )
-    narrow, kind = run.target.weight_dtype, problem_of_fp8(target)
+    narrow, kind = run.target.weight_dtype, problem_of_narrow(target)
     if narrow != WeightDtype.auto and kind is not None:
         raise UserError(f"target.weight_dtype={narrow}: the target has {kind}; use target.weight_dtype=auto")
 

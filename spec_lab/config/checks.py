@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from spec_lab.config.choices import Dtype, KernelsChoice, WeightDtype
+from spec_lab.config.choices import CacheDtype, Dtype, KernelsChoice, WeightDtype
 from spec_lab.config.offers import fewer_drafts
 from spec_lab.config.option import VALUES, Part, options
 from spec_lab.config.run import Run
@@ -132,7 +132,7 @@ def _offers(run: Run) -> Iterator[str]:
         yield f"record.topk={run.record.topk} needs all drafts to be offered, not {fewer}; use record.topk=0"
     if drafter.plan == "cost" and drafter.drafts_on_host:
         yield f"drafter.plan=cost does not know how much drafter={drafter.name} finds; use drafter.plan=none"
-    if drafter.plan != "none" and run.sizes is not None:
+    if drafter.plan != "none" and run.sizes is not None and (drafter.plan, run.tree.name) != ("cost", "dynamic"):
         yield f"{fewer} is for chains, not tree={run.tree.name}; use tree=none"
 
 
@@ -167,14 +167,15 @@ def _kernels(run: Run) -> Iterator[str]:
         f"attention={run.attention.name}": run.attention.name not in ("auto", "torch"),
         f"tree={run.tree.name}": run.sizes is not None,
         f"target.tensor_parallel={run.target.tensor_parallel}": run.target.tensor_parallel > 1,
+        "cache.dtype=fp8": CacheDtype.fp8 in (run.cache.dtype, run.cache.drafter_dtype),
     }
     for knob in (knob for knob, is_wrong in wrong.items() if is_wrong and run.kernels == KernelsChoice.native):
         yield f"kernels=native is for float32 chains on a CPU, not {knob}; use kernels=torch"
     narrow = run.target.weight_dtype
     if narrow == WeightDtype.bfloat16 and run.kernels not in (KernelsChoice.native, KernelsChoice.auto):
         yield f"target.weight_dtype=bfloat16 is for kernels=native, not kernels={run.kernels}; use dtype=bfloat16"
-    if narrow == WeightDtype.fp8 and run.target.tensor_parallel > 1:
-        yield "target.weight_dtype=fp8 cannot be split; use target.tensor_parallel=1"
+    if narrow not in (WeightDtype.auto, WeightDtype.bfloat16) and run.target.tensor_parallel > 1:
+        yield f"target.weight_dtype={narrow} cannot be split; use target.tensor_parallel=1"
 
 
 def _ranks(run: Run) -> Iterator[str]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from omegaconf import MISSING
 
 from spec_lab.config.choices import (
+    CacheDtype,
     DraftSampling,
     Dtype,
     KernelsChoice,
@@ -55,7 +56,7 @@ class TargetConfig(Part):
     weights: Weights = knob(Weights.checkpoint, "where the weights come from")
     weight_dtype: WeightDtype = knob(
         WeightDtype.auto,
-        "type in which the linear layers' weights are stored; fp8 leaves embedding, head and drafter in dtype",
+        "type in which the layers' weights are stored; fp8, int4 and mxfp4 leave embedding, head and drafter in dtype",
     )
     thinking_begin: str | None = knob(
         None, "token that begins thinking, as text or id; null is the chat template's, or a known one (docs/use.md)"
@@ -250,6 +251,8 @@ class RecurrentConfig:
 class CacheConfig:
     """The paged KV cache."""
 
+    dtype: CacheDtype = knob(CacheDtype.auto, "type of the target's keys and values")
+    drafter_dtype: CacheDtype = knob(CacheDtype.auto, "type of the drafter's own keys and values")
     page_size: int = knob(16, "tokens a page", least=1)
     max_seq_len: int | None = knob(None, "longest sequence, in tokens; null is the longest of the workload")
     num_pages: int | None = knob(

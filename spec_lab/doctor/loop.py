@@ -162,7 +162,8 @@ def _generate(subject: Subject, drafter: DrafterConfig, requests: list[Request])
 def _divergences(subject: Subject, records: list[RequestRecord]) -> tuple[int, int]:
     """Return how many outputs differ from plain decoding's: by a bug, and at a near-tie."""
     plain = {record.request_id: record.output_ids for record in subject.plain}
-    found = audit(records, plain, subject.greedy_teacher(), subject.models.dtype)
+    teacher = subject.greedy_teacher()
+    found = audit(records, plain, teacher, teacher.rounds_to)
     num_bugs = sum(divergence.kind == "bug" for divergence in found.values())
     return num_bugs, len(found) - num_bugs
 

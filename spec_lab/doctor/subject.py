@@ -86,9 +86,8 @@ class Subject:
 
 def teach(drafter: Any, plain: list[RequestRecord]) -> None:
     """Give plain decoding's outputs to a drafter that replays outputs."""
-    learn = drafter.requirements.learn_continuations
-    if learn is not None:
-        learn({record.request_id: record.output_ids for record in plain})
+    if drafter.requirements.learns_continuations:
+        drafter.learn({record.request_id: record.output_ids for record in plain})
 
 
 def load_subject(typed: Run) -> Subject:

@@ -221,7 +221,7 @@ class _GenerationRun:
         done = self._prefilling.pop(request.request_id)
         prompt_len = len(request.prompt_ids)
         self._prefills.append(PrefillRecord(request.request_id, prompt_len, done.num_chunks, done.seconds, done.rows))
-        sequence.num_waiting = self._engine.round.num_drafted
+        sequence.num_waiting = self._engine.rounds.most.num_made
         emit_first(sequence, self._eos, self._now())
         self._retire_if_finished(sequence)
 

@@ -242,7 +242,7 @@ def _compared(
     and with sampling, where they need not be equal."""
     if config.sampling.temperature > 0 or lab is None or not all(done[0].tells_ids for done in passes.values()):
         return None, None
-    records, dtype = passes[MAIN][0].result.requests, lab.models.dtype
+    records, dtype = passes[MAIN][0].result.requests, lab.teacher.rounds_to
     from_plain = None
     if PLAIN in passes:
         plain = {record.request_id: record.output_ids for record in passes[PLAIN][0].result.requests}

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -196,13 +197,13 @@ def _warm_up(lab: LoadedRun, progress: Progress) -> None:
 
 def _teach(lab: LoadedRun, progress: Progress) -> None:
     """Give plain decoding's continuations to every drafter that replays them; each engine has its own drafter."""
-    requirements = [engine.parts.drafter.requirements for engine in lab.engines.values()]
-    learners = [part.learn_continuations for part in requirements if part.learn_continuations is not None]
+    drafters: list[Any] = [engine.parts.drafter for engine in lab.engines.values()]
+    learners = [drafter for drafter in drafters if drafter.requirements.learns_continuations]
     if learners:
         progress.stage("recording plain continuations")
         outputs = _plain_outputs(lab)
-        for learn in learners:
-            learn(outputs)
+        for drafter in learners:
+            drafter.learn(outputs)
 
 
 def _plain_outputs(lab: LoadedRun) -> dict[str, list[int]]:
@@ -272,7 +273,7 @@ def _audit(
     plain = _outputs(passes["plain"][0].requests) if "plain" in passes else None
     lossless = lab.engines[MAIN].parts.rule.traits.lossless
     records = progress.counted("comparing the outputs with plain decoding", passes[MAIN][0].requests)
-    return audit(records, plain, lab.teacher, lab.models.dtype, lossless)
+    return audit(records, plain, lab.teacher, lab.teacher.rounds_to, lossless)
 
 
 def _outputs(records: Iterable[RequestRecord]) -> dict[str, list[int]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -208,9 +208,10 @@ class Serving:
     def decode(self, drafter: str, folder: Path | None, requests: Sequence[Request]) -> list[RequestRecord]:
         """Decode `requests` greedily, and return their records."""
         engine = self.engine(drafter, folder)
-        learn: Callable[..., None] | None = engine.parts.drafter.requirements.learn_continuations
-        if learn is not None:
-            learn({record.request_id: record.output_ids for record in self.decode("none", None, requests)})
+        parts: Any = engine.parts
+        if parts.drafter.requirements.learns_continuations:
+            plain = self.decode("none", None, requests)
+            parts.drafter.learn({record.request_id: record.output_ids for record in plain})
         return engine.generate(list(requests)).requests
 
     def _run(self, drafter: str, folder: Path | None) -> tuple[Run, Models, Limits]:

@@ -84,7 +84,6 @@ class DraftModel(WeightsConfig):
                 raise UserError(f"{said}; set drafter.path to a model of the target's family")
             warnings.append(f"{said}, so its drafts mean other texts")
         source = WeightSource(folder, lab.dtype, lab.device)
-        products = lab.kernels.draft_model_products
-        model = load_target(config, source, lab.backend, lab.target.num_positions, products)
-        lab.models.adopt(model.expert_parts)
+        model = load_target(config, source, lab.backend, lab.target.num_positions, lab.draft_model_kernels)
+        lab.models.experts_read.watch(model.expert_parts)
         return model, warnings

@@ -64,8 +64,6 @@ class FrozenKv(WeightsConfig):
         """Make the head, which several drafters may share."""
         from spec_lab.drafters.frozen_kv import ANCHORS
         from spec_lab.models.gemma4_assistant import Gemma4Assistant
-        from spec_lab.models.partition import WHOLE
-        from spec_lab.models.products import PLAIN
 
         target = lab.target
         return assistant, Gemma4Assistant(
@@ -76,7 +74,7 @@ class FrozenKv(WeightsConfig):
             max_positions=target.num_positions,
             extra_window_keys=ANCHORS[self.position].extra_window_keys,
             partition=target.partition,
-            products=lab.kernels.products if target.partition is WHOLE else PLAIN,
+            kernels=target.kernels,
         )
 
     def drafter(self, lab: Lab, assistant: AssistantConfig, head: Gemma4Assistant) -> Drafter[Any]:

@@ -110,12 +110,12 @@ class MtpConfigBase(WeightsConfig):
                 head=head,
                 rotary=rotary,
                 backend=lab.backend,
-                products=lab.kernels.products,
+                kernels=lab.kernels,
             )
             for of_module in tensors
         ]
         for module in modules:
-            lab.models.adopt(module.expert_parts)
+            lab.models.experts_read.watch(module.expert_parts)
         return mtp, modules
 
     def drafter(self, lab: Lab, mtp: MtpConfig, modules: list[MtpModule]) -> Drafter[Any]:

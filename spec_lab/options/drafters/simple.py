@@ -68,9 +68,9 @@ class Ngram(DrafterConfig):
             yield "drafter=ngram has no ranks for tree=static; use tree=dynamic"
 
     def build(self, lab: Lab) -> Drafter[Any]:
+        from spec_lab.core.kernel_set import Op
         from spec_lab.drafters.ngram import NgramDrafter, extend_and_look_up
         from spec_lab.drafters.ngram_tree import NgramTreeDrafter
-        from spec_lab.operators.kernel_set import Op
 
         lengths, sizes = (self.max_ngram, self.min_ngram), lab.run.sizes
         if sizes is not None:
