@@ -130,14 +130,6 @@ def test_a_tie_excuses_only_the_tokens_that_are_tied(tied_lab: LoadedRun, with_p
         assert (divergence.index, divergence.margin, divergence.kind) == (index, 0.0, "bug")
 
 
-def test_ties_go_to_the_lowest_index(tied_lab: LoadedRun) -> None:
-    for record in generate(tied_lab):
-        choice = tied_lab.teacher.greedy_choices(record.prompt_ids, record.output_ids)
-        assert choice.token_ids == record.output_ids
-        assert max(choice.token_ids) < HALF
-        assert choice.margins == choice.gaps == [0.0] * len(record.output_ids)
-
-
 def test_teacher_forcing_does_not_depend_on_the_chunks(lab: LoadedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """The longest prompt is several chunks of 8 rows, or one of 512 whose logits come in stretches of 6."""
     cache = replace(lab.config.cache, prefill_chunk=512)

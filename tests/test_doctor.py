@@ -54,11 +54,6 @@ def test_a_random_head_disagrees_everywhere_and_nothing_else_is_wrong(
     assert lines[-1].startswith("most likely fault: teacher forcing: ")
 
 
-def test_bounds_of_no_round_are_none(pair: tuple[Path, Path], prompts: Path) -> None:
-    findings = examine(load_subject(make_run_config(pair, prompts, "ngram", max_new_tokens=1)))
-    assert [finding.verdict for finding in findings[1:3]] == [Verdict.DOES_NOT_APPLY] * 2
-
-
 def test_a_drafter_without_weights_has_bounds_alone(pair: tuple[Path, Path], prompts: Path) -> None:
     config = make_run_config(pair, prompts, "oracle", max_new_tokens=12)
     findings = examine(load_subject(config))
@@ -185,10 +180,3 @@ def test_a_run_is_examined_with_all_its_drafts_and_a_look_after_each_round(overr
     assert chosen.drafter.num_draft_tokens == 3 and chosen.fewer_drafts is None
     graph: Any = chosen.graph
     assert graph.rounds_per_replay == 1
-
-
-def test_a_drafter_that_finds_its_drafts_has_no_fault_for_finding_few(pair: tuple[Path, Path], prompts: Path) -> None:
-    config = make_run_config(pair, prompts, "hybrid", max_new_tokens=12, options={"path": str(pair[1])})
-    findings = examine(load_subject(config))
-    assert [finding.verdict for finding in findings[1:4]] == [Verdict.OK] * 3
-    assert {finding.verdict for finding in findings[4:]} == {Verdict.DOES_NOT_APPLY}

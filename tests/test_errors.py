@@ -11,10 +11,6 @@ from spec_lab.core.errors import (
 )
 
 
-def test_an_error_with_a_message_is_its_class_and_message() -> None:
-    assert describe_error(RuntimeError("out of luck")) == "RuntimeError: out of luck"
-
-
 def test_an_error_without_a_message_names_the_line_it_was_raised_at() -> None:
     with pytest.raises(AssertionError) as caught:
         raise AssertionError

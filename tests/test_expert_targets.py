@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,9 @@ from safetensors.torch import load_file
 from spec_lab.checkpoints.checkpoint import read_tensors, stored_tensors
 from tests.covering import each_value
 from tests.lab import Reference, generate, make_config, random_requests
+from tests.target_lane import assert_logits, made_once
 from tests.tiny_checkpoints import rewrite_tensors, use_hub_spelling
-from tests.tiny_experts import KINDS, logits_in_parts, make_tiny_experts
+from tests.tiny_experts import KINDS, make_tiny_experts
 
 LENGTH = 100
 PARTS = {"whole": [LENGTH], "chunks": [40, 1, 4, 55], "rows_of_4": [4] * 25}
@@ -22,30 +22,18 @@ PARTS = {"whole": [LENGTH], "chunks": [40, 1, 4, 55], "rows_of_4": [4] * 25}
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The folder, a text and transformers' logits of each kind, made once."""
-
-    @cache
-    def make(kind: str) -> tuple[Path, torch.Tensor, torch.Tensor]:
-        folder = tmp_path_factory.mktemp(kind)
-        model = make_tiny_experts(folder, kind)
-        token_ids = torch.randint(3, 160, (LENGTH,), generator=torch.Generator().manual_seed(5))
-        with torch.inference_mode():
-            return folder, token_ids, model(token_ids[None]).logits[0]
-
-    return make
+    """The folder and the transformers model of each kind, made once."""
+    return made_once(tmp_path_factory, make_tiny_experts)
 
 
 @pytest.mark.parametrize(("kind", "parts"), each_value(KINDS, PARTS, times=2))
 def test_logits_equal_transformers(checkpoints: Any, kind: str, parts: str) -> None:
-    folder, token_ids, expected = checkpoints(kind)
-    logits = logits_in_parts(folder, token_ids, PARTS[parts])
-    torch.testing.assert_close(logits, expected, rtol=0, atol=2e-5)
-    assert torch.equal(logits.argmax(-1), expected.argmax(-1))
+    assert_logits(*checkpoints(kind), PARTS[parts])
 
 
 def test_the_spelling_of_the_hub_and_experts_in_one_tensor(checkpoints: Any, tmp_path: Path) -> None:
     """The file that transformers writes has a tensor an expert; those of some families have one a layer."""
-    folder, token_ids, expected = checkpoints("glm4_moe_biases_and_norms")
+    folder, model = checkpoints("glm4_moe_biases_and_norms")
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     stored = stored_tensors(folder)
@@ -55,8 +43,7 @@ def test_the_spelling_of_the_hub_and_experts_in_one_tensor(checkpoints: Any, tmp
     rewrite_tensors(tmp_path, fused, drop=tuple(separate))
     use_hub_spelling(tmp_path)  # which leaves out that half of a head turns: GLM's default
     assert "partial_rotary_factor" not in (tmp_path / "config.json").read_text()
-    logits = logits_in_parts(tmp_path, token_ids, [LENGTH])
-    torch.testing.assert_close(logits, expected, rtol=0, atol=2e-5)
+    assert_logits(tmp_path, model, [LENGTH])
 
 
 @pytest.mark.parametrize("kind", ["glm4_moe_biases_and_norms", "qwen3_moe"])
@@ -68,12 +55,3 @@ def test_greedy_text_is_transformers_whatever_is_drafted(tmp_path: Path, kind: s
     for drafter, batch_size in (("none", 1), ("none", 3), ("ngram", 3)):
         outputs = generate(make_config((target, target), drafter, batch_size=batch_size), requests)
         reference.assert_lossless(requests, outputs, plain)
-
-
-BASE: dict[str, Any] = {
-    "vocab_size": 160,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}

@@ -15,9 +15,6 @@ from spec_lab.engine.engine import Engine
 from spec_lab.engine.experts_read import ExpertsRead, ReadingStage, count_distinct
 from spec_lab.engine.tape import TapeRecorder
 from spec_lab.models.routers import Routing
-from spec_lab.record.metric import Measured
-from spec_lab.study.run_table import format_run
-from tests.fake_runs import MAIN, make_run, measure
 from tests.lab import make_config, make_engine, random_requests
 from tests.tiny_experts import make_tiny_nextn
 from tests.tiny_gemma4 import make_tiny_gemma4
@@ -134,24 +131,3 @@ def test_experts_of_other_families_are_counted(tmp_path: Path, kind: str, read: 
     engine = make_engine(make_config((tmp_path, tmp_path), "none", prune="prefill"), requests)
     result = engine.generate(requests)
     assert result.experts_read == ExpertCounts(read * len(result.rounds), 0, 0)
-
-
-def test_the_record_has_the_mean_of_a_round_and_the_table_shows_it() -> None:
-    summary = make_run(main=with_counts(measure(MAIN), ExpertCounts(600, 300, 90)))
-    num_rounds = summary["verify_calls"]
-    expected = {"verify": 600 / num_rounds, "catchup": 300 / num_rounds, "recur": 90 / num_rounds}
-    assert summary.under("experts_read") == expected
-    assert summary.under("expert_bytes_read") == pytest.approx(
-        {stage: 3e6 * count for stage, count in expected.items()}
-    )
-    assert not summary.references["plain"].under("experts_read")
-    table = format_run(summary)
-    assert "Experts read a round" in table and f"{600 / num_rounds:.2f}" in table and "verify, bytes" in table
-    assert "Experts read" not in format_run(make_run())
-
-
-def with_counts(measured: Measured, counts: ExpertCounts) -> Measured:
-    """Let every repeat have read these experts, of three million bytes each."""
-    num_bytes = ExpertCounts(*(3_000_000 * count for count in (counts.verify, counts.catchup, counts.recur)))
-    repeats = [replace(result, experts_read=counts, expert_bytes_read=num_bytes) for result in measured.repeats]
-    return replace(measured, repeats=repeats)

@@ -17,8 +17,8 @@ from spec_lab.checkpoints.families import read_model_config
 from spec_lab.options.trees import StaticTreeConfig
 from tests.kernel_lab import DEVICE
 from tests.lab import Reference, generate, make_config, random_requests, with_depth_as_k
+from tests.target_lane import assert_logits
 from tests.tiny_checkpoints import TINY_SIZES, make_tiny_eagle3, randomize, refused, rewrite_config
-from tests.tiny_experts import logits_in_parts
 from tests.tiny_latent import SIZES as LATENT
 from tests.tiny_latent import YARN as LATENT_YARN
 
@@ -123,13 +123,7 @@ def make(folder: Path, kind: str) -> Any:
 
 @pytest.mark.parametrize("kind", [*KINDS, *WRAPPED])
 def test_logits_equal_transformers(tmp_path: Path, kind: str) -> None:
-    model = make(tmp_path, kind)
-    token_ids = torch.randint(3, 160, (27,), generator=torch.Generator().manual_seed(5))
-    with torch.inference_mode():
-        expected = model(token_ids[None]).logits[0]
-    logits = logits_in_parts(tmp_path, token_ids, [9, 5, 1, 4, 4, 4])
-    torch.testing.assert_close(logits, expected, rtol=0, atol=2e-5)
-    assert torch.equal(logits.argmax(-1), expected.argmax(-1))
+    assert_logits(tmp_path, make(tmp_path, kind), [9, 5, 1, 4, 4, 4])
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "mistral_small_4"])

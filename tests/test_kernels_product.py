@@ -25,13 +25,15 @@ def run(
     activation: str = "silu",
     multiplied: torch.Tensor | None = None,
     arrivals: torch.Tensor | None = None,
+    scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Run the kernel or its reference; the output is NaN before."""
     out_features = weight.shape[0] // (2 if gated else 1)
     out = torch.full((rows.shape[0], out_features), float("nan"), dtype=rows.dtype, device=DEVICE)
     if arrivals is None:
         arrivals = torch.zeros(out_features, dtype=torch.int32, device=DEVICE)
-    function(out, rows, weight, arrivals, bias, norm_weight, EPS, residual, gated, activation, multiplied)  # type: ignore[operator]
+    parts = bias, norm_weight, EPS, residual, gated, activation, multiplied
+    function(out, rows, weight, arrivals, *parts, scales=scales)  # type: ignore[operator]
     assert not arrivals.any(), "the last split leaves zeros"
     return out
 

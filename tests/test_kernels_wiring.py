@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from spec_kernels.rope_write import rope_write
 from spec_lab.acceptance.phase import ThinkingMarkers
@@ -43,7 +42,7 @@ from spec_lab.options.acceptance.strict import Strict
 from tests import drawn_plan  # noqa: F401  registers a plan
 from tests.covering import each_value
 from tests.graph_lab import live_kv
-from tests.kernel_lab import DEVICE, assert_near, randn
+from tests.kernel_lab import DEVICE, LaunchedKernels, assert_near, randn
 from tests.lab import make_config, make_pair, part, random_requests
 from tests.tiny_assistant import make_tiny_assistant
 from tests.tiny_mtp import make_tiny_mtp
@@ -121,19 +120,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folders["frozen_kv"] = tmp_path_factory.mktemp("frozen_kv")
     make_tiny_assistant(folders["frozen_kv"], config)
     return folders
-
-
-class LaunchedKernels(TorchDispatchMode):
-    """A dispatch mode that keeps in `names` every operator of `spec_kernels` that ran."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: set[str] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "spec_kernels":
-            self.names.add(func._schema.name.removeprefix("spec_kernels::"))
-        return func(*args, **(kwargs or {}))
 
 
 def make_run(folders: dict[str, Path], case: Case, graph: str, kernels: str = "torch") -> Run:

@@ -113,6 +113,15 @@ def test_first_token_can_be_a_marker(phase: str, prompt: tuple[int, ...], token:
     assert relaxes(rule, 0) is expected
 
 
+@pytest.mark.parametrize("phase", ["token", "round"])
+def test_a_reused_slot_forgets(phase: str) -> None:
+    rule = relaxed_rule(phase=phase)
+    rule.admit(1, request(THINKING))
+    assert relaxes(rule, 1)
+    rule.admit(1, request(ANSWERING))
+    assert not relaxes(rule, 1)
+
+
 def test_ratio_form() -> None:
     """It takes p >= ratio * p_top1, with equality; the delta form would take the small ones too."""
     for second, passes in ((0.2, True), (0.19, False)):

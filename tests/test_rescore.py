@@ -26,11 +26,9 @@ from spec_lab.measure.trajectory import fitting, record_verify_rows
 from spec_lab.options.acceptance.lossy import Fly
 from spec_lab.options.acceptance.relaxed_thinking import RelaxedThinking
 from spec_lab.options.acceptance.strict import Strict
-from spec_lab.record.reading import find_runs
-from spec_lab.record.recorder import request_row, write_run
+from spec_lab.record.recorder import request_row
 from spec_lab.record.verify_rows import load_verify_rows, num_bytes_per_round, save_verify_rows
-from spec_lab.study.rescore import rescore, rescore_table, rules_in
-from tests.fake_runs import make_begun
+from spec_lab.study.rescore import rescore, rules_in
 from tests.fake_target import FakeTarget, PaddedGraph, make_fake_engine
 
 VOCAB, SLOTS, CHUNK, RECORDED = 11, 3, 4, 6
@@ -178,11 +176,6 @@ def test_rows_are_what_the_file_says(recordings: Recordings) -> None:
     assert 0 < size - len(rows.accepted) * num_bytes_per_round(3, RECORDED) < 2000
 
 
-def test_no_drafts_no_rows_beyond_the_first(tmp_path: Path) -> None:
-    record(tmp_path, make_engine(STRICT, num_draft_tokens=0))
-    assert set(np.concatenate(list(rescore(tmp_path, STRICT).values()))) == {0}
-
-
 def test_the_file_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole requests are left out at the end, so that what is there can be re-scored."""
     requests = make_requests()
@@ -190,16 +183,6 @@ def test_the_file_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     room = sum(len(r.emitted_per_round) for r in records[:2]) * num_bytes_per_round(3, RECORDED)
     monkeypatch.setattr(trajectory, "MAX_BYTES", room)
     assert fitting(requests, records, 3, RECORDED) == requests[:2]
-
-
-def test_the_table_has_a_line_a_rule_and_a_column_a_category(tmp_path: Path) -> None:
-    record(tmp_path, make_engine(STRICT))
-    write_run(tmp_path, make_begun(choices={"acceptance": "strict"}))
-    rules = {name: (RULES[name], ()) for name in ("wide delta", "strict")}
-    table = rescore_table(find_runs(tmp_path)[0], rules)
-    assert list(table.raw["rule"]) == ["strict (the run's own)", "wide delta", "strict"]
-    assert table.raw["change"].tolist()[::2] == [0.0, 0.0] and table.raw["change"][1] > 0
-    assert table.raw["test"].tolist() == table.raw["length"].tolist(), "there is one category"
 
 
 def test_rules_are_read_from_arguments() -> None:

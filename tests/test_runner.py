@@ -24,9 +24,7 @@ from spec_lab.options.graphs import FullLoop, RoundGraph
 from spec_lab.record import models
 from spec_lab.record.reading import read_requests
 from spec_lab.record.verify_rows import load_verify_rows
-from spec_lab.study.frame import load_frame
 from spec_lab.study.rescore import rescore
-from spec_lab.study.rounds import load_request, rounds_of_request
 from spec_lab.study.run_table import format_run
 from spec_lab.workloads.pocket_form import THINK_START
 from tests.fake_runs import CHOICES
@@ -124,21 +122,6 @@ def test_rounds_carry_their_relaxed_hits(execute: Execute) -> None:
         origins, ends = row.token_origins, row.text_ends
         assert origins is not None and len(origins) == len(row.output_ids)
         assert ends is not None and ends[-1] == len(row.text)
-
-
-def test_a_run_can_be_shown_and_framed(execute: Execute) -> None:
-    """Of a real run: each token has its text and origin, and the frame a row a part."""
-    summary, folder = execute(LOOSE)
-    request = load_request(folder, "open")
-    _, *rounds = rounds_of_request(request)
-    looks = [token.look.word for each in rounds for token in each.tokens]
-    assert "relaxed" in looks and len(looks) == len(request.output_ids) - 1
-    for each, accepted in zip(rounds[:-1], request.accepted_per_round or (), strict=False):
-        is_full = accepted == summary.num_draft_tokens
-        assert each.tokens[-1].look.word == ("bonus" if is_full else "corrected")
-    frame = load_frame(folder)
-    assert list(frame["part"]) == ["this run", "plain"]
-    assert frame["emitted_tokens"][0] == summary["emitted_tokens"]
 
 
 def test_a_lossless_run_counts_thinking_too(execute: Execute) -> None:

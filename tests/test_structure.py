@@ -1,35 +1,11 @@
-"""The shape of the sources: one name for one class. The order of imports is `make lint`'s (pyproject.toml)."""
+"""The shape of the sources: what they import. The order of imports is `make lint`'s (pyproject.toml)."""
 
 from __future__ import annotations
 
 import ast
-import re
-from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-OF_THE_SAME_NAME = ("spec_lab/options/", "spec_lab/record/models.py")
-CLASS = re.compile(r"^ *class (\w+)", re.MULTILINE)
-
-
-def sources() -> list[Path]:
-    return sorted(path for package in ("spec_lab", "kernels") for path in (ROOT / package).rglob("*.py"))
-
-
-def classes_that_stand_twice(files: dict[str, str]) -> dict[str, list[str]]:
-    """Class names of several files, with the files, of sources by file name."""
-    places: dict[str, list[str]] = defaultdict(list)
-    for name, source in files.items():
-        for found in CLASS.findall(source):
-            places[found].append(name)
-    return {name: found for name, found in places.items() if len(found) > 1}
-
-
-def test_no_class_name_stands_twice() -> None:
-    """Options have the names of what they build, and records those of what they are records of."""
-    named = {str(path.relative_to(ROOT)): path.read_text() for path in sources()}
-    own = {name: text for name, text in named.items() if not name.startswith(OF_THE_SAME_NAME)}
-    assert classes_that_stand_twice(own) == {}
 
 
 def imported_names(source: str) -> set[str]:

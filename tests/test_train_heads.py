@@ -265,12 +265,6 @@ def test_processes_of_torchrun_train_what_one_does(llama: Path, whole: tuple[Pat
         assert step == expected_step and loss == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_plan_says_what_a_training_takes_and_leaves_nothing(llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    train_head(small(llama / "target", EAGLE3, llama / "texts", plan=True), llama / "out")
-    said = capsys.readouterr().out
-    assert "0.01 M parameters" in said and "6 steps" in said and not (llama / "out").exists()
-
-
 def test_figures_go_to_wandb_while_a_head_is_trained(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both lengths, and the loss, by step."""
     rows: list[dict[str, Any]] = []

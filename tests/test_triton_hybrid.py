@@ -33,9 +33,9 @@ from spec_lab.operators.triton_linear import TritonNorm
 from spec_lab.operators.triton_set import triton_set
 from tests.graph_lab import MODES
 from tests.kept_states import spoil_unread
-from tests.kernel_lab import DEVICE, randn
+from tests.kernel_lab import DEVICE, LaunchedKernels, randn
 from tests.lab import make_config, random_requests
-from tests.test_kernels_wiring import LaunchedKernels, make_engine, outcome
+from tests.test_kernels_wiring import make_engine, outcome
 from tests.tiny_hybrid import VOCAB, make_tiny_nextn
 
 HIDDEN, NUM_SLOTS, MOST_ROWS = 24, 3, 4

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from spec_kernels.rope_write import rope_write
 from spec_lab.attention.triton_backend import TritonAttention
@@ -36,7 +34,7 @@ from spec_lab.models.rope import rotary_table
 from spec_lab.operators.triton_layers import TwoWays
 from spec_lab.operators.triton_linear import TritonGatedMLP, dense
 from spec_lab.operators.triton_set import triton_set
-from tests.kernel_lab import DEVICE, randn
+from tests.kernel_lab import DEVICE, LaunchedKernels, randn
 from tests.tiny_checkpoints import make_tiny_target
 
 DTYPE = torch.float16
@@ -86,19 +84,6 @@ def make_target(config: ModelConfig, lane: Lane, kernels: KernelSet, narrow: boo
     tensors = random_tensors(decoder_tensor_shapes(config), DTYPE, DEVICE, 3)
     tensors = with_narrow_products(tensors, FP8) if narrow else tensors
     return DecoderTarget(config, tensors, lane.backend, MAX_POSITIONS, kernels=kernels)
-
-
-class CountedKernels(TorchDispatchMode):
-    """A dispatch mode that counts the operators of `spec_kernels` by name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "spec_kernels":
-            self.count[func._schema.name.removeprefix("spec_kernels::")] += 1
-        return func(*args, **(kwargs or {}))
 
 
 def prompt(num_requests: int, num_rows: int) -> torch.Tensor:
@@ -174,7 +159,7 @@ def test_a_target_in_e4m3_gives_what_its_numbers_give(llama: ModelConfig, num_ro
     lane = Lane.of(llama.layers)
     rows, metadata = prompt(2, num_rows).flatten(), lane.metadata([0, 0], num_rows)
     target = make_target(llama, lane, triton_set(), narrow=True)
-    with CountedKernels() as launched:
+    with LaunchedKernels() as launched:
         got = target.forward(rows, Pass(lane.cache, metadata), FEATURES).hidden
     assert launched.count["product"] + launched.count["project_heads"] == ours * len(llama.layers)
     assert launched.count["dequantise"] == (4 - ours) * len(llama.layers)
@@ -183,18 +168,12 @@ def test_a_target_in_e4m3_gives_what_its_numbers_give(llama: ModelConfig, num_ro
     assert_alike(got, wide.forward(rows, Pass(lane.cache, metadata), FEATURES).hidden)
 
 
-@pytest.mark.parametrize("narrow", [False, True])
-def test_a_row_of_a_round_is_the_row_of_plain_decoding(config: ModelConfig, narrow: bool) -> None:
-    """Four rows of each of three requests, at once, and one by one: bit-equal, with the logits."""
-    lane = Lane.of(config.layers)
-    target, starts, tokens = make_target(config, lane, triton_set(), narrow), [9, 3, 1], prompt(3, 13)
+def assert_rounds_are_plain(lane: Lane, target: Any) -> None:
+    """Four rows of each of three requests, at once, and the first's one by one: bit-equal, with the logits."""
+    starts, tokens = [9, 3, 1], prompt(3, 13)
     for slot, start in enumerate(starts):
-        metadata = lane.backend.build(
-            torch.arange(start, device=DEVICE).unsqueeze(0),
-            torch.tensor([start], device=DEVICE),
-            lane.table.pages[slot : slot + 1],
-            start,
-        )
+        positions, pages = torch.arange(start, device=DEVICE).unsqueeze(0), lane.table.pages[slot : slot + 1]
+        metadata = lane.backend.build(positions, torch.tensor([start], device=DEVICE), pages, start)
         target.forward(tokens[slot, :start], Pass(lane.cache, metadata, Kept(Drop.EVERYTHING)), FeatureSpec())
     rows = torch.stack([tokens[slot, start : start + 4] for slot, start in enumerate(starts)])
     verified = target.forward(rows.flatten(), Pass(lane.cache, lane.metadata(starts, 4)), FeatureSpec())
@@ -203,6 +182,12 @@ def test_a_row_of_a_round_is_the_row_of_plain_decoding(config: ModelConfig, narr
         metadata = lane.metadata([starts[0] + column], 1)
         alone = target.forward(rows[0, column : column + 1], Pass(lane.cache, metadata), FeatureSpec())
         assert torch.equal(target.logits(alone.hidden)[0], together[0, column])
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_a_row_of_a_round_is_the_row_of_plain_decoding(config: ModelConfig, narrow: bool) -> None:
+    lane = Lane.of(config.layers)
+    assert_rounds_are_plain(lane, make_target(config, lane, triton_set(), narrow))
 
 
 def run_head(head: Eagle3Head | MtpModule, lane: Lane, name: str) -> list[torch.Tensor]:
@@ -258,22 +243,6 @@ def test_float32_keeps_the_librarys_products(llama: ModelConfig) -> None:
     lane = Lane.of(llama.layers)
     target = make_target(llama, lane, make_kernels("triton", DEVICE, torch.float16))
     assert all(type(layer) is TwoWays for layer in target.layers)
-
-
-def kernels_of_a_layer(config: ModelConfig, kernels: KernelSet, num_rows: int = 4) -> tuple[int, int, int]:
-    """Count a layer's kernels, rotations, and products that rotate, all of them ours, in a round of two requests."""
-    lane = Lane.of(config.layers)
-    target, metadata = make_target(config, lane, kernels), lane.metadata([6, 4], num_rows)
-    with CountedKernels() as launched:
-        target.forward(prompt(2, num_rows).flatten(), Pass(lane.cache, metadata), FEATURES)
-    counts = [launched.count[name] / len(config.layers) for name in ("product", "rope_write", "project_heads")]
-    return tuple(counts)  # type: ignore[return-value]
-
-
-def test_without_row_invariance_products_are_the_librarys(llama: ModelConfig) -> None:
-    assert kernels_of_a_layer(llama, triton_set(row_invariant=False)) == (0, 1, 0)
-    assert kernels_of_a_layer(llama, triton_set()) == (3, 0, 1)
-    assert kernels_of_a_layer(llama, triton_set(), 10) == (2, 1, 0)
 
 
 def test_what_is_row_invariant(llama: ModelConfig) -> None:

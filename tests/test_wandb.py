@@ -18,7 +18,7 @@ from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
 
 from spec_lab.__main__ import main
 from spec_lab.record.models import Run
-from spec_lab.record.reading import find_runs, read_run
+from spec_lab.record.reading import read_run
 from spec_lab.record.recorder import Recorder
 from spec_lab.record.wandb_sink import WandbSink
 from tests.fake_runs import make_begun, record_run
@@ -153,11 +153,6 @@ def test_offline_run_has_tables_and_files(recorded: tuple[Path, Run]) -> None:
         assert (Path.cwd() / entries[name]).read_bytes() == (folder / name).read_bytes()
 
 
-def test_the_copy_of_a_record_is_no_other_run(recorded: tuple[Path, Run]) -> None:
-    assert len(list(recorded[0].rglob("summary.json"))) == 2
-    assert [found.folder for found in find_runs(recorded[0].parent)] == [recorded[0]]
-
-
 def test_nothing_tells_who_and_where(recorded: tuple[Path, Run], workplace: Path) -> None:
     folder, _ = recorded
     wandb.teardown()
@@ -244,16 +239,6 @@ def unreachable_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     monkeypatch.setattr("spec_lab.record.wandb_sink.INIT_TIMEOUT_SECONDS", 1)
     wandb.teardown()
-
-
-def test_a_key_without_network_goes_offline_with_one_warning(
-    workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    unreachable_server(monkeypatch)
-    record_run(Path("run"), [WandbSink("p")])
-    assert read_offline(workplace / "run")
-    error = capsys.readouterr().err
-    assert error.count("warning") == 1 and "logging offline" in error and "cd " in error.splitlines()[-1]
 
 
 def test_online_without_network_is_refused_without_the_key(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
