@@ -78,6 +78,20 @@ class Likeliest(Protocol):
         ...
 
 
+class GreedyHead:
+    """The part of a draft head that picks the likeliest tokens."""
+
+    likeliest: Likeliest
+
+    def greedy(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the likeliest tokens [rows], in target ids; ties go to the lowest id."""
+        return self.likeliest(hidden)
+
+    def greedy_with_probability(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the likeliest tokens [rows] and their probabilities [rows] among the scored tokens."""
+        return self.likeliest.with_probability(hidden)
+
+
 DraftInputs = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """A `DraftInput`, or a kernel that replaces it."""
 

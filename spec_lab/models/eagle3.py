@@ -20,8 +20,8 @@ from spec_lab.models.draft_parts import (
     ChainAtOnce,
     DraftInput,
     DraftLayers,
+    GreedyHead,
     HeadLayer,
-    Likeliest,
     LikeliestToken,
     no_chain,
 )
@@ -34,7 +34,7 @@ from spec_lab.models.rope import RotaryTable, rotary_table
 from spec_lab.models.scored_tokens import ScoredTokens
 
 
-class Eagle3Head:
+class Eagle3Head(GreedyHead):
     """Weights and forward of the head; no state between calls."""
 
     def __init__(
@@ -73,14 +73,14 @@ class Eagle3Head:
         self._launching = launching_of(kernels, (plan,))
         self._fc = kernels.get(Op.LINEAR, make_linear(tensors["fc.weight"]))
         self.layer: Layer = kernels.get(Op.LAYER, replace(layer, norm=None))  # its input is normed already
-        self._likeliest: Likeliest = kernels.get(Op.LIKELIEST, likeliest)
+        self.likeliest = kernels.get(Op.LIKELIEST, likeliest)
         inputs = kernels.get(Op.DRAFT_INPUT, inputs)
         run = HeadLayer(inputs, self.layer, self.rotary, config.norm_before_residual)
         self._run: DraftLayers = kernels.get(Op.HEAD_LAYER, run)
         self.chain: ChainAtOnce | None = None
         if not config.norm_output:
             fuse = self._fc if self._tap_norm is None else None
-            self.chain = kernels.get(Op.CHAIN_AT_ONCE, no_chain)(fuse, self._run, self._likeliest)
+            self.chain = kernels.get(Op.CHAIN_AT_ONCE, no_chain)(fuse, self._run, self.likeliest)
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """Fuse tapped features [rows, 3 * target_hidden_size] into [rows, hidden_size]."""
@@ -95,14 +95,6 @@ class Eagle3Head:
     def draft_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Turn the output of `forward` [rows, hidden_size] into logits [rows, draft_vocab_size]."""
         return self._head(hidden if self.config.norm_output else self._norm(hidden))
-
-    def greedy(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the likeliest tokens [rows], in target ids."""
-        return self._likeliest(hidden)
-
-    def greedy_with_probability(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the likeliest tokens [rows] and their probabilities [rows]."""
-        return self._likeliest.with_probability(hidden)
 
     def target_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits [rows, vocab] in target ids, -inf outside the draft vocabulary."""

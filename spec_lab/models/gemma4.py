@@ -22,7 +22,7 @@ from spec_lab.core.types import AttentionMetadata, FeatureSpec, TargetOutput
 from spec_lab.models.decoder import Decoder, read_features
 from spec_lab.models.gemma4_layers import build_gemma4_layer
 from spec_lab.models.linear import make_linear
-from spec_lab.models.norms import Float32Norm
+from spec_lab.models.norms import Float32Norm, rounded
 from spec_lab.models.partition import WHOLE, Partition
 from spec_lab.models.sandwich import CapLogits, EmbedPerLayer, LogitCap, PerLayerEmbedding
 
@@ -137,8 +137,3 @@ def build_per_layer_embedding(
         norm=Float32Norm(tensors["model.per_layer_projection_norm.weight"], config.rms_norm_eps),
         width=width,
     )
-
-
-def rounded(scale: float, dtype: torch.dtype) -> float:
-    """Round a factor to `dtype`, the type of the weights that it multiplies."""
-    return float(torch.tensor(scale, dtype=dtype))

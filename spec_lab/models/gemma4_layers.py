@@ -115,21 +115,21 @@ def build_gemma4_layer(
     `plan` and `tensors` hold this process's share of the layer, as `partition` splits it.
     """
     eps = config.rms_norm_eps
-    attention = _build_attention(plan, eps, tensors, f"{prefix}self_attn.", backend, partition)
+    attention = build_gemma4_attention(plan, eps, tensors, f"{prefix}self_attn.", backend, partition)
     experts = None if plan.experts is None else build_experts_beside(plan.experts, eps, tensors, prefix, kernels)
-    parts = _build_parts(config, attention, tensors, prefix, partition)
+    parts = build_gemma4_parts(config, attention, tensors, prefix, partition)
     return Gemma4Layer(attention, kernels.get(Op.SANDWICH, parts), experts)
 
 
-def _build_parts(
+def build_gemma4_parts(
     config: ModelConfig,
     attention: Attention,
     tensors: Mapping[str, torch.Tensor],
     prefix: str,
     partition: Partition,
 ) -> SandwichParts:
-    sizes, scalar = config.gemma4, tensors[f"{prefix}layer_scalar"]
-    assert sizes is not None
+    """Build the parts of a layer that map each row by itself, from names below `prefix`, which ends in a dot."""
+    scalar = tensors[f"{prefix}layer_scalar"]
 
     def linear(name: str) -> Linear:
         return make_linear(tensors[f"{prefix}{name}.weight"])
@@ -139,7 +139,7 @@ def _build_parts(
 
     gate_up = fused_linear([tensors[f"{prefix}mlp.{name}_proj.weight"] for name in ("gate", "up")])
     down = partition.output(tensors[f"{prefix}mlp.down_proj.weight"])
-    is_gated = sizes.per_layer_width > 0
+    is_gated = config.gemma4 is not None and config.gemma4.per_layer_width > 0
     return SandwichParts(
         project=NormedLinear(norm("input_layernorm"), attention.qkv),
         output=attention.o,
@@ -153,7 +153,7 @@ def _build_parts(
     )
 
 
-def _build_attention(
+def build_gemma4_attention(
     plan: LayerPlan,
     eps: float,
     tensors: Mapping[str, torch.Tensor],

@@ -16,7 +16,7 @@ from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.passes import Pass
 from spec_lab.core.types import NormSide
-from spec_lab.models.draft_parts import ChainAtOnce, DraftInput, LikeliestToken
+from spec_lab.models.draft_parts import ChainAtOnce, DraftInput, GreedyHead, LikeliestToken
 from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.launching import launching_of
 from spec_lab.models.layer_builder import build_layer
@@ -26,7 +26,7 @@ from spec_lab.models.rope import RotaryTable
 from spec_lab.models.scored_tokens import ScoredTokens
 
 
-class MtpModule:
+class MtpModule(GreedyHead):
     """Weights and forward of one module; no state between calls."""
 
     chain: ChainAtOnce | None = None
@@ -55,7 +55,7 @@ class MtpModule:
         self.layer = kernels.get(Op.LAYER, build_layer(plan, eps, tensors, "", backend, kernels=kernels))
         self._norm, self._head = kernels.get(Op.NORM, norm), kernels.get(Op.LINEAR, head)
         self._recycles_normed = config.recycled_hidden is NormSide.POST_NORM
-        self._likeliest = kernels.get(Op.LIKELIEST, LikeliestToken(None if self._recycles_normed else norm, head))
+        self.likeliest = kernels.get(Op.LIKELIEST, LikeliestToken(None if self._recycles_normed else norm, head))
 
     @property
     def expert_parts(self) -> tuple[ExpertMLP, ...]:
@@ -78,14 +78,6 @@ class MtpModule:
     def draft_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Turn the output of `forward` [rows, hidden_size] into logits [rows, vocab]."""
         return self._head(hidden if self._recycles_normed else self._norm(hidden))
-
-    def greedy(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the likeliest tokens [rows]."""
-        return self._likeliest(hidden)
-
-    def greedy_with_probability(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the likeliest tokens [rows] and their probabilities [rows]."""
-        return self._likeliest.with_probability(hidden)
 
     def target_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits [rows, vocab]; the draft vocabulary is the target's."""
