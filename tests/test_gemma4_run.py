@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from spec_lab.checkpoints.families import read_model_config
-from spec_lab.config.run import GraphConfig
+from spec_lab.config.groups import GraphConfig
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine

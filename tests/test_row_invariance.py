@@ -80,7 +80,7 @@ def test_the_teacher_has_the_logits_of_plain_decoding(lab: LoadedRun) -> None:
     with kept_logits(lab) as found:
         lab.teacher.greedy_choices(record.prompt_ids, record.output_ids)
     assert torch.equal(torch.cat(found), torch.cat(expected))
-    limits = engine_limits(lab.config, lab.requests, 3)
+    limits = engine_limits(lab.config, lab.requests)
     with kept_logits(lab) as rounded_otherwise:
         target = copy(lab.models.target)
         target.kernels = TORCH_FORMS

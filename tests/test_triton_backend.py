@@ -12,7 +12,7 @@ from spec_kernels.attention_reference import paged_attention_reference
 from spec_lab.attention.stale import StaleMover
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.attention.triton_backend import TritonAttention
-from spec_lab.build.attention import BackendContext
+from spec_lab.build.models import BackendContext
 from spec_lab.config.run import CacheConfig, Run
 from spec_lab.core.kernel_set import TORCH_FORMS
 from spec_lab.core.kv_cache import LayerCache

@@ -17,7 +17,7 @@ from spec_lab.build.caches import cache_row
 from spec_lab.build.kernels import make_kernels
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families import read_model_config
-from spec_lab.checkpoints.keep_fp8 import with_narrow_products, with_wide_products
+from spec_lab.checkpoints.keep_narrow import FP8, with_narrow_products, with_wide_products
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.checkpoints.random_weights import random_eagle3, random_mtp, random_tensors
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
@@ -84,7 +84,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
 
 def make_target(config: ModelConfig, lane: Lane, kernels: KernelSet, narrow: bool = False) -> DecoderTarget:
     tensors = random_tensors(decoder_tensor_shapes(config), DTYPE, DEVICE, 3)
-    tensors = with_narrow_products(tensors) if narrow else tensors
+    tensors = with_narrow_products(tensors, FP8) if narrow else tensors
     return DecoderTarget(config, tensors, lane.backend, MAX_POSITIONS, kernels=kernels)
 
 
@@ -178,8 +178,8 @@ def test_a_target_in_e4m3_gives_what_its_numbers_give(llama: ModelConfig, num_ro
         got = target.forward(rows, Pass(lane.cache, metadata), FEATURES).hidden
     assert launched.count["product"] + launched.count["project_heads"] == ours * len(llama.layers)
     assert launched.count["dequantise"] == (4 - ours) * len(llama.layers)
-    tensors = with_narrow_products(random_tensors(decoder_tensor_shapes(llama), DTYPE, DEVICE, 3))
-    wide = DecoderTarget(llama, with_wide_products(tensors, DTYPE), lane.backend, MAX_POSITIONS)
+    tensors = with_narrow_products(random_tensors(decoder_tensor_shapes(llama), DTYPE, DEVICE, 3), FP8)
+    wide = DecoderTarget(llama, with_wide_products(tensors, FP8, DTYPE), lane.backend, MAX_POSITIONS)
     assert_alike(got, wide.forward(rows, Pass(lane.cache, metadata), FEATURES).hidden)
 
 

@@ -11,7 +11,7 @@ import torch
 from spec_lab.build.limits import Limits
 from spec_lab.build.models import Models
 from spec_lab.checkpoints.plan import LayerPlan
-from spec_lab.config.choices import Rollback
+from spec_lab.config.choices import CacheDtype, Rollback
 from spec_lab.core.errors import UserError
 from spec_lab.core.kernel_set import KernelSet, Op
 from spec_lab.core.kv_cache import CacheRow, PagedKVCache
@@ -38,19 +38,24 @@ def attention_kinds(plans: Sequence[LayerPlan]) -> tuple[AttentionKind, ...]:
     )
 
 
-def build_cache(plans: Sequence[LayerPlan], limits: Limits, models: Models) -> PagedKVCache:
+def build_cache(plans: Sequence[LayerPlan], limits: Limits, models: Models, kept_in: CacheDtype) -> PagedKVCache:
     """Make a cache of `limits.num_pages` pages, with the states of its slots, for layers with these plans.
+
+    `kept_in` is the type of keys and values.
 
     Linux gives a process more memory than there is, and kills it later, when it is used.
 
     Raises:
-        UserError: it is larger than the device's memory.
+        UserError: it is larger than the device's memory, or latent rows were to be narrow.
     """
     rows = [cache_row(plan) for plan in plans]
     nets = {index: plan.delta_net for index, plan in enumerate(plans) if plan.delta_net is not None}
     item_size = models.dtype.itemsize
+    is_narrow = kept_in is CacheDtype.fp8
+    if is_narrow and any(plan.latent is not None for plan in plans):
+        raise UserError("cache.dtype=fp8 is for keys and values, not latent attention (MLA); use cache.dtype=auto")
     row_sizes = (prod(row.shape) for row in rows if row is not None and row.owner is None)
-    num_bytes = limits.num_pages * limits.page_size * sum(row_sizes) * item_size
+    num_bytes = limits.num_pages * limits.page_size * sum(row_sizes) * (1 if is_narrow else item_size)
     what = f"a cache of cache.num_pages={limits.num_pages} pages of {limits.page_size} tokens"
     keeps_all = limits.rollback == Rollback.checkpoints
     if nets:
@@ -74,6 +79,7 @@ def build_cache(plans: Sequence[LayerPlan], limits: Limits, models: Models) -> P
         dtype=models.dtype,
         device=models.device,
         recurrent=recurrent,
+        is_narrow=is_narrow,
     )
 
 

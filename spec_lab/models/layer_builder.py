@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from spec_lab.checkpoints.keep_fp8 import SCALES
+from spec_lab.checkpoints.keep_narrow import SCALES
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet
 from spec_lab.core.layer_protocols import AttentionBackend

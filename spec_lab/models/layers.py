@@ -68,10 +68,10 @@ class FusedRopeAndWrite:
 
     def __call__(self, heads: torch.Tensor, at: Pass) -> torch.Tensor:
         queries = heads.new_empty(heads.shape[0], self.num_heads, heads.shape[2])
-        kv = at.cache.kv if self.num_kv_heads else None
+        kv, powers = (at.cache.kv, at.cache.powers) if self.num_kv_heads else (None, None)
         read = heads[:, : self.num_heads + 2 * self.num_kv_heads]
-        slots = at.metadata.slot_mapping
-        self.rope_write(queries, kv, read, *at.rotary.flat, slots, self.norm_weight, self.eps, self.norms_values)
+        slots, norm = at.metadata.slot_mapping, self.norm_weight
+        self.rope_write(queries, kv, read, *at.rotary.flat, slots, norm, self.eps, self.norms_values, powers=powers)
         return queries
 
 

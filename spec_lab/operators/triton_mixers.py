@@ -25,13 +25,17 @@ from spec_lab.operators.triton_linear import SkinnyLinear, SkinnyProduct, Triton
 
 class FusedHeadsAttention:
     """Makes, rotates and writes heads in one launch, for attention that rotates whole heads, without norms of heads and
-    without gates."""
+    without gates.
 
-    __slots__ = ("_arrivals", "_attention", "_bias", "_eps", "_norm_weight", "_scales", "_weight")
+    A program has a part of a head, which does not say by what a narrow cache divides the head. So for such a cache the
+    heads are made in a launch of their own.
+    """
+
+    __slots__ = ("_apart", "_arrivals", "_attention", "_bias", "_eps", "_norm_weight", "_scales", "_weight")
 
     def __init__(self, attention: Attention, norm: WeightedNorm | None) -> None:
         linear = dense(attention.qkv)
-        self._attention = attention
+        self._attention, self._apart = attention, SkinnyProduct(linear, norm)
         self._weight, self._scales, self._bias = linear.weight, linear.scales, linear.bias
         self._norm_weight = None if norm is None else norm.kernel_weight.float()
         self._eps = 0.0 if norm is None else norm.eps
@@ -45,6 +49,9 @@ class FusedHeadsAttention:
 
     def _heads(self, rows: torch.Tensor, at: Pass) -> torch.Tensor:
         """Write KV, and return rotated queries [rows, num_heads, head_dim]."""
+        if at.cache.powers is not None:
+            heads = self._apart(rows).unflatten(-1, (-1, self._attention.head_dim))
+            return self._attention.rope_and_write(heads, at)
         queries = rows.new_empty(rows.shape[0], self._attention.num_heads, self._attention.head_dim)
         project_heads(
             queries,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from spec_lab.config.groups import AttentionConfig
 from spec_lab.config.option import option
-from spec_lab.config.run import AttentionConfig
 
 if TYPE_CHECKING:
-    from spec_lab.build.attention import BackendContext
+    from spec_lab.build.models import BackendContext
     from spec_lab.core.layer_protocols import AttentionBackend
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from spec_lab.config.groups import DrafterConfig
 from spec_lab.config.option import knob, option
-from spec_lab.config.run import DrafterConfig, Run
+from spec_lab.config.run import Run
 
 if TYPE_CHECKING:
     from spec_lab.build.lab import Lab
