@@ -15,6 +15,7 @@ from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.build.caches import cache_row
 from spec_lab.checkpoints.checkpoint import open_tensors
 from spec_lab.checkpoints.families import read_model_config
+from spec_lab.checkpoints.plan import RopeConfig
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.core.kept import ALL_ROWS, Kept
 from spec_lab.core.kv_cache import NULL_PAGE, PagedKVCache
@@ -24,6 +25,7 @@ from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide, Target
 from spec_lab.engine.pages import PageTable
 from spec_lab.models.decoder import DecoderTarget
 from spec_lab.models.linear import make_linear
+from spec_lab.models.rope import rope_tables
 from tests.onednn import needs_rows_alike
 from tests.tiny_checkpoints import Family, make_tiny_target, use_hub_spelling
 
@@ -250,3 +252,10 @@ def test_a_product_of_one_row_and_of_many_are_bit_equal_on_a_cpu(
     for count in (2, 3, 4, 6, 8, 16, 64):
         assert torch.equal(torch.cat([linear(part) for part in rows.split(count)]), one), count
     torch.testing.assert_close(one, torch.nn.functional.linear(rows, weight, linear.bias), rtol=1e-4, atol=1e-4)  # type: ignore[attr-defined]
+
+
+def test_rotary_tables_are_cast_after_the_float32_angles() -> None:
+    """In bf16 neighbouring positions past 256 would have one angle."""
+    rope = RopeConfig(theta=10000.0, scaling="none")
+    full, cast = (rope_tables(rope, 64, 600, dtype, "cpu")[0] for dtype in (torch.float32, torch.bfloat16))
+    assert torch.equal(cast, full.to(torch.bfloat16))

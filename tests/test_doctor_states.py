@@ -105,12 +105,3 @@ def test_a_planted_fault_is_named(subjects: dict[str, Subject], monkeypatch: Pat
     plant(monkeypatch)
     finding = check_states(subjects[rollback])
     assert finding.verdict is Verdict.FAULT and finding.cause is not None and said in finding.cause, finding
-
-
-def test_a_target_without_states_has_none_to_check(subjects: dict[str, Subject]) -> None:
-    subject = subjects["checkpoints"]
-    config = replace(subject.models.target.config, layers=())
-    target: Any = type("T", (), {"config": config})
-    assert (
-        check_states(replace(subject, models=replace(subject.models, target=target))).verdict is Verdict.DOES_NOT_APPLY
-    )

@@ -113,44 +113,6 @@ def test_one_request_reads_what_its_rows_choose(folder: Path) -> None:
     assert unpruned.recur == pruned.recur
 
 
-class Listener:
-    """Counts by itself, from the choices that it overhears, in eager rounds of requests that never are padded."""
-
-    def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.counts = {"verify": 0, "catch_up": 0, "recur": 0}
-        self._stage: str | None = None
-        counter: Any = engine.parts.experts_read
-        monkeypatch.setattr(counter, "saw", self._overhear(counter.saw))
-        for stage in self.counts:
-            monkeypatch.setattr(engine.round, stage, self._during(stage, getattr(engine.round, stage)))
-
-    def _overhear(self, saw: Any) -> Any:
-        def overheard(routing: Routing, num_experts: int, expert_bytes: int) -> None:
-            saw(routing, num_experts, expert_bytes)
-            if self._stage is not None:
-                self.counts[self._stage] += len(routing.expert_ids.unique())
-
-        return overheard
-
-    def _during(self, stage: str, run: Any) -> Any:
-        def staged(argument: Any) -> Any:
-            self._stage = stage
-            try:
-                return run(argument)
-            finally:
-                self._stage = None
-
-        return staged
-
-
-@pytest.mark.parametrize("prune", ["none", "catchup"])
-def test_counts_are_those_of_a_listener(folder: Path, prune: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = make_engine(nextn_config(folder, prune=prune, batch_size=3), random_requests(4))
-    listener = Listener(engine, monkeypatch)
-    counts, _ = counts_of(engine)
-    assert counts == ExpertCounts(*listener.counts.values())
-
-
 @pytest.fixture(scope="module")
 def eager_counts(folder: Path) -> ExpertCounts:
     return counts_of(make_engine(nextn_config(folder, batch_size=4), random_requests(4)))[0]

@@ -19,7 +19,6 @@ from spec_lab.core.kv_cache import NULL_PAGE, PagedKVCache
 from spec_lab.core.pruning import Drop
 from spec_lab.core.types import FeatureSpec, NormSide
 from spec_lab.engine.pages import PageTable
-from spec_lab.models.norms import Float32Norm, RMSNorm
 from spec_lab.models.target_loader import WeightSource, load_target
 from tests.covering import each_value
 from tests.test_decoder import Lane
@@ -142,14 +141,6 @@ def test_rejected_rows_across_the_edge_of_the_window_leave_nothing(checkpoints: 
     torch.testing.assert_close(logits, expected, rtol=0, atol=TOLERANCE)
 
 
-@torch.inference_mode()
-def test_layers_that_share_kv_have_no_rows_of_their_own(checkpoints: Any) -> None:
-    lane = make_gemma_lane(checkpoints("e2b")[0])
-    layers = lane.cache.layers
-    assert [layers[index] is layers[owner] for index, owner in ((4, 2), (5, 3), (6, 2), (7, 3))] == [True] * 4
-    assert sum(tensor.shape[0] for tensor in lane.cache.tensors) == 4
-
-
 @pytest.mark.parametrize("kind", ["e2b", "31b"])
 @torch.inference_mode()
 def test_rows_that_nobody_reads_do_not_enter_the_layers_behind_the_last_write(checkpoints: Any, kind: str) -> None:
@@ -198,27 +189,6 @@ def count_rows(lane: Lane) -> list[int]:
 
     target.layers = [counted(layer) for layer in target.layers]
     return entered
-
-
-@torch.inference_mode()
-def test_all_rows_are_kept_where_a_selection_drops_none(checkpoints: Any) -> None:
-    lane = make_gemma_lane(checkpoints("e4b")[0])
-    features = FeatureSpec(final_hidden=NormSide.PRE_NORM)
-    output = lane.run(random_tokens(1, 5), [0], features, Kept(Drop.AFTER_LAYER, torch.tensor([4])))
-    assert output.features is not None and len(output.features) == 5 and len(output.hidden) == 1
-
-
-def test_a_norm_rounds_once() -> None:
-    """Its weight is multiplied in float32, as in transformers, where the plain norm has rounded before."""
-    generator = torch.Generator().manual_seed(0)
-    rows = torch.randn(64, 48, generator=generator).bfloat16()
-    weight = (1 + 0.2 * torch.randn(48, generator=generator)).bfloat16()
-    exact = torch.nn.functional.rms_norm(rows.float(), (48,), None, 1e-6) * weight.float()
-    assert torch.equal(Float32Norm(weight, 1e-6)(rows), exact.bfloat16())
-    assert not torch.equal(RMSNorm(weight, 1e-6)(rows), exact.bfloat16())
-    offset = 0.001 * torch.randn(48, generator=generator)  # of which bfloat16 has nothing left beside 1
-    exact = torch.nn.functional.rms_norm(rows.float(), (48,), None, 1e-6) * (1 + offset)
-    assert torch.equal(Float32Norm(1 + offset, 1e-6)(rows), exact.bfloat16())
 
 
 @torch.inference_mode()

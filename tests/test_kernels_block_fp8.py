@@ -8,7 +8,7 @@ import torch
 from spec_kernels.block_fp8 import dequantise
 from spec_kernels.block_fp8_reference import dequantise_reference, packed, unpacked
 from spec_kernels.product import product, product_reference
-from spec_kernels.product_tiles import INVARIANT_ROWS, MAX_ROWS, SkinnyTiles, choose_tiles, most_rows
+from spec_kernels.product_tiles import INVARIANT_ROWS, SkinnyTiles
 from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
 
 EPS = 1e-5
@@ -136,16 +136,3 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(tiles: object, dtype: torch
     for num_rows in (1, 2, 5, 15):
         alone = run(product, rows[:num_rows], weight, scales, norm_weight=norm_weight)
         assert torch.equal(alone, whole[:num_rows])
-
-
-def test_a_step_is_a_block_and_a_split_has_whole_ones() -> None:
-    for rows in (16, 32, 64):
-        for sizes in ((6144, 4096), (4096, 14336), (14336, 4096), (256, 256), (40, 24), (72, 384)):
-            chosen = choose_tiles(rows, *sizes, sizes[0] == 14336, True)
-            assert chosen.depth == 128
-            assert chosen.splits == 1 or sizes[1] % (128 * chosen.splits) == 0
-
-
-def test_up_to_64_rows_are_ours() -> None:
-    """The library would have to widen the weight first."""
-    assert most_rows(4096, 4096) == INVARIANT_ROWS and most_rows(4096, 4096, True) == MAX_ROWS

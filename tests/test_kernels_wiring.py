@@ -45,7 +45,6 @@ from tests.graph_lab import live_kv
 from tests.kernel_lab import DEVICE, assert_near, randn
 from tests.lab import make_config, make_pair, part, random_requests
 from tests.tiny_assistant import make_tiny_assistant
-from tests.tiny_checkpoints import Family
 from tests.tiny_mtp import make_tiny_mtp
 
 VOCAB_SIZE, PAGE_SIZE = 24, 4
@@ -201,15 +200,6 @@ def test_the_interpreters_wrong_type_is_refused_by_both_knobs() -> None:
     ):
         with pytest.raises(UserError, match="dtype=bfloat16 wrongly"):
             make()
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-def test_heads_that_are_rotated_whole_have_one_kernel(tmp_path: Path, family: Family) -> None:
-    target, _ = make_pair(tmp_path, family)
-    config = make_config((target, target), "none", device=DEVICE.type, dtype="float32", kernels="triton")
-    model = load_models(config, 32).target
-    strategies = {type(layer.mixer.rope_and_write) for layer in model.layers}
-    assert strategies == {FusedRopeAndWrite}
 
 
 @pytest.mark.parametrize(

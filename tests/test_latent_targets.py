@@ -11,14 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from spec_lab.attention import torch_backend
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.build.caches import cache_row
 from spec_lab.build.limits import engine_limits
-from spec_lab.build.models import load_models
 from spec_lab.checkpoints.checkpoint import open_tensors
 from spec_lab.checkpoints.families import read_model_config
-from spec_lab.checkpoints.gemma4_assistant_config import read_assistant_config
 from spec_lab.checkpoints.latent_sizes import LatentSizes
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.core.kv_cache import NULL_PAGE, PagedKVCache
@@ -26,7 +23,6 @@ from spec_lab.core.passes import Pass
 from spec_lab.core.types import FeatureSpec, NormSide
 from spec_lab.engine.pages import PageTable
 from spec_lab.models.decoder import DecoderTarget
-from spec_lab.models.tensor_parallel import TensorParallel
 from tests.lab import Reference, generate, make_config, random_requests
 from tests.tiny_checkpoints import refused, rewrite_config, use_hub_spelling
 from tests.tiny_latent import make_latent_target
@@ -182,31 +178,3 @@ def test_sparse_attention_is_refused_where_it_would_begin(checkpoints: Any) -> N
     assert engine_limits(chosen, [request], 3).max_seq_len == 122
     with refused("r0", "129 tokens", "past 128", "index_topk", "max_new_tokens"):
         engine_limits(chosen, [replace(request, max_new_tokens=21)], 3)
-
-
-def test_refusals_of_the_family(checkpoints: Any, tmp_path: Path) -> None:
-    folder, _ = checkpoints("deepseek_v3")
-    changes: list[tuple[dict[str, Any], tuple[str, ...]]] = [
-        ({"model_type": "deepseek_v2"}, ("'deepseek_v2'",)),
-        ({"rope_parameters": {"rope_type": "ntk_parts"}}, ("'ntk_parts'",)),
-        ({"hidden_act": "gelu"}, ("'gelu'",)),
-        ({"scoring_func": "softmax", "first_k_dense_replace": 1}, ("scoring_func 'softmax'",)),
-    ]
-    for change, complaints in changes:
-        (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
-        rewrite_config(tmp_path, **change)
-        with refused(*complaints):
-            read_model_config(tmp_path)
-
-
-def test_what_cannot_have_latent_attention_is_refused(checkpoints: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A backend without it is refused before any weight is read."""
-    folder, _ = checkpoints("deepseek_v3")
-    config = read_model_config(folder)
-    monkeypatch.setattr(torch_backend, "TorchLatentAttention", lambda keys: None)
-    with refused("attention=torch has no latent attention"):
-        load_models(make_config((folder, folder), "none"), 50)
-    with refused("target.tensor_parallel=2", "latent attention"):
-        TensorParallel(0, 2, None).share(config.layers[0])  # type: ignore[arg-type]
-    with refused("drafter=frozen_kv", "latent attention"):
-        read_assistant_config(folder, config)

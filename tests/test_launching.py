@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from spec_kernels import early
 from spec_kernels.early import loads_ahead
 from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
 from spec_lab.checkpoints.expert_sizes import ExpertSizes, RouterScores
@@ -61,17 +60,6 @@ def test_neither_plain_nor_the_librarys_products_launch_early() -> None:
         assert not loads_ahead()
     with launching_of(TritonProducts(row_invariant=False), (EXPERTS,))(1):
         assert not loads_ahead()
-
-
-def test_a_kernel_that_is_placed_early_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert early.placed(True) == {"EARLY": False}
-    monkeypatch.setattr(early, "INTERPRETED", False)
-    monkeypatch.setattr(early, "can_be_early", lambda: True)
-    assert early.placed(True) == {"EARLY": False}
-    with early.early_launches():
-        assert early.placed(True) == {"EARLY": True, "launch_pdl": True}
-        assert early.placed(False) == {"EARLY": True}
-        assert early.placed_if_few(512, most=512) != early.placed_if_few(512) == early.placed(False)
 
 
 class WatchedProducts(PlainProducts):

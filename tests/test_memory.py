@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-import spec_lab
-from spec_kernels.native.packing import Layout, PanelMemory, pack, unpack
+from spec_kernels.native.packing import Layout, pack, unpack
 from spec_kernels.native.parts import NativeProduct
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.checkpoints.checkpoint import open_tensors
@@ -22,9 +20,6 @@ from spec_lab.models.decoder import DecoderTarget
 from spec_lab.models.linear import PackedLinear
 from spec_lab.operators.native_parts import NativeLinear
 from spec_lab.operators.native_set import NativeProducts
-from spec_lab.record.reading import find_runs
-from spec_lab.study.run_table import format_run, runs_table
-from tests.fake_runs import MAIN, make_run, measure, record_run
 from tests.tiny_checkpoints import make_tiny_target
 from tests.tiny_gguf import write_gguf
 
@@ -42,17 +37,6 @@ def test_a_watch_sees_a_peak_that_has_gone_and_none_from_before_it() -> None:
     assert later["peak_rss_bytes"] < seen["peak_rss_bytes"]
 
 
-def test_tables_and_frames_have_the_peak(tmp_path: Path) -> None:
-    gibi = 2**30
-    memory = {"start_rss_bytes": gibi // 4, "peak_rss_bytes": 3 * gibi // 2, "peak_cuda_bytes": 7 * gibi}
-    main = replace(measure(MAIN), work=memory)
-    assert "1.50 GiB" in (table := format_run(make_run(main=main))) and "7.00 GiB" in table
-    record_run(tmp_path / "with", main=main)
-    record_run(tmp_path / "without")
-    assert "1.50 GiB" in runs_table(find_runs([tmp_path])).text()
-    assert set(spec_lab.load_frame(tmp_path)["memory.peak_rss_bytes"].dropna()) == {3 * gibi // 2}
-
-
 @pytest.mark.parametrize("has_tiles", [False, True])
 @pytest.mark.parametrize("shape", [(1, 1), (64, 32), (130, 70), (4160, 33), (9000, 16)])
 def test_panels_are_read_back_as_they_were(shape: tuple[int, int], has_tiles: bool) -> None:
@@ -61,14 +45,6 @@ def test_panels_are_read_back_as_they_were(shape: tuple[int, int], has_tiles: bo
         panels, found = pack(exact, has_tiles)
         assert found is layout
         assert torch.equal(unpack(panels, found, *shape), exact)
-
-
-def test_panels_lie_behind_one_another_until_a_piece_is_full() -> None:
-    memory = PanelMemory()
-    first, second = memory.take(128), memory.take(256)
-    assert second.data_ptr() == first.data_ptr() + 128
-    large = memory.take(2**27)
-    assert (len(first), len(second), len(large)) == (128, 256, 2**27)
 
 
 @pytest.mark.parametrize("num_rows", [0, 1, 128, 129, 300])

@@ -6,8 +6,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -23,11 +21,10 @@ from spec_kernels.native.parts import NativeProduct
 from spec_lab.attention.native_backend import NativeAttention
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.checkpoints.plan import LayerPlan
-from spec_lab.config.choices import KernelsChoice
 from spec_lab.core.kept import Kept
 from spec_lab.core.passes import Pass
 from spec_lab.core.pruning import Drop
-from spec_lab.measure.lab import MAIN, load_lab, note_kernels
+from spec_lab.measure.lab import MAIN, load_lab
 from spec_lab.models.draft_parts import DraftInput, LikeliestToken
 from spec_lab.models.layers import DecoderLayer, LayerParts
 from spec_lab.models.linear import make_linear
@@ -35,7 +32,6 @@ from spec_lab.models.norms import RMSNorm
 from spec_lab.models.products import PLAIN
 from spec_lab.operators.native_forwards import MAX_ROWS
 from spec_lab.operators.native_set import NativeDecoderLayer, NativeProducts
-from tests.lab import make_config
 from tests.native_lane import FULL, HIDDEN_SIZE, MAX_POSITIONS, PAGE_SIZE, PLANS, Lane, assert_alike, tokens_of
 
 pytestmark = pytest.mark.skipif(build.problem() is not None, reason="needs a C compiler")
@@ -294,25 +290,6 @@ def test_exponentials_where_they_end() -> None:
         place = stream, Pass(lane.cache.layers[0], metadata, rotary=rotary), rows
         lane.cache.kv.zero_()
         torch.testing.assert_close(mlp_only(*place), body(*place), rtol=1e-5, atol=1e-6, equal_nan=True)
-
-
-def test_no_ops_of_the_kernels_are_said(capsys: pytest.CaptureFixture[str]) -> None:
-    """So that sweeps of row_invariant compose; and which layers are none of theirs."""
-    layers = [NativeDecoderLayer.__new__(NativeDecoderLayer), object()]
-    cases = (
-        ("native", torch.float32, True, layers, "computes 1 of the target's 2 layers"),
-        ("native", torch.float32, False, layers[:1], "row_invariant=false changes nothing with kernels=native and"),
-        ("triton", torch.float32, False, layers, "kernels=triton and dtype=float32"),
-        ("torch", torch.bfloat16, False, layers, "kernels=torch and dtype=bfloat16"),
-        ("triton", torch.bfloat16, False, layers, ""),
-        ("native", torch.float32, True, layers[:1], ""),
-    )
-    for name, dtype, row_invariant, there, said in cases:
-        config = make_config((Path(), Path()), "none", kernels=KernelsChoice(name), row_invariant=row_invariant)
-        models: Any = SimpleNamespace(target=SimpleNamespace(layers=there), dtype=dtype)
-        note_kernels(config, config, models)
-        printed = capsys.readouterr().err
-        assert said in printed and printed.count("\n") == bool(said)
 
 
 def test_a_draft_model_has_these_layers_too() -> None:

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from spec_kernels.native import build
-from spec_kernels.native.parts import NativeProduct
 from spec_kernels.native.rounds import commit_rows, write_strict
 from spec_lab.acceptance.confidences import DraftConfidences
 from spec_lab.attention.native_backend import NativeAttention
@@ -22,7 +21,6 @@ from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.passes import Pass
 from spec_lab.core.pruning import Drop
 from spec_lab.core.types import FeatureSpec, RoundBatch, Verification, VerifiedRound
-from spec_lab.drafters.catchup import plan_catchup
 from spec_lab.drafters.confidence import ConfidentGreedyPicker
 from spec_lab.drafters.picking import DraftedRows, DraftPicker, GreedyPicker
 from spec_lab.drafters.recurrent import RecurrentDrafter, RecurrentState
@@ -67,13 +65,6 @@ def test_all_layers_are_one_call_where_their_caches_have_one_shape() -> None:
         assert type(NativeProducts().stack(plain, (FULL, second))) is kind
 
 
-PRODUCTS = ("qkv", "o", "gate_up", "down")
-
-
-def weights_of(stack: NativeStack) -> list[NativeProduct]:
-    return [getattr(layer._parts, name) for layer in stack._layers._layers for name in PRODUCTS]
-
-
 def test_layers_in_one_call_are_the_layers_one_by_one() -> None:
     """Bit for bit, with what enters any of them; rows that are dropped in the last one take the other way."""
     lanes = [Lane(PLANS["qwen3"], NativeProducts()) for _ in range(2)]
@@ -91,15 +82,6 @@ def test_layers_in_one_call_are_the_layers_one_by_one() -> None:
         assert torch.equal(outputs[0][0], outputs[1][0])
         assert len(outputs[0][1]) == 2 and all(map(torch.equal, outputs[0][1], outputs[1][1]))
     assert torch.equal(lanes[0].cache.kv, lanes[1].cache.kv)
-
-
-def test_weights_of_layers_lie_one_behind_the_other() -> None:
-    stack = Lane(PLANS["qwen3"], NativeProducts()).target._stack
-    assert isinstance(stack, NativeStack)
-    products = [getattr(layer.described, name) for layer in stack._layers._layers for name in PRODUCTS]
-    ends = [product.panels + weight.num_bytes for product, weight in zip(products, weights_of(stack), strict=True)]
-    assert [product.panels for product in products[1:]] == ends[:-1]
-    assert len(products) == 2 * len(PRODUCTS)
 
 
 class HeadLane:
@@ -253,26 +235,6 @@ def test_only_greedy_drafts_on_fresh_metadata_are_made_at_once(monkeypatch: pyte
         state = RecurrentState(tokens, lane.run([20], 1), metadata, DraftedRows(tokens, tokens))
         assert Chain(parts).collect(2, mover, state, nullcontext).shape == (1, 2)
         assert steps == expected
-
-
-@pytest.mark.parametrize("first_position", [0, 1])
-def test_a_catch_up_is_planned_as_torch_plans_it(first_position: int) -> None:
-    """With nothing emitted, all drafts accepted, and rows behind the cache's end."""
-    lane = Lane(FULL, PLAIN)
-    slots = torch.tensor([1, 0, 1])
-    tokens, kv_lens = torch.zeros(3, 4, dtype=torch.int64), torch.tensor([7, 0, MAX_POSITIONS - 2])
-    batch = RoundBatch(slots, slots >= 0, kv_lens, tokens, lane.table.pages[slots], MAX_POSITIONS - 2)
-    verified = VerifiedRound(batch, Verification(tokens, torch.tensor([4, 0, 2])), None)
-    expected, got = (
-        plan_catchup(verified, lane.backend, 3, kernels, first_position) for kernels in (TORCH_FORMS, NATIVE)
-    )
-    for name in ("live_rows", "live_lens"):
-        assert torch.equal(getattr(got, name), getattr(expected, name)), name
-    for name in ("attention", "live_attention"):
-        first, second = getattr(got, name), getattr(expected, name)
-        for part in ("positions", "slot_mapping", "seq_lens", "page_table"):
-            assert torch.equal(getattr(first, part), getattr(second, part)), (name, part)
-        assert (first.num_queries, first.max_seq_len) == (second.num_queries, second.max_seq_len)
 
 
 def test_numbers_that_do_not_lie_as_c_reads_them_are_refused() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spec_lab.acceptance.strict import StrictAcceptance
-from spec_lab.core.origins import TokenOrigin, round_origins
+from spec_lab.core.origins import round_origins
 from spec_lab.core.types import AcceptanceInputs, Verification
 from spec_lab.drafters.none import NoDrafter
 from spec_lab.workloads.text_ends import text_ends
@@ -113,7 +113,3 @@ def test_ids_without_a_tokenizer_are_cut_too() -> None:
 def test_a_text_that_the_tokens_do_not_make_is_unknown(pocket: TargetTokenizer) -> None:
     assert text_ends(pocket, pocket.encode("one"), "two") is None
     assert text_ends(pocket, [], "") == []
-
-
-def test_letters_are_all_different() -> None:
-    assert len({origin.value for origin in TokenOrigin}) == len(TokenOrigin)

@@ -113,15 +113,6 @@ def test_first_token_can_be_a_marker(phase: str, prompt: tuple[int, ...], token:
     assert relaxes(rule, 0) is expected
 
 
-@pytest.mark.parametrize("phase", ["token", "round"])
-def test_a_reused_slot_forgets(phase: str) -> None:
-    rule = relaxed_rule(phase=phase)
-    rule.admit(1, request(THINKING))
-    assert relaxes(rule, 1)
-    rule.admit(1, request(ANSWERING))
-    assert not relaxes(rule, 1)
-
-
 def test_ratio_form() -> None:
     """It takes p >= ratio * p_top1, with equality; the delta form would take the small ones too."""
     for second, passes in ((0.2, True), (0.19, False)):
@@ -133,18 +124,6 @@ def test_ratio_form() -> None:
     rule = relaxed_rule(form=DeltaForm(0.4), topk=4)
     rule.admit(0, request(THINKING))
     assert emitted(rule.accept(make_inputs(rows, [[2]]))) == [[2, 5]]
-
-
-def test_rank_is_by_value_then_by_lowest_id() -> None:
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randint(0, 4, (50, 7, 12), generator=generator).float()
-    drafts = torch.randint(12, (50, 7), generator=generator)
-    standing = draft_standing(logits, drafts)
-    for b, j in ((b, j) for b in range(50) for j in range(7)):
-        row = logits[b, j].tolist()
-        order = sorted(range(12), key=lambda token: (-row[token], token))
-        assert standing.rank[b, j] == order.index(drafts[b, j])
-        assert standing.is_top[b, j] == (order[0] == drafts[b, j])
 
 
 def test_logits_that_differ_below_the_softmax() -> None:

@@ -302,16 +302,6 @@ def test_commit_moves_l_by_n_and_leaves_inactive_rows() -> None:
     assert slots.input_ids[1].tolist() == [9, 1, 1, 1]
 
 
-def test_the_first_token_of_a_tie_is_the_lowest_id(pair: tuple[Path, Path]) -> None:
-    """The prompt pass and the rounds alike: with all logits equal every token is id 0."""
-    request = Request("a", "x", (5, 6, 7), 6, ignore_eos=True)
-    for drafter in ("none", "random"):
-        engine = make_engine(make_config(pair, drafter), [request])
-        target: Any = engine.parts.target
-        target.logits = lambda hidden: torch.zeros(len(hidden), 160)
-        assert engine.generate([request]).requests[0].output_ids == [0] * 6
-
-
 def test_stages_are_named_and_those_that_do_not_exist_are_left_out() -> None:
     request = Request("a", "x", (5, 6, 7), 6, ignore_eos=True)
     stages: dict[int, set[tuple[str, ...]]] = {}

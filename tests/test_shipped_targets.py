@@ -17,10 +17,8 @@ from spec_lab.checkpoints.packaged import ZOO
 from spec_lab.config.checks import admit
 from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
-from spec_lab.models.tensor_parallel import TensorParallel
 from spec_lab.workloads.thinking import thinking_markers
 from spec_lab.workloads.tokenizer import TargetTokenizer
-from tests.ranks import Meeting, ThreadCollectives
 
 SHIPPED = {"pocket_hybrid": "mtp_eagle", "pocket_gemma": "frozen_kv", "pocket_moe": "mtp_eagle"}
 """The shipped targets of other families, and the drafter that is shipped for each."""
@@ -91,17 +89,6 @@ def test_it_runs_or_is_refused(overrides: str, target: str, refusal: str) -> Non
     assert all(len(tokens) == 6 for tokens in outputs.values())
     if not overrides.startswith("dtype="):
         assert outputs == plain(target)
-
-
-@pytest.mark.parametrize(
-    ("target", "reason"),
-    [("pocket_hybrid", "splits no layers that keep a state"), ("pocket_moe", "cannot split latent attention")],
-)
-def test_layers_that_cannot_be_split_are_refused(target: str, reason: str) -> None:
-    skip_without_weights(target)
-    half = TensorParallel(0, 2, ThreadCollectives(Meeting(2), 0))
-    with pytest.raises(UserError, match=reason):
-        load_models(config_of(target, "drafter=none"), 64, partition=half)
 
 
 @pytest.mark.parametrize("drafter", ["dflash", "dspark", "dflash2", "domino", "lilicorr", "p_eagle"])

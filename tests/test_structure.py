@@ -32,18 +32,6 @@ def test_no_class_name_stands_twice() -> None:
     assert classes_that_stand_twice(own) == {}
 
 
-def test_every_bench_has_a_help() -> None:
-    """Without a parser it would run for minutes, or take `--help` for an override."""
-    benches = [path for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()]
-    assert benches
-    assert [path.name for path in benches if "argparse" not in imported_names(path.read_text())] == []
-
-
-def test_twins_are_seen_wherever_they_stand() -> None:
-    files = {"a.py": "class Head: ...\nclass Other: ...", "b.py": "def make():\n    class Head(Other): ..."}
-    assert classes_that_stand_twice(files) == {"Head": ["a.py", "b.py"]}
-
-
 def imported_names(source: str) -> set[str]:
     """Every module that a source imports, and every name that it takes from one, as module.name."""
     found: set[str] = set()
@@ -77,9 +65,3 @@ def test_the_torch_form_of_the_noise_needs_no_triton() -> None:
         name for file in ("__init__", "noise_reference") for name in imported_names((folder / f"{file}.py").read_text())
     }
     assert {name.split(".")[0] for name in imported} == {"__future__", "enum", "torch"}
-
-
-def test_the_noise_stands_once() -> None:
-    """The multiplier of splitmix64 is written in one file: all other forms are made from it."""
-    files = [str(path.relative_to(ROOT)) for path in sources() if "0x9e3779b97f4a7c15" in path.read_text().lower()]
-    assert files == ["kernels/spec_kernels/noise_reference.py"]

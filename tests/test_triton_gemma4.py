@@ -149,15 +149,6 @@ def test_a_layer_is_eight_kernels_and_three_more_with_embeddings_of_its_own(tmp_
         assert launched.count == expected | {"rms_norm": 1}
 
 
-def test_small_weights_have_the_librarys_products_beyond_sixteen_rows(tmp_path: Path) -> None:
-    config = read_target(tmp_path, "e4b")
-    lane = Lane.of(config.layers)
-    target, metadata = make_target(config, lane, TritonProducts()), lane.metadata([6, 4], 10)
-    with CountedKernels() as launched:
-        target.forward(prompt(2, 10).flatten(), Pass(lane.cache, metadata), FeatureSpec())
-    assert launched.count["product"] == 0 and launched.count["gated"] == 2 * len(config.layers)
-
-
 def make_assistant(
     folder: Path, config: ModelConfig, centroids: bool, lane: Lane, products: Products
 ) -> Gemma4Assistant:

@@ -25,7 +25,6 @@ from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.passes import Pass
 from spec_lab.core.types import AttentionMetadata, FeatureSpec
 from spec_lab.engine.states import RecurrentStates
-from spec_lab.engine.tape import TapeRecorder
 from spec_lab.models.delta_caches import TORCH_DELTA, DeltaParts
 from spec_lab.models.delta_net import build_delta_net
 from spec_lab.models.norms import Float32Norm
@@ -117,25 +116,6 @@ def test_a_layer_equals_torch_over_rounds(rollback: Rollback) -> None:
     found = Lane(TRITON_DELTA, rollback, torch.float32).text(torch.float32, 4)
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-5)
-
-
-@pytest.mark.skipif(not INTERPRETED, reason="on a GPU whole engines are captured")
-@torch.inference_mode()
-@pytest.mark.parametrize("rollback", Rollback)
-def test_rounds_on_a_tape_give_what_they_give_without(rollback: Rollback) -> None:
-    """The round before keeps other rows than when it was captured, and the slots are others."""
-    given, slots = torch.zeros(3 * 2, HIDDEN), torch.tensor([0, 1, NUM_SLOTS])
-    lane, eager = (Lane(TRITON_DELTA, rollback, torch.float32) for _ in range(2))
-    graph = TapeRecorder().capture(lambda: lane.run(given, 2, lane.states.of_round(slots)))
-    lane.cache.clear(NUM_SLOTS)
-    slots.copy_(torch.tensor([2, 0, NUM_SLOTS]))
-    for index, last in enumerate(([1, 0, 0], [0, 1, 0], [0, 0, 0])):
-        given.copy_(randn(*given.shape, seed=index))
-        graph.replay()
-        expected = eager.run(given, 2, eager.states.of_round(slots))
-        assert_close(graph.outputs[:4], expected[:4])
-        for each in (lane, eager):
-            each.states.commit(slots, torch.tensor(last))
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from spec_kernels.attention_tiles import choose_latent_split_keys, choose_latent_tiles
 from spec_kernels.latent_attention import latent_attention, latent_attention_reference
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.attention.triton_backend import TritonAttention
@@ -158,18 +157,6 @@ def test_a_request_does_not_depend_on_the_batch_or_the_bound(dtype: torch.dtype)
         rows = slice(2 * request, 2 * request + 2)
         for bound in (alone.longest, 158):
             assert torch.equal(attend(alone, queries[rows], max_seq_len=bound), together[rows]), (request, bound)
-
-
-def test_tiles_follow_from_the_model_alone() -> None:
-    """The heads of a row fill a tile, up to one of 64 pairs."""
-    rows = [choose_latent_tiles(num_heads, 128, 2).rows for num_heads in (8, 20, 128)]
-    assert rows == [16, 32, 64] and choose_latent_tiles(20, 128, 4).rows == choose_latent_tiles(20, 64, 2).rows == 16
-
-
-def test_splits_follow_from_the_run_alone() -> None:
-    """A context of one request is cut until its tiles fill a GPU; those of many requests are not cut."""
-    assert choose_latent_split_keys(600, 1, 20) == 64 and choose_latent_split_keys(32_768, 1, 20) == 832
-    assert choose_latent_split_keys(8192, 64, 20) == 8192 and choose_latent_split_keys(8192, 1, 128) == 256
 
 
 def test_the_backend_equals_that_of_torch() -> None:

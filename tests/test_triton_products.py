@@ -275,12 +275,6 @@ def test_without_row_invariance_products_are_the_librarys(llama: ModelConfig) ->
     assert kernels_of_a_layer(llama, TritonProducts(), 10) == (2, 1, 0)
 
 
-def test_heads_with_norms_are_rotated_in_a_launch_of_their_own(config: ModelConfig) -> None:
-    """A norm needs all channels of a head (Qwen3), of which a program of the product has a part; Qwen2 has none."""
-    expected = (4, 1, 0) if config.layers[0].qk_norm else (3, 0, 1)
-    assert kernels_of_a_layer(config, TritonProducts()) == expected
-
-
 def test_what_is_row_invariant(llama: ModelConfig) -> None:
     plan = llama.layers[0]
     assert TritonProducts().is_row_invariant(plan)
