@@ -22,6 +22,7 @@ from tests import recorded_runner
 FILES = {path.stem: path for path in sorted((conf_folder() / "experiment").glob("*.yaml")) if path.stem != "search_k"}
 """All but the search, which has a test of its own: it has no grid and no tables."""
 CELLS: dict[str, tuple[list[str], int]] = {
+    "quantised": (["line=float32,kv_fp8", "drafter=eagle3"], 2),
     "planner": (["line=k3,cost", "batch_size=1"], 2),
     "batch_scaling": (["batch_size=16"], 2),
     "drafters": (["drafter=ngram,eagle3", "drafter.num_draft_tokens=3"], 2),

@@ -13,7 +13,7 @@ from spec_kernels.block_fp8_reference import BLOCK_SIZE
 from spec_lab.checkpoints.checkpoint_files import BlockScales, Packed, StoredTensor
 from spec_lab.checkpoints.checks import refuse_values
 from spec_lab.checkpoints.json_input import read_json
-from spec_lab.checkpoints.keep_fp8 import is_product, of_each_row
+from spec_lab.checkpoints.keep_narrow import is_product, of_each_row
 from spec_lab.checkpoints.quantization import SCALES_SUFFIX, Block, read_block, scales_shape
 from spec_lab.checkpoints.widening import scaled_blocks
 from spec_lab.core.errors import UserError
@@ -50,7 +50,7 @@ def with_scales(stored: Mapping[str, StoredTensor], folder: Path) -> dict[str, S
 
 
 def with_products_as_stored(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Keep the fp8 products of layers as they are in the file, with their scales as separate tensors, as in `keep_fp8`.
+    """Keep the fp8 products of layers as they are in the file, with their scales as separate tensors (`keep_narrow`).
 
     Raises:
         UserError: a block width that no kernel here supports.
