@@ -42,4 +42,5 @@ class DrawnPlan:
 @option("drafter.plan", "drawn")
 class Drawn:
     def build(self, lab: Any) -> DrawnPlan:
-        return DrawnPlan(lab.run.drafter.num_draft_tokens)
+        sizes = lab.run.sizes
+        return DrawnPlan(lab.run.drafter.num_draft_tokens if sizes is None else sizes.num_rows - 1)

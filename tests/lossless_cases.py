@@ -13,7 +13,7 @@ from typing import Any
 
 from spec_lab.checkpoints.block_config import Slots
 from spec_lab.checkpoints.block_heads import HeadKind
-from spec_lab.config.run import TreeConfig
+from spec_lab.config.groups import TreeConfig
 from spec_lab.options.trees import DynamicTreeConfig, StaticTreeConfig
 from tests.covering import covering_array
 from tests.graph_lab import MODES
@@ -153,7 +153,7 @@ def may_stand_together(row: dict[str, Any]) -> bool:
         or (graph == "step_replay" and tree != "none")
         or (graph != "eager" and padding not in (None, PADDINGS[0]))
         or (row.get("options") and drafter not in (None, "frozen_kv"))
-        or (row.get("plan", "none") != "none" and (tree != "none" or drafter not in (None, *TRAINED, "ngram")))
+        or (row.get("plan", "none") != "none" and (tree == "static" or drafter not in (None, *TRAINED, "ngram")))
         or (drafter in ("dflash", "p_eagle") and graph == "step_replay")
         or (drafter == "dflash" and graph != "eager" and row.get("prune") in GATHERING)
     )
@@ -166,7 +166,7 @@ def every_case() -> Iterator[Case]:
     for turn, row in enumerate(filter(may_stand_together, rows)):
         padding = PADDINGS[turn % 2] if row["graph"] == "eager" else PADDINGS[0]
         sizes = BATCHES[turn // 2 % 3], PAGES[turn // 3 % 3], CHUNKS[turn // 4 % 3]
-        is_planned = row["tree"] == "none" and row["drafter"] in (*TRAINED, "ngram")
+        is_planned = row["tree"] != "static" and row["drafter"] in (*TRAINED, "ngram")
         yield Case(
             **row,
             target=list(TARGETS)[turn % 3],

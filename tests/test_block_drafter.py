@@ -11,7 +11,8 @@ import torch
 
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.config.choices import DraftSampling, KernelsChoice
-from spec_lab.config.run import GraphConfig, RecordConfig, SamplingConfig
+from spec_lab.config.groups import GraphConfig
+from spec_lab.config.run import RecordConfig, SamplingConfig
 from spec_lab.core.types import AcceptanceInputs, Request, Sequence
 from spec_lab.drafters.picking import GreedyPicker
 from spec_lab.options.acceptance.rejection import Rejection

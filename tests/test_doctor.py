@@ -15,7 +15,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from spec_lab.app.compose import compose
-from spec_lab.config.offers import fewer_drafts
 from spec_lab.doctor.__main__ import main
 from spec_lab.doctor.checkpoints import check_dtype, check_tokenizer, check_vocabulary
 from spec_lab.doctor.evidence import Evidence
@@ -183,7 +182,7 @@ def test_a_gain_is_paired_over_the_rounds() -> None:
 def test_a_run_is_examined_with_all_its_drafts_and_a_look_after_each_round(override: str) -> None:
     config = compose(["drafter=eagle3", "graph=round", override]).config
     chosen = strict_greedy(config)
-    assert chosen.drafter.num_draft_tokens == 3 and fewer_drafts(chosen) is None
+    assert chosen.drafter.num_draft_tokens == 3 and chosen.fewer_drafts is None
     graph: Any = chosen.graph
     assert graph.rounds_per_replay == 1
 

@@ -59,7 +59,7 @@ def make_head(drafter: str, folder: Path, target: Path) -> None:
 def subject_of(config: Run) -> Subject:
     """A subject of the doctor whose texts are the prompts alone."""
     requests = random_requests(NUM_TEXTS, ROUNDS_A_TEXT * (NUM_DRAFT_TOKENS + 1) + 1, lengths=(4, 20))
-    limits = engine_limits(config, requests, NUM_DRAFT_TOKENS)
+    limits = engine_limits(config, requests)
     models = load_models(config, limits.max_seq_len)
     return Subject(config, models, models, requests, limits, [record(r.prompt_ids, []) for r in requests])
 

@@ -10,11 +10,11 @@ import torch
 
 from spec_kernels.tree_reference import move_path_reference
 from spec_lab.app.compose import compose
+from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
 from spec_lab.doctor.examine import examine
 from spec_lab.doctor.findings import Finding, Verdict, faults
 from spec_lab.doctor.subject import Subject, load_subject
 from spec_lab.engine.drafts import TreeParts, spine
-from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
 from tests.test_doctor_faults import QUICK, change_tensors, copy_of, examined, skipped, with_broken_writes
 
 TREE = ("drafter=eagle3", "tree=dynamic", "tree.num_rows=8")

@@ -59,7 +59,6 @@ def importable(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     """Importable by this test alone, whose working directory is empty."""
     registered = {group: dict(classes) for group, classes in option._options.items()}
     monkeypatch.setattr(option, "_options", registered)
-    monkeypatch.setattr(option, "_schemas", dict(option._schemas))
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.chdir(tmp_path)
     yield

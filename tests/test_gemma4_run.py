@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from spec_lab.checkpoints.families import read_model_config
-from spec_lab.config.run import GraphConfig
+from spec_lab.config.groups import GraphConfig
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
@@ -144,9 +144,8 @@ def test_the_text_is_that_of_transformers(pairs: Callable[[str], Pair], kind: st
     plain = {request.request_id: reference.greedy(request) for request in requests}
     cache = {"page_size": PAGE, "prefill_chunk": 7}
     engine = make_engine(make_config(pair.folders, "oracle", K, batch_size=batch_size, cache=cache), requests)
-    learn = engine.parts.drafter.requirements.learn_continuations
-    assert learn is not None
-    learn({name: spoiled(tokens) for name, tokens in plain.items()})
+    drafter: Any = engine.parts.drafter
+    drafter.learn({name: spoiled(tokens) for name, tokens in plain.items()})
     records = engine.generate(requests).requests
     reference.assert_lossless(requests, {record.request_id: record.output_ids for record in records}, plain)
     assert {count for record in records for count in record.accepted_per_round} == {0, 1, 2, 3}

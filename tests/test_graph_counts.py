@@ -11,7 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from spec_lab.config.run import GraphConfig, Run
+from spec_lab.config.groups import GraphConfig
+from spec_lab.config.run import Run
 from spec_lab.core.results import RoundRecord
 from spec_lab.core.types import Verification
 from spec_lab.engine import timing

@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.build.caches import build_cache
-from spec_lab.build.kernels import TORCH
 from spec_lab.build.models import load_models
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
@@ -24,6 +23,7 @@ from spec_lab.checkpoints.gemma4_assistant_config import owns_kv
 from spec_lab.checkpoints.packaged import SHAPES
 from spec_lab.checkpoints.target_tensors import counts_from_one
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
+from spec_lab.core.kernel_set import TORCH_FORMS
 from spec_lab.models.target_loader import WeightSource, load_target, read_target
 from spec_lab.models.tensor_parallel import TensorParallel
 from spec_lab.options.trees import StaticTreeConfig
@@ -114,7 +114,7 @@ def test_slots_are_bounded_by_the_bytes_of_their_states(monkeypatch: pytest.Monk
     from spec_lab.build import caches
     from spec_lab.build.limits import Limits
 
-    models: Any = type("M", (), {"dtype": torch.float32, "device": CPU, "kernels": TORCH})
+    models: Any = type("M", (), {"dtype": torch.float32, "device": CPU, "kernels": TORCH_FORMS})
     limits = Limits(64, 32, 8, 16, 200, 32, num_rows=4)
     state_bytes = 65 * 3 * 4 * 32 * 128 * 128 * 4
     monkeypatch.setattr(caches, "memory_of", lambda device: state_bytes)

@@ -11,7 +11,6 @@ from spec_kernels.expert_tiles import MAX_INVARIANT_ROWS
 from spec_kernels.experts import routed_experts, routed_experts_reference
 from spec_kernels.few_experts import few_experts_reference
 from spec_kernels.gate import ACTIVATIONS
-from spec_lab.models.experts import SortedExperts
 from spec_lab.models.linear import gelu_tanh
 from spec_lab.models.routers import Routing
 from spec_lab.operators.triton_experts import TritonExperts
@@ -124,7 +123,7 @@ def test_a_row_that_is_not_finite_stays_alone() -> None:
 def test_few_rows_and_many_have_the_sums_of_the_reference() -> None:
     """Of more than 256 rows, a pair's term is rounded before it is added to others."""
     layer = make_layer(17)
-    experts = SortedExperts(layer.gate_up, layer.down, gelu_tanh).made_by(TritonExperts)
+    experts = TritonExperts(layer.gate_up, layer.down, gelu_tanh)
     routing = Routing(layer.expert_ids, layer.weights)
     assert torch.equal(experts(layer.rows, routing), layer.run("gelu_tanh"))
     few = layer.some([0, 1, 2, 3, 4])
@@ -133,5 +132,5 @@ def test_few_rows_and_many_have_the_sums_of_the_reference() -> None:
     )
     assert_near(experts(few.rows, Routing(few.expert_ids, few.weights)), expected)
     many = make_layer(300, num_experts=3, num_chosen=2, hidden=16, inner=16, dtype=DTYPES[-1])
-    experts = SortedExperts(many.gate_up, many.down, gelu_tanh).made_by(TritonExperts)
+    experts = TritonExperts(many.gate_up, many.down, gelu_tanh)
     assert_near(experts(many.rows, Routing(many.expert_ids, many.weights)), many.expected("gelu_tanh"))

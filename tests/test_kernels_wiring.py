@@ -17,17 +17,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from spec_kernels.rope_write import rope_write
 from spec_lab.acceptance.phase import ThinkingMarkers
 from spec_lab.attention.torch_backend import TorchAttention
-from spec_lab.build.attention import BackendContext
 from spec_lab.build.engine import build_engine
-from spec_lab.build.kernels import TORCH, make_kernels
+from spec_lab.build.kernels import make_kernels
 from spec_lab.build.limits import engine_limits
-from spec_lab.build.models import load_models
+from spec_lab.build.models import BackendContext, load_models
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.plan import RopeConfig
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
+from spec_lab.config.groups import AcceptanceConfig
 from spec_lab.config.option import get
-from spec_lab.config.run import AcceptanceConfig, RecordConfig, Run, SamplingConfig
+from spec_lab.config.run import RecordConfig, Run, SamplingConfig
 from spec_lab.core.errors import UserError
+from spec_lab.core.kernel_set import TORCH_FORMS
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.passes import Pass
 from spec_lab.core.results import GenerationResult
@@ -155,7 +156,7 @@ def make_run(folders: dict[str, Path], case: Case, graph: str, kernels: str = "t
 
 def make_engine(config: Run, requests: Sequence[Request]) -> Engine:
     chosen = config
-    limits = engine_limits(chosen, list(requests), config.drafter.num_draft_tokens)
+    limits = engine_limits(chosen, list(requests))
     models = load_models(chosen, limits.max_seq_len, MARKERS)
     return build_engine(chosen, models, limits)
 
@@ -194,7 +195,7 @@ def test_every_case_gives_the_tokens_of_torch(folders: dict[str, Path], case: st
 def test_the_interpreters_wrong_type_is_refused_by_both_knobs() -> None:
     for make in (
         lambda: part("attention", "triton").build(
-            BackendContext(Run(), 64, torch.device("cpu"), torch.bfloat16, TORCH)
+            BackendContext(Run(), 64, torch.device("cpu"), torch.bfloat16, TORCH_FORMS)
         ),
         lambda: make_kernels("triton", torch.device("cpu"), torch.bfloat16),
     ):

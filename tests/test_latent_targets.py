@@ -175,6 +175,6 @@ def test_sparse_attention_is_refused_where_it_would_begin(checkpoints: Any) -> N
     (request,) = random_requests(1, max_new_tokens=20, lengths=(102, 102))
     config = make_config((folder, folder), "ngram", num_draft_tokens=3)
     chosen = config
-    assert engine_limits(chosen, [request], 3).max_seq_len == 122
-    with refused("r0", "129 tokens", "past 128", "index_topk", "max_new_tokens"):
-        engine_limits(chosen, [replace(request, max_new_tokens=21)], 3)
+    assert engine_limits(chosen, [request]).max_seq_len == 122
+    with refused("r0", "longer than 122", "max_new_tokens"):
+        engine_limits(chosen, [replace(request, max_new_tokens=21)])

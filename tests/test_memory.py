@@ -19,7 +19,7 @@ from spec_lab.measure.memory import MemoryWatch
 from spec_lab.models.decoder import DecoderTarget
 from spec_lab.models.linear import PackedLinear
 from spec_lab.operators.native_parts import NativeLinear
-from spec_lab.operators.native_set import NativeProducts
+from spec_lab.operators.native_set import native_set
 from tests.tiny_checkpoints import make_tiny_target
 from tests.tiny_gguf import write_gguf
 
@@ -99,7 +99,7 @@ def test_kernels_in_c_leave_no_weight_of_the_library_behind(tmp_path: Path) -> N
     config = read_model_config(tmp_path)
     tensors = open_tensors(tmp_path, decoder_tensor_shapes(config), torch.float32, "cpu")
     plain = DecoderTarget(config, tensors, TorchAttention(4, 64), 64)
-    native = DecoderTarget(config, tensors, TorchAttention(4, 64), 64, products=NativeProducts())
+    native = DecoderTarget(config, tensors, TorchAttention(4, 64), 64, kernels=native_set())
     assert len(weights_of(plain)) == 2 * 4 + 1
     assert weights_of(native) == []
     for target in (plain, native):

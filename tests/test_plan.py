@@ -17,6 +17,7 @@ from spec_lab.engine.engine import Engine
 from spec_lab.engine.offers import AllOffered
 from spec_lab.measure.launch_counts import CountedRounds
 from spec_lab.measure.watched_rounds import watch_rounds
+from spec_lab.options.trees import DynamicTreeConfig
 from tests import drawn_plan  # registers a plan
 from tests.covering import each_value
 from tests.graph_lab import DRAFTERS, MODES, RULES, Lab, generate_watched, lab, mixed_requests
@@ -48,6 +49,25 @@ def test_text_is_plain_decodings_whatever_a_plan_chooses(lab: Lab, mode: str, dr
     rows = [record.rows for record in captured.rounds]
     assert {count for r in captured.requests for count in r.offered_per_round} == {0, 1, 2, 3}
     assert any(each.drafted == 0 for each in rows) and any(each.drafted and not each.offered for each in rows)
+
+
+TREE_MODES = tuple(name for name in MODES if name != "step_replay")
+TREE_DRAFTERS = (*(name for name in DRAFTERS if name != "mtp_vanilla"), "ngram")
+
+
+@pytest.mark.parametrize(("mode", "drafter"), each_value(TREE_MODES, TREE_DRAFTERS))
+def test_a_plan_cuts_a_dynamic_tree_to_its_first_rows(lab: Lab, mode: str, drafter: str) -> None:
+    requests = mixed_requests(5, 24)
+    options = {"drafter": drafter, "batch_size": 3, "rule": RULES["strict"], **DRAWN}
+    options["tree"] = DynamicTreeConfig(topk=3, depth=3, num_rows=8)
+    captured = lab.engine(requests, MODES[mode], **options).generate(requests)
+    eager = lab.engine(requests, None, **options).generate(requests)
+    plain = lab.engine(requests, None, "none", batch_size=3).generate(requests)
+    assert texts(captured) == texts(eager) == texts(plain)
+    if mode != "overlap":
+        assert text_and_offers(captured) == text_and_offers(eager)
+    rounds = [(record.rows.verified // len(record.request_ids), record.rows.drafted) for record in eager.rounds]
+    assert len({rows for rows, _ in rounds} - {1}) > 3 and {0, 7} <= {drafted for _, drafted in rounds}
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)

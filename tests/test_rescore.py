@@ -15,7 +15,7 @@ from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.acceptance.phase import ThinkingMarkers
 from spec_lab.acceptance.token_laws import OverlapLaw, exact
 from spec_lab.build.lab import RuleFacts
-from spec_lab.config.run import AcceptanceConfig
+from spec_lab.config.groups import AcceptanceConfig
 from spec_lab.core.errors import UserError
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from spec_lab.config.run import AcceptanceConfig, GraphConfig, RecordConfig, Run
+from spec_lab.config.groups import AcceptanceConfig, GraphConfig
+from spec_lab.config.run import RecordConfig, Run
 from spec_lab.measure.lab import load_lab
 from spec_lab.measure.runner import record_run
 from spec_lab.measure.world import ALONE

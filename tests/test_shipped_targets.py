@@ -55,7 +55,7 @@ def config_of(target: str, overrides: str) -> Run:
 def decode(config: Run) -> dict[str, list[int]]:
     tokenizer = TargetTokenizer(config.target.folder)
     requests = load_requests(config, tokenizer)
-    limits = engine_limits(config, requests, config.drafter.num_draft_tokens)
+    limits = engine_limits(config, requests)
     models = load_models(config, limits.max_seq_len, thinking_markers(tokenizer, config.target))
     engine = build_engine(config, models, limits)
     return {record.request_id: record.output_ids for record in engine.generate(requests).requests}
@@ -95,7 +95,7 @@ def test_it_runs_or_is_refused(overrides: str, target: str, refusal: str) -> Non
 def test_shipped_drafters_of_a_whole_block_leave_plain_tokens_and_draft_well(drafter: str) -> None:
     chosen = config_of("pocket", f"drafter={drafter} max_new_tokens=16")
     requests = load_requests(chosen, TargetTokenizer(chosen.target.folder))
-    limits = engine_limits(chosen, requests, chosen.drafter.num_draft_tokens)
+    limits = engine_limits(chosen, requests)
     models = load_models(chosen, limits.max_seq_len)
     records = build_engine(chosen, models, limits).generate(requests).requests
     assert {record.request_id: record.output_ids for record in records} == plain("pocket", " max_new_tokens=16")

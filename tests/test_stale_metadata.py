@@ -80,7 +80,7 @@ def test_graph_step_replay_takes_any_backend(tmp_path: Path) -> None:
     requests = random_requests(1, 4)
     config = dataclasses.replace(make_config(make_pair(tmp_path), device="cpu"), graph=StepReplay())
     chosen = config
-    limits = engine_limits(chosen, requests, 3)
+    limits = engine_limits(chosen, requests)
     models = load_models(chosen, limits.max_seq_len)
     models = dataclasses.replace(models, backend=Fixed(models.backend))
     engine = build_engine(chosen, models, limits)

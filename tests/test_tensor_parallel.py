@@ -44,7 +44,7 @@ def load(folder: Path, partition: Partition) -> tuple[ModelConfig, dict[str, tor
 
 def split_engine(config: Run, requests: list[Request], partition: Partition) -> Engine:
     chosen = config
-    limits = engine_limits(chosen, requests, config.drafter.num_draft_tokens)
+    limits = engine_limits(chosen, requests)
     models = load_models(chosen, limits.max_seq_len, partition=partition)
     return build_engine(chosen, models, limits)
 

@@ -13,7 +13,7 @@ import spec_lab
 from spec_lab.acceptance.phase import ThinkingMarkers
 from spec_lab.checkpoints.packaged import PACKAGED
 from spec_lab.config.checks import admit
-from spec_lab.config.run import TargetConfig
+from spec_lab.config.groups import TargetConfig
 from spec_lab.core.errors import UserError
 from spec_lab.doctor.subject import load_subject
 from spec_lab.record.models import Request

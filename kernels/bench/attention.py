@@ -1,6 +1,7 @@
 """Times the paged attention kernel on a GPU, and compares it with torch's SDPA and with the bytes that have to move.
 
-    PYTHONPATH=.:kernels python kernels/bench/attention.py [--batch 1 16 64] [--keys 512 4096] [--rows 1 4] [--tree]
+    PYTHONPATH=.:kernels python kernels/bench/attention.py [--batch 1 16 64] [--keys 512 4096] [--rows 1 4]
+        [--tree] [--fp8]
 
 Lower bound: with few query rows per request, attention reads the keys and values in reach once and does little
 arithmetic. So the bound is `2 * keys * num_kv_heads * head_dim * bytes` per request, divided by the memory bandwidth
@@ -13,9 +14,8 @@ of its rows.
 
 Times are for one launch inside a CUDA graph of many, which cycles through up to 64 caches. Together these exceed L2
 from about 1 MB a cache on, so that keys are not read from L2. SDPA gets keys and values that are already contiguous, so
-its time does not include gathering them from pages; it reads the same number of bytes.
-
-With `--fp8` the last columns are the kernel over keys and values in e4m3, and this time over that in bfloat16:
+its time does not include gathering them from pages; it reads the same number of bytes. With `--fp8` the last columns
+are the kernel over keys and values in e4m3, and this time over that in bfloat16:
 
     python kernels/bench/attention.py --fp8 --batch 8 --keys 64000 --rows 1 4
 """
@@ -180,8 +180,11 @@ def main() -> None:
     options = options_of(parser)
     torch.backends.cuda.enable_cudnn_sdp(False)  # plans anew for every shape
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bfloat16, medians of {REPEATS} replays")
-    more = "    tree us" * options.tree + "     fp8 us    to bf16" * options.fp8
-    print(f"batch   keys  rows  split   kernel us    sdpa us   floor us   of floor{more}")
+    print(
+        "batch   keys  rows  split   kernel us    sdpa us   floor us   of floor"
+        + "    tree us" * options.tree
+        + "     fp8 us    to bf16" * options.fp8
+    )
     figures = []
     for batch, keys, rows in itertools.product(options.batch, options.keys, options.rows):
         shape = Shape(

@@ -13,8 +13,10 @@ from spec_lab.build.models import Models
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.config.choices import CacheDtype, Rollback
 from spec_lab.core.errors import UserError
+from spec_lab.core.kernel_set import KernelSet, Op
 from spec_lab.core.kv_cache import CacheRow, PagedKVCache
 from spec_lab.core.types import AttentionKind
+from spec_lab.models.delta_caches import CacheMaker, ReplayedUpdates, StateCheckpoints
 
 GIBI = 2**30
 
@@ -55,7 +57,7 @@ def build_cache(plans: Sequence[LayerPlan], limits: Limits, models: Models, kept
     row_sizes = (prod(row.shape) for row in rows if row is not None and row.owner is None)
     num_bytes = limits.num_pages * limits.page_size * sum(row_sizes) * (1 if is_narrow else item_size)
     what = f"a cache of cache.num_pages={limits.num_pages} pages of {limits.page_size} tokens"
-    keeps_all, delta = limits.rollback == Rollback.checkpoints, models.kernels.delta
+    keeps_all = limits.rollback == Rollback.checkpoints
     if nets:
         for net in nets.values():
             bytes_of = net.checkpoint_bytes if keeps_all else net.replay_bytes
@@ -66,7 +68,7 @@ def build_cache(plans: Sequence[LayerPlan], limits: Limits, models: Models, kept
             f"{what} needs {num_bytes / GIBI:.1f} GiB, {models.device} has {total / GIBI:.1f} GiB; use "
             "cache.num_pages=null and cache.page_size=16, or lower batch_size or max_new_tokens"
         )
-    make = delta.checkpoints if keeps_all else delta.replay
+    make = cache_maker(models.kernels, limits.rollback)
     recurrent = {
         index: make(net, limits.num_slots, limits.num_rows, models.dtype, models.device) for index, net in nets.items()
     }
@@ -79,6 +81,13 @@ def build_cache(plans: Sequence[LayerPlan], limits: Limits, models: Models, kept
         recurrent=recurrent,
         is_narrow=is_narrow,
     )
+
+
+def cache_maker(kernels: KernelSet, rollback: Rollback) -> CacheMaker:
+    """Choose the class of the states of gated delta nets."""
+    if rollback == Rollback.checkpoints:
+        return kernels.get(Op.STATE_CHECKPOINTS, StateCheckpoints)
+    return kernels.get(Op.REPLAYED_UPDATES, ReplayedUpdates)
 
 
 def memory_of(device: torch.device) -> int:

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from spec_lab.config.choices import CacheDtype, Dtype, KernelsChoice, WeightDtype
-from spec_lab.config.offers import fewer_drafts
 from spec_lab.config.option import VALUES, Part, options
 from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
@@ -23,7 +22,7 @@ WORDS = {"least": "at least", "most": "at most", "above": "above"}
 
 def admit(run: Run) -> Run:
     """Return the run; UserError with all that speaks against it, a line each."""
-    if found := list(problems(run)):
+    if found := list(dict.fromkeys(problems(run))):
         raise UserError("\n".join(found))
     return run
 
@@ -119,10 +118,7 @@ def _trees(run: Run) -> Iterator[str]:
 
 def _offers(run: Run) -> Iterator[str]:
     """Where a request may offer fewer than K drafts, every part of the run knows how many."""
-    drafter, fewer = run.drafter, fewer_drafts(run)
-    if run.record.confidences and (run.sizes is not None or not drafter.notes_confidence):
-        chain = f"drafter={drafter.name} tree={run.tree.name}"
-        yield f"record.confidences=true keeps those of a chain, and {chain} has none; use record.confidences=false"
+    drafter, fewer = run.drafter, run.fewer_drafts
     if fewer is None:
         return
     if not run.acceptance.takes_fewer_drafts:
@@ -132,7 +128,7 @@ def _offers(run: Run) -> Iterator[str]:
         yield f"record.topk={run.record.topk} needs all drafts to be offered, not {fewer}; use record.topk=0"
     if drafter.plan == "cost" and drafter.drafts_on_host:
         yield f"drafter.plan=cost does not know how much drafter={drafter.name} finds; use drafter.plan=none"
-    if drafter.plan != "none" and run.sizes is not None:
+    if drafter.plan != "none" and run.sizes is not None and (drafter.plan, run.tree.name) != ("cost", "dynamic"):
         yield f"{fewer} is for chains, not tree={run.tree.name}; use tree=none"
 
 
@@ -155,7 +151,7 @@ def _graphs(run: Run) -> Iterator[str]:
     if drafter.drafts_on_host and getattr(graph, "overlap", False):
         yield f"drafter={drafter.name} needs tokens that graph.overlap=true reads late; use graph.overlap=false"
     if getattr(graph, "prompts", False) and (
-        not drafter.ingests_in_graphs or run.sizes is not None or fewer_drafts(run) is not None
+        not drafter.ingests_in_graphs or run.sizes is not None or run.fewer_drafts is not None
     ):
         yield "graph.prompts=true captures prompts of chains of K drafts alone, not this run's; use graph.prompts=false"
 

@@ -74,6 +74,7 @@ class Sequence:
         origins: a letter of `core.origins` for each output token.
         drafted_by: the name of the drafter of each launched round, "" if nothing was drafted; empty if there is only
             one drafter.
+        tree_per_round: the rows of a tree that were verified, and those of them that were accepted; empty for chains.
         num_waiting: drafts in its slot, after the newest launch.
         num_missed: rounds that the drafter has not seen, after the newest launch.
         waiting_confidences: the drafter's estimate that each waiting draft and all before it are accepted; None if not
@@ -94,6 +95,7 @@ class Sequence:
     emitted_per_round: list[int] = field(default_factory=list)
     confidence_per_round: list[list[float]] = field(default_factory=list)
     drafted_by: list[str] = field(default_factory=list)
+    tree_per_round: list[tuple[int, list[int]]] = field(default_factory=list)
     arrived_at: float = 0.0
     emitted_at: list[float] = field(default_factory=list)
     truncated: bool = False
@@ -300,6 +302,8 @@ class Verification:
             over the rows that the round reached; None for rules without it.
         confidences: [batch, N - 1] as in `RoundBatch`.
         made_confidences: [batch, drafts] the same of the drafts that were made for the next round.
+        path: [batch, depth + 1] the rows of a tree that are on the accepted path, from its root; None for a chain, or
+            if nothing reads it.
     """
 
     tokens: torch.Tensor
@@ -310,6 +314,7 @@ class Verification:
     distance: torch.Tensor | None = None
     confidences: torch.Tensor | None = None
     made_confidences: torch.Tensor | None = None
+    path: torch.Tensor | None = None
 
     @property
     def num_live(self) -> torch.Tensor:

@@ -6,8 +6,8 @@ import dataclasses
 
 import torch
 
+from spec_lab.config.groups import DrafterConfig
 from spec_lab.config.option import get
-from spec_lab.config.run import DrafterConfig
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import Request
 from spec_lab.doctor.evidence import MIN_ROUNDS, Evidence

@@ -213,6 +213,9 @@ class RoundAccounts:
             sequence = settled.sequences[index]
             confidences = None if result.confidences is None else result.confidences[index]
             emit_round(sequence, tokens, origins, self._eos, now, num_offered, num_imposed, confidences)
+            if self._plan is not None and self._tree_rows is not None:
+                path = [] if result.path is None else result.path[index][1:num_emitted]
+                sequence.tree_per_round.append((settled.num_verified, path))
             emitted.append(_Emitted(index, num_offered, sequence.emitted_per_round[-1], sequence.truncated))
         if self._plan is not None and running:
             self._plan.note([settled.sequences[index] for index in running])
@@ -240,12 +243,13 @@ class RoundAccounts:
     def _rows(self, settled: Launch, result: RoundResult, emitted: list[_Emitted]) -> RowCounts:
         """Count the drafts and rows of a round, once acceptance is known."""
         padded = self._graph.padded_size(len(settled.sequences))
-        requirements = self._parts.drafter.requirements
+        drafter: Any = self._parts.drafter
+        requirements = drafter.requirements
         num_rows = result.num_rows if settled.num_catchup_rows is None else settled.num_catchup_rows
         passes = requirements.rows_of_passes(num_rows) if num_rows else ()
         by_pass = [LayerRows.of(self._catchup(padded), padded, padded * rows) for rows in passes]
-        if requirements.count_catchup is not None and num_rows:
-            by_pass = [LayerRows(*[requirements.count_catchup(result.num_emitted, num_rows)] * 3)]
+        if requirements.counts_catchup and num_rows:
+            by_pass = [LayerRows(*[drafter.count_catchup(result.num_emitted, num_rows)] * 3)]
         num_drafted, num_offered = self._count_drafts(settled, emitted, padded)
         return RowCounts(
             drafted=num_drafted,
@@ -261,7 +265,8 @@ class RoundAccounts:
         """Count drafts made and offered. A draft step runs for the whole batch, padding included; of a tree all rows
         but the root hold a draft."""
         if self._tree_rows is not None:
-            return padded * (self._tree_rows - 1), len(emitted) * (self._tree_rows - 1)
+            num_drafted = self._tree_rows - 1 if settled.num_drafted else 0
+            return padded * num_drafted, len(emitted) * (settled.num_verified - 1)
         return padded * settled.num_drafted + settled.num_looked_up, sum(part.num_offered for part in emitted)
 
     def _stage_seconds(self, settled: Launch, num_rounds: int) -> list[dict[str, float]]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from spec_lab.core.types import Request, Sequence
 from spec_lab.engine.costs import CostTable, Seconds
+from spec_lab.engine.judged import JudgedDrafts
 from spec_lab.engine.plan import LaunchShape, PlannedLaunch
 from spec_lab.engine.rates import AcceptanceRates, Array, CalibratedConfidences, Integers
 
@@ -31,13 +32,14 @@ class CostPlan:
 
     needs_costs = resumes = True
 
-    def __init__(self, num_slots: int, num_draft_tokens: int) -> None:
+    def __init__(self, num_slots: int, drafts: JudgedDrafts) -> None:
         self.costs: CostTable | None = None
-        self._most = num_draft_tokens
-        self._rates = AcceptanceRates(num_slots, num_draft_tokens)
+        self._drafts = drafts
+        self._most = drafts.num_drafts
+        self._rates = AcceptanceRates(num_slots, self._most)
         self._confidences = CalibratedConfidences()
-        self._own_most: Integers = np.full(num_slots, num_draft_tokens)
-        self._columns = np.arange(num_draft_tokens)
+        self._own_most: Integers = np.full(num_slots, self._most)
+        self._columns = np.arange(self._most)
         self.restart()
 
     def restart(self) -> None:
@@ -49,7 +51,7 @@ class CostPlan:
         self._slots: list[int] = []
         self._rounds_left = 0
         self._noted_slots: list[int] = []
-        self._noted: list[tuple[list[int], list[int]]] = []
+        self._noted: list[list[tuple[int, ...]]] = []
 
     def admit(self, slot: int, request: Request) -> None:
         own = request.num_draft_tokens
@@ -68,6 +70,8 @@ class CostPlan:
         confidences = [sequence.waiting_confidences for sequence in sequences]
         if self._k == 0 or is_behind:
             shape, num_tokens = LaunchShape(0, self._k), float(count)
+        elif self._is_trial and all(sequence.num_waiting >= self._k for sequence in sequences):
+            shape, num_tokens = self._steady, float(self._tokens[self._k])
         elif all(confidences):
             if not self._is_calibrated:
                 self._confidences.calibrate(self._own_rates)
@@ -86,21 +90,18 @@ class CostPlan:
         if slots != self._noted_slots:
             self._learn()
             self._noted_slots = slots
-        offered = [sequence.offered_per_round[-1] for sequence in sequences]
-        accepted = [sequence.accepted_per_round[-1] for sequence in sequences]
-        self._noted.append((offered, accepted))
-        if len(self._noted) == REVIEW_ROUNDS:  # here, where the device is busy with the next round
-            self._learn()
+        self._noted.append([self._drafts.outcome(sequence) for sequence in sequences])
         confidences = [sequence.confidence_per_round[-1] for sequence in sequences]
         if any(confidences):
             padded = np.array([[*row, *[1.0] * (self._most - len(row))] for row in confidences])
-            self._confidences.note(padded, np.array(offered), np.array(accepted))
+            self._confidences.note(padded, *self._drafts.flags(np.array(self._noted[-1])))
+        if len(self._noted) == REVIEW_ROUNDS:  # here, where the device is busy with the next round
+            self._learn()
 
     def _learn(self) -> None:
         """Count the rounds that were noted."""
         if self._noted:
-            offered, accepted = np.array(self._noted).swapaxes(0, 1)
-            self._rates.note(np.array(self._noted_slots), offered, accepted)
+            self._rates.note(np.array(self._noted_slots), *self._drafts.flags(np.array(self._noted)))
             self._rates.renew_prior()
             self._noted.clear()
 
@@ -112,16 +113,17 @@ class CostPlan:
         self._own_rates = self._rates.of(ids)
         if self._own_most[ids].min() < self._most:
             self._own_rates = np.where(self._columns < self._own_most[ids][:, None], self._own_rates, 0.0)
-        self._survival = self._own_rates.cumprod(axis=1)
+        self._survival = self._drafts.survival(self._own_rates)
         self._tokens = np.concatenate(((count,), count + self._survival.sum(axis=0).cumsum()))
         seconds = self.costs.steady(count)
         way_back = self.costs.catch_up(count) if is_behind else 0.0
         seconds[1:] += way_back / RESUME_ROUNDS
         worth = self._tokens / seconds
-        best = int(worth.argmax())
+        best = self._best_of(self._drafts.counts, worth)
         best = self._k if worth[best] < WORTH_A_CHANGE * worth[self._k] else best
         self._worth = float(worth[best])
         self._k = self._tried(best, worth, seconds, ids, way_back)
+        self._is_trial = self._k != best
         self._steady = LaunchShape(self._k, self._k)
         self._is_calibrated = False
 
@@ -129,7 +131,8 @@ class CostPlan:
         """Return a K that is larger than the best one and unknown, if a trial may cost so much; else the best one."""
         if best == self._most:
             return best
-        larger = best + 1 if best else 1 + int(worth[1:].argmax())
+        above = self._drafts.counts[self._drafts.counts > best]
+        larger = int(above[0]) if best else self._best_of(above, worth)
         if self._rates.num_judged(ids, larger - 1) >= UNKNOWN_BELOW:
             return best
         loss = REVIEW_ROUNDS * float(seconds[larger]) * max(1.0 - float(worth[larger] / worth[best]), 0.0) + way_back
@@ -141,10 +144,17 @@ class CostPlan:
     def _worth_verifying(self, survival: Array, sequences: List[Sequence]) -> tuple[LaunchShape, float]:
         """Leave out the waiting drafts that cost more than they bring, by their `survival` [batch, drafts]."""
         assert self.costs is not None
-        waiting = np.array([sequence.num_waiting for sequence in sequences])
-        most = max(int(waiting.max()), 1)
-        survival = np.where(self._columns[:most] < waiting[:, None], survival[:, :most], 0.0)
-        tokens = len(sequences) + survival.sum(axis=0).cumsum()
-        gain = tokens - self._worth * self.costs.verified[len(sequences), 1 : most + 1]
-        best = int(gain.argmax())
-        return LaunchShape(best + 1, self._k), float(tokens[best])
+        waiting = [sequence.num_waiting for sequence in sequences]
+        most = max(*waiting, 1)
+        survival = survival[:, :most]
+        if min(waiting) < most:
+            survival = np.where(self._columns[:most] < np.array(waiting)[:, None], survival, 0.0)
+        tokens = np.concatenate(((len(sequences),), len(sequences) + survival.sum(axis=0).cumsum()))
+        gain = tokens - self._worth * self.costs.verified[len(sequences), : most + 1]
+        counts = self._drafts.counts
+        best = self._best_of(counts[(counts > 0) & (counts <= most)], gain)
+        return LaunchShape(best, self._k), float(tokens[best])
+
+    def _best_of(self, counts: Integers, gain: Array) -> int:
+        """Return which of `counts` gains most; `gain` is by the number of drafts."""
+        return int(counts[gain[counts].argmax()])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 
 from spec_kernels.tree_reference import move_path_reference
 from spec_lab.core.draft_tree import DraftTree
+from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
 from spec_lab.core.layer_protocols import MetadataMover
 from spec_lab.core.prompts import PromptEnds
 from spec_lab.core.protocols import Drafter, State
@@ -26,7 +28,6 @@ from spec_lab.core.types import (
 )
 from spec_lab.engine.parts import Parts, VerifyOutput
 from spec_lab.engine.slots import SlotState
-from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
 
 StepScope = Callable[[], AbstractContextManager[None]]
 """Opens a context around draft steps. Inside, `ExpertsRead` counts experts for a stage, or nothing."""
@@ -130,11 +131,11 @@ class Chain:
         return VerifiedRound(batch, self._parts.rule.accept(inputs), output.features)
 
     def collect(self, most: int, mover: MetadataMover, state: Any, scope: StepScope) -> torch.Tensor:
-        drafter = self._parts.drafter
-        rest = drafter.requirements.draft_rest
+        drafter: Any = self._parts.drafter
         with scope():
-            if most and rest is not None and mover is self._parts.backend:
-                return rest(state, most)
+            if most and drafter.requirements.drafts_rest and mover is self._parts.backend:
+                rest: torch.Tensor = drafter.draft_rest(state, most)
+                return rest
             return collect_drafts(drafter, mover, state, most)
 
     def leave(self, slots: SlotState, verified: VerifiedRound, drafts: torch.Tensor) -> None:
@@ -176,19 +177,27 @@ class Tree:
     drafts. So catch-up and everything after it treat the path as a chain.
     """
 
-    def __init__(self, parts: Parts, tree: TreeParts, num_rows: int, page_size: int) -> None:
-        """`num_rows`: N, the root and all drafts."""
+    def __init__(self, parts: Parts, tree: TreeParts, num_rows: int, page_size: int, keeps_path: bool = False) -> None:
+        """`num_rows`: N, the root and all drafts; `keeps_path`: the host reads which rows were accepted."""
         self._cache = parts.cache
         self._tree = tree
         self._depth = tree.drafter.num_draft_tokens
         self._page_size = page_size
+        self._keeps_path = keeps_path
         self.tree_rows: int | None = num_rows
         num_slots = parts.slots.kv_lens.shape[0]
         # The parent of each row of a slot's next tree, [num_slots + 1, N]; the last slot is the scratch slot.
         self.parents = torch.zeros((num_slots, num_rows), dtype=torch.int64, device=parts.slots.kv_lens.device)
 
+    def of_first(self, num_rows: int) -> Tree:
+        """Return the same trees with only the first `num_rows` rows verified, which must be a tree of their own."""
+        part = copy(self)
+        part.tree_rows, part._depth = num_rows, min(self._depth, num_rows - 1)
+        return part
+
     def mark(self, batch: RoundBatch) -> RoundBatch:
-        return replace(batch, parents=rows_at(self.parents, batch.slot_ids))
+        parents = rows_at(self.parents, batch.slot_ids)[:, : self.tree_rows]
+        return replace(batch, input_ids=batch.input_ids[:, : self.tree_rows], parents=parents)
 
     def attention(self, batch: RoundBatch) -> AttentionMetadata:
         """Build the metadata of the tree's rows. Their KV goes to the cache slots of positions L..L+N-1, one after
@@ -210,6 +219,7 @@ class Tree:
             kept_logits,
         )
         walk = self._tree.rule.walk(judged, self._depth)
+        walk.verification.path = walk.path if self._keeps_path else None
         return VerifiedRound(batch, walk.verification, self._compact(batch, walk.path, output.features))
 
     def collect(self, most: int, mover: MetadataMover, state: Any, scope: StepScope) -> DraftTree:
@@ -245,6 +255,23 @@ class Tree:
         caches = list(self._cache.tensors)
         self._tree.move_path(caches, moved, features, path, batch.kv_lens, batch.page_table, self._page_size)
         return moved
+
+
+class TreeBehindRoot(Chain):
+    """Verifies the pending token alone, and drafts a tree or nothing."""
+
+    def __init__(self, parts: Parts, tree: Tree) -> None:
+        super().__init__(parts)
+        self._tree = tree
+
+    def collect(self, most: int, mover: MetadataMover, state: Any, scope: StepScope) -> Any:
+        return self._tree.collect(most, mover, state, scope) if most else super().collect(most, mover, state, scope)
+
+    def leave(self, slots: SlotState, verified: VerifiedRound, drafts: Any) -> None:
+        if isinstance(drafts, DraftTree):
+            self._tree.leave(slots, verified, drafts)
+        else:
+            super().leave(slots, verified, drafts)
 
 
 def _parents(batch: RoundBatch) -> torch.Tensor:

@@ -48,6 +48,7 @@ def measure_costs(parts: Parts, graph: GraphMode, rounds: Rounds, scheduler: Sch
     def timed(size: int, shape: LaunchShape) -> Callable[[], float]:
         is_full = shape.num_offered > 0 and not rounds.is_captured  # as in most rounds
         decode_round = rounds.of_shape(replace(shape, is_full=is_full))
+        slot_list = list(range(min(size, num_slots)))  # a padded size may be above the number of slots
         graph.prepare(decode_round, size)
 
         def run() -> float:
@@ -57,7 +58,7 @@ def measure_costs(parts: Parts, graph: GraphMode, rounds: Rounds, scheduler: Sch
                 torch.cuda.synchronize(device)
             start = perf_counter()
             with parts.timer.round():
-                read_later(graph.run(decode_round, list(range(size)), length)).read()
+                read_later(graph.run(decode_round, slot_list, length)).read()
             return perf_counter() - start
 
         return run

@@ -6,6 +6,7 @@ import numpy as np
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 Integers = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+Flags = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
 
 FORGET_OWN, FORGET_ALL = 0.9, 0.995
 """What a count keeps of its weight with each round, of the request and of any."""
@@ -16,7 +17,7 @@ FIRST_RATE, FIRST_DRAFTS = 0.7, 2.0
 
 
 class AcceptanceRates:
-    """The share of drafts that are accepted where all before them were, by slot and position.
+    """The share of drafts that are accepted where they are judged, by slot and position.
 
     Each count loses weight with time. So a request's rate returns to that of all requests while nothing is offered, and
     positions that nobody tries borrow the rate of the position before.
@@ -25,7 +26,6 @@ class AcceptanceRates:
     def __init__(self, num_slots: int, num_draft_tokens: int) -> None:
         self._own: Array = np.zeros((2, num_slots, num_draft_tokens))  # accepted, judged
         self._all: Array = np.zeros((2, num_draft_tokens))
-        self._columns = np.arange(num_draft_tokens)
         self.restart()
 
     def restart(self) -> None:
@@ -38,12 +38,10 @@ class AcceptanceRates:
         """Forget the last request of `slot`."""
         self._own[:, slot] = 0.0
 
-    def note(self, slots: Integers, offered: Integers, accepted: Integers) -> None:
-        """Count rounds of the requests in `slots` [batch], oldest first: they offered and accepted so many drafts
-        [rounds, batch]."""
-        num_rounds, batch = offered.shape
-        passed = self._columns < accepted[..., None]
-        judged = self._columns < np.minimum(offered, accepted + 1)[..., None]
+    def note(self, slots: Integers, judged: Flags, passed: Flags) -> None:
+        """Count rounds of the requests in `slots` [batch], oldest first: which drafts [rounds, batch, K] were judged,
+        and which of these accepted."""
+        num_rounds, batch, _ = judged.shape
         counts = np.stack((passed, judged), dtype=np.float64)
         weights = FORGET_OWN ** np.arange(num_rounds - 1, -1, -1)
         self._own[:, slots] *= FORGET_OWN**num_rounds
@@ -84,18 +82,14 @@ class CalibratedConfidences:
         self._counts: Array = FIRST_DRAFTS * np.stack((middle, np.ones(self.NUM_BINS)))
         self._mean = np.array([FIRST_RATE * FIRST_DRAFTS, FIRST_DRAFTS])
 
-    def note(self, confidences: Array, offered: Integers, accepted: Integers) -> None:
-        """Count a round of requests by the survival [batch, K] that the drafter expected of their drafts, of which they
-        offered and accepted so many [batch]."""
-        columns = np.arange(confidences.shape[1])
-        judged = columns < np.minimum(offered, accepted + 1)[:, None]
-        passed = (columns < accepted[:, None])[judged]
-        bins = self._bins(confidences)[judged]
+    def note(self, confidences: Array, judged: Flags, passed: Flags) -> None:
+        """Count a round by the survival [batch, K] that the drafter expected; flags as in `AcceptanceRates.note`."""
+        bins, right = self._bins(confidences)[judged], passed[judged]
         self._counts *= FORGET_ALL ** len(bins)
         self._mean *= FORGET_ALL ** len(bins)
-        np.add.at(self._counts[0], bins, passed)
+        np.add.at(self._counts[0], bins, right)
         np.add.at(self._counts[1], bins, 1.0)
-        self._mean += passed.sum(), len(bins)
+        self._mean += right.sum(), len(bins)
 
     def calibrate(self, rates: Array) -> None:
         """Set from all rounds that were noted what confidences are worth to requests of these `rates` [batch, K]: one

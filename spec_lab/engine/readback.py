@@ -21,7 +21,7 @@ class RoundResult:
         num_offered: drafts of the round that could have been accepted; in a tree, the most on one path. None if all
             could.
         distance: total variation and KL of each request, summed over the rows reached; None if the rule has none.
-        confidences, made_confidences: of each draft, as in `Verification`; None if nothing reads them.
+        confidences, made_confidences, path: as in `Verification`; None if nothing reads them.
     """
 
     tokens: list[list[int]]
@@ -31,6 +31,7 @@ class RoundResult:
     distance: list[list[float]] | None = None
     confidences: list[list[float]] | None = None
     made_confidences: list[list[float]] | None = None
+    path: list[list[int]] | None = None
 
     @property
     def num_rows(self) -> int:

@@ -20,7 +20,8 @@ from spec_lab.build.references import plain_config
 from spec_lab.build.workloads import open_workload
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.config.extensions import load_options
-from spec_lab.config.run import EngineConfig, Run
+from spec_lab.config.groups import EngineConfig
+from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import Request

@@ -16,11 +16,11 @@ from spec_lab.checkpoints.random_weights import random_tensors
 from spec_lab.checkpoints.target_tensors import counts_from_one, target_tensors
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.core.errors import enough_memory
+from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.models.decoder import Decoder, DecoderTarget
 from spec_lab.models.gemma4 import Gemma4Target
 from spec_lab.models.partition import WHOLE, Partition
-from spec_lab.models.products import PLAIN, Products
 
 Shapes = Mapping[str, tuple[int, ...]]
 Tensors = Mapping[str, torch.Tensor]
@@ -91,7 +91,7 @@ def load_target(
     source: WeightSource,
     backend: AttentionBackend,
     max_positions: int,
-    products: Products = PLAIN,
+    kernels: KernelSet = TORCH_FORMS,
 ) -> Decoder:
     """Make a target, and replace each part by that of `products` as soon as it is made.
 
@@ -103,7 +103,7 @@ def load_target(
         source.partition.share(plan)  # refuse what cannot be split before reading it
     target = DecoderTarget if config.gemma4 is None else Gemma4Target
     with enough_memory(_without_room(config, source)):
-        return target(config, read_target(config, source), backend, max_positions, source.partition, products)
+        return target(config, read_target(config, source), backend, max_positions, source.partition, kernels)
 
 
 def _without_room(config: ModelConfig, source: WeightSource) -> str:

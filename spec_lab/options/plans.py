@@ -35,5 +35,8 @@ class Cost:
 
     def build(self, lab: Lab) -> Plan | None:
         from spec_lab.engine.cost_plan import CostPlan
+        from spec_lab.engine.judged import ChainPositions, TreeRows
 
-        return CostPlan(lab.limits.num_slots, lab.run.drafter.num_draft_tokens)
+        sizes = lab.run.sizes
+        chain = ChainPositions(lab.run.drafter.num_draft_tokens)
+        return CostPlan(lab.limits.num_slots, chain if sizes is None else TreeRows(sizes.num_rows, sizes.depth))

@@ -45,7 +45,7 @@ def drafting(runs: Sequence[Found]) -> list[Found]:
 
 def length_difference(mine: Found, base: Found) -> tuple[Interval | None, bool]:
     """Return a run's acceptance length minus a base run's, and whether it is paired by prompt."""
-    sides = [(found.requests(), found.run.num_draft_tokens or 0) for found in (mine, base)]
+    sides = [(found.requests, found.run.num_draft_tokens or 0) for found in (mine, base)]
     by_id = {request.id: request for request in sides[1][0]}
     paired = [(r, by_id[r.id]) for r in sides[0][0] if r.id in by_id and by_id[r.id].prompt_ids == r.prompt_ids]
     if len(paired) == len(sides[0][0]) == len(sides[1][0]):
@@ -75,7 +75,7 @@ def comparison_table(runs: Sequence[Found], base: int = 1) -> Table:
             line |= {
                 "is_longer": _said(difference, 0.0, "longer", "shorter"),
                 "is_faster": _said(to_base, 1.0, "higher", "lower"),
-                "same_tokens": same_tokens(found.requests(), first.requests()) if is_paired else None,
+                "same_tokens": same_tokens(found.requests, first.requests) if is_paired else None,
             }
         lines.append(line)
     columns = {
@@ -115,10 +115,10 @@ def rule_table(runs: Sequence[Found]) -> Table:
         peers = [found for found in drafting(runs) if _differs_in_rule(found, base)]
         if not peers:
             continue
-        theirs = base.requests()
+        theirs = base.requests
         lines.append({**rows[str(base.folder)], "equal": 1.0})
         for found in peers:
-            mine = found.requests()
+            mine = found.requests
             if [request.prompt_ids for request in mine] != [request.prompt_ids for request in theirs]:
                 continue
             gain, _ = length_difference(found, base)
