@@ -44,10 +44,9 @@ a_job_each() {
 
 # The files that take longest come first, in parts of about the same length.
 test_jobs() {
-  local every="-m 'slow or not slow'" one="one_draft_token or capture_touches" two="rules_and_sampled or every_drafter"
-  echo "graph_modes_1 $every -k 'cuda and ($one)' tests/test_graph_modes.py"
-  echo "graph_modes_2 $every -k 'cuda and ($two)' tests/test_graph_modes.py"
-  echo "graph_modes_3 $every -k 'cuda and not ($one or $two)' tests/test_graph_modes.py"
+  local every="-m 'slow or not slow'" some="rules_and_sampled or every_drafter"
+  echo "graph_modes_1 $every -k 'cuda and ($some)' tests/test_graph_modes.py"
+  echo "graph_modes_2 $every -k 'cuda and not ($some)' tests/test_graph_modes.py"
   mode_files | grep -v test_graph_modes | a_job_each "" "$every -k cuda"
   kernel_files | sort -r | a_job_each "" "$every"
   marked_files | grep -vxFf <(kernel_files; mode_files) | a_job_each "" "-m gpu"

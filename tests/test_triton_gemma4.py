@@ -69,7 +69,10 @@ def caches(lane: Lane) -> list[torch.Tensor]:
     return list(lane.cache.tensors)
 
 
-@pytest.mark.parametrize(("kind", "num_rows"), [("26b", 2), ("e4b", 10), ("31b", 33)])
+NO_HALF = pytest.mark.skipif(DEVICE.type == "cuda", reason="torch has no experts in float16 there")
+
+
+@pytest.mark.parametrize(("kind", "num_rows"), [pytest.param("26b", 2, marks=NO_HALF), ("e4b", 10), ("31b", 33)])
 def test_a_target_gives_what_it_gives_without(tmp_path: Path, kind: str, num_rows: int) -> None:
     """Prompt rows first, of which the last layers take the last alone, then rows of two requests: few, which have
     products of ours with norms inside, and more, which have the library's with kernels between them."""
