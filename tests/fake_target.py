@@ -199,7 +199,7 @@ class ScriptedDrafter(GivenDrafts):
         return self._propose(slots, lengths.tolist())
 
     def step(self, state: LookupState, step: DraftStep) -> None:
-        state.take(step)
+        state.tokens = state.proposals.index_select(1, step.column).squeeze(1)
 
     def _propose(self, slots: list[int], lengths: list[int]) -> LookupState:
         """Drafts after `lengths` known tokens; slot -1 is a padded row."""

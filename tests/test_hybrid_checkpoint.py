@@ -119,9 +119,9 @@ def test_slots_are_bounded_by_the_bytes_of_their_states(monkeypatch: pytest.Monk
     state_bytes = 65 * 3 * 4 * 32 * 128 * 128 * 4
     monkeypatch.setattr(caches, "memory_of", lambda device: state_bytes)
     with refused("64 slots with states (recurrent.rollback=checkpoints)", "lower batch_size"):
-        build_cache(target.layers, limits, models)
+        build_cache(target.layers, limits, models, CacheDtype.auto)
     monkeypatch.setattr(caches, "memory_of", lambda device: 10**12)
-    cache = build_cache(target.layers, replace(limits, num_slots=1), models)
+    cache = build_cache(target.layers, replace(limits, num_slots=1), models, CacheDtype.auto)
     kept: tuple[Any, ...] = cache.recurrent
     assert [tuple(states.states.shape) for states in kept] == [(2, 4, 32, 128, 128)] * 3
     assert {states.windows.inputs.shape[1] for states in kept} == {3 + 3}
