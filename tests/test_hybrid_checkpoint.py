@@ -23,6 +23,7 @@ from spec_lab.checkpoints.gemma4_assistant_config import owns_kv
 from spec_lab.checkpoints.packaged import SHAPES
 from spec_lab.checkpoints.target_tensors import counts_from_one
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
+from spec_lab.config.choices import CacheDtype
 from spec_lab.core.kernel_set import TORCH_FORMS
 from spec_lab.models.target_loader import WeightSource, load_target, read_target
 from spec_lab.models.tensor_parallel import TensorParallel
