@@ -109,7 +109,11 @@ def test_a_tree_has_as_many_rows_as_pay(row: float, best: int) -> None:
     chances = [0.3 * 0.6 ** (index // 2) for index in range(15)]
     plan, draw = CostPlan(1, TreeRows(16, 8)), random.Random(0)
     plan.costs = CostTable(
-        verified=np.tile(1.2 + row * np.arange(16), (2, 1)), plain=np.ones(2), draft=np.zeros(2), timed={}, missed_size=32
+        verified=np.tile(1.2 + row * np.arange(16), (2, 1)),
+        plain=np.ones(2),
+        draft=np.zeros(2),
+        timed={},
+        missed_size=32,
     )
     sequence = Sequence(Request("r", "x", (1,), 9), 0, [], 0.0, [1], num_waiting=15)
     plan.admit(0, sequence.request)
@@ -135,7 +139,8 @@ def test_the_table_has_what_was_timed_and_lines_between() -> None:
 
 def test_a_choice_at_batch_64_takes_microseconds() -> None:
     """The shortest of many, with confidences and without: other work on the machine only adds."""
-    simulation, times = Simulation(64, [0.6], {"row": 0.0, "draft": 0.01, "catch_up": 0.0}), [list[float](), list[float]()]
+    simulation = Simulation(64, [0.6], {"row": 0.0, "draft": 0.01, "catch_up": 0.0})
+    times = [list[float](), list[float]()]
     sequences = simulation.admitted()
     for turn in range(400):
         for sequence in sequences:

@@ -265,10 +265,15 @@ class TreeBehindRoot(Chain):
         self._tree = tree
 
     def collect(self, most: int, mover: MetadataMover, state: Any, scope: StepScope) -> Any:
-        return (self._tree if most else super()).collect(most, mover, state, scope)
+        if most:
+            return self._tree.collect(most, mover, state, scope)
+        return super().collect(most, mover, state, scope)
 
     def leave(self, slots: SlotState, verified: VerifiedRound, drafts: Any) -> None:
-        (self._tree if isinstance(drafts, DraftTree) else super()).leave(slots, verified, drafts)
+        if isinstance(drafts, DraftTree):
+            self._tree.leave(slots, verified, drafts)
+        else:
+            super().leave(slots, verified, drafts)
 
 
 def _parents(batch: RoundBatch) -> torch.Tensor:
