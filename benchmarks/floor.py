@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import prod
 
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.keep_fp8 import is_product
+from spec_lab.checkpoints.keep_narrow import is_product
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 
 # Measured on an H200: a streaming read, and a bf16 product of 8192^3.

@@ -33,31 +33,37 @@ def command() -> NoReturn:
 
 
 def _run(arguments: list[str]) -> int:
-    from spec_lab.app.compose import call_hydra, conf_folder, extensions_in, prepared, with_override
+    import hydra
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from spec_lab.app.compose import VERSION_BASE, conf_folder, explained, extensions_in, prepared
     from spec_lab.config.extensions import conf_folder as conf_of
     from spec_lab.config.extensions import load_options
-    from spec_lab.config.help import help_text, keys
+    from spec_lab.config.help import help_text
 
     if "--help" in arguments or "-h" in arguments:
-        own = filter(None, map(conf_of, load_options(extensions_in(arguments))))
-        print(
-            help_text(
-                [conf_folder(), *own], [word for word in arguments if "=" not in word and not word.startswith("-")]
-            )
-        )
+        folders = [conf_folder(), *filter(None, map(conf_of, load_options(extensions_in(arguments))))]
+        print(help_text(folders, [word for word in arguments if "=" not in word and not word.startswith("-")]))
         return 0
     from spec_lab.app.run import job
 
-    rank = ranks().rank
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra raises errors, and does not end the process itself
+    argv, rank = sys.argv, ranks().rank
     with nullcontext() if rank == 0 else _scratch() as scratch:
-        if scratch is not None:
-            arguments = with_override(arguments, f"hydra.run.dir={scratch}")
         try:
-            prepared_for_hydra = prepared(arguments)
-            return call_hydra(job, prepared_for_hydra, conf_folder(), set(keys()))
-        except Exception:
+            sys.argv = [argv[0], *prepared(arguments, *([] if scratch is None else [f"hydra.run.dir={scratch}"]))]
+            hydra.main(version_base=VERSION_BASE, config_path=str(conf_folder()), config_name="config")(job)()
+            return 0
+        except SystemExit as error:  # of Hydra, and of a multirun
+            return error.code if isinstance(error.code, int) else 1
+        except Exception as error:
             time.sleep(SECONDS_FOR_THE_FIRST if rank else 0)
+            if isinstance(error, (HydraException, OmegaConfBaseException)):
+                raise explained(error) from error
             raise
+        finally:
+            sys.argv = argv
 
 
 @contextmanager

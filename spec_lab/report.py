@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spec_lab.core.ending import ended
 from spec_lab.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -30,13 +31,7 @@ NEWEST = 10
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print what is asked for, and return the exit code: 2 if there is nothing to show."""
-    options = _parser().parse_args(arguments)
-    try:
-        print(_asked(options))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return ended(lambda: print(_asked(_parser().parse_args(arguments))))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -10,7 +10,7 @@ from spec_lab.config.run import Run
 from spec_lab.record import models
 from spec_lab.record.names import REQUESTS_FILE, SUMMARY_FILE
 from spec_lab.record.reading import read_run
-from spec_lab.record.recorder import amend
+from spec_lab.record.recorder import ended, write_run
 
 
 class FakeRunner:
@@ -30,7 +30,7 @@ class FakeRunner:
         error = self.errors.get(config.seed, self.error)
         if error is not None:
             raise error
-        amend(folder, "finished", "the fake runner is done")
+        write_run(folder, ended(read_run(folder), "finished", "the fake runner is done"))
         return read_run(folder)
 
 

@@ -44,6 +44,7 @@ from spec_lab.engine.offers import AllOffered
 from spec_lab.engine.pages import PageAllocator, PageTable
 from spec_lab.engine.parts import Parts
 from spec_lab.engine.plan import LaunchShape
+from spec_lab.engine.prefill import PromptPass
 from spec_lab.engine.round import DecodeRound
 from spec_lab.engine.rounds import Rounds
 from spec_lab.engine.scheduler import Scheduler
@@ -277,5 +278,7 @@ def make_fake_engine(
     most = drafter.num_draft_tokens
     rounds = Rounds(lambda _: DecodeRound(parts, drafts, AllOffered(most)), LaunchShape(most, most))
     mode = graph or EagerGraph()
-    engine = Engine(rounds, make_prune(prefill), mode, scheduler, prefill_chunk, prefill_tokens)
+    prune = make_prune(prefill)
+    prompt_pass = PromptPass(rounds.widest, prune, prefill_chunk, prefill_tokens)
+    engine = Engine(rounds, prune, mode, scheduler, prompt_pass)
     return engine, target

@@ -21,7 +21,8 @@ from spec_lab.build.engine import build_engine
 from spec_lab.build.limits import engine_limits
 from spec_lab.build.models import load_models
 from spec_lab.checkpoints.families import read_model_config
-from spec_lab.config.run import AcceptanceConfig, GraphConfig, SamplingConfig
+from spec_lab.config.groups import AcceptanceConfig, GraphConfig
+from spec_lab.config.run import SamplingConfig
 from spec_lab.core.kv_cache import NULL_PAGE, SCRATCH_PAGE
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request, Sequence, Verification
@@ -134,7 +135,7 @@ class Lab:
         if graph is not None:
             config = dataclasses.replace(config, graph=graph)
         chosen = config
-        limits = engine_limits(chosen, requests, config.drafter.num_draft_tokens)
+        limits = engine_limits(chosen, requests)
         models = load_models(chosen, limits.max_seq_len, MARKERS)
         engine = build_engine(chosen, models, limits)
         mode: Any = engine.graph

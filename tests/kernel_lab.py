@@ -6,8 +6,12 @@ test module is imported. TRITON_INTERPRET=1 in the environment wins over a CUDA 
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Any
+
 import torch
 import triton.language as tl
+from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.jit import JITFunction
 
 from spec_kernels.utils import INTERPRETED
@@ -34,3 +38,20 @@ def assert_near(got: torch.Tensor, expected: torch.Tensor) -> None:
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Random numbers that are the same on every device."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+
+
+class LaunchedKernels(TorchDispatchMode):
+    """A dispatch mode that counts every operator of `spec_kernels` that ran, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: Counter[str] = Counter()
+
+    @property
+    def names(self) -> set[str]:
+        return set(self.count)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "spec_kernels":
+            self.count[func._schema.name.removeprefix("spec_kernels::")] += 1
+        return func(*args, **(kwargs or {}))

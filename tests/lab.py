@@ -16,14 +16,9 @@ from spec_lab.build.limits import engine_limits
 from spec_lab.build.models import load_models
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.config.choices import KernelsChoice
+from spec_lab.config.groups import TrainedDrafterConfig
 from spec_lab.config.option import get
-from spec_lab.config.run import (
-    CacheConfig,
-    PruneConfig,
-    Run,
-    SamplingConfig,
-    TrainedDrafterConfig,
-)
+from spec_lab.config.run import CacheConfig, PruneConfig, Run, SamplingConfig
 from spec_lab.core.kv_cache import SCRATCH_PAGE, LayerCache
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
@@ -88,7 +83,7 @@ def make_config(
 
 def make_engine(config: Run, requests: list[Request]) -> Engine:
     """Build the engine of a configuration, with caches that hold `requests`."""
-    limits = engine_limits(config, requests, config.drafter.num_draft_tokens)
+    limits = engine_limits(config, requests)
     return build_engine(config, load_models(config, limits.max_seq_len), limits)
 
 

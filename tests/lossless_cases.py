@@ -13,7 +13,7 @@ from typing import Any
 
 from spec_lab.checkpoints.block_config import Slots
 from spec_lab.checkpoints.block_heads import HeadKind
-from spec_lab.config.run import TreeConfig
+from spec_lab.config.groups import TreeConfig
 from spec_lab.options.trees import DynamicTreeConfig, StaticTreeConfig
 from tests.covering import covering_array
 from tests.graph_lab import MODES

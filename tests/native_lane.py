@@ -13,12 +13,12 @@ from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
 from spec_lab.checkpoints.random_weights import random_tensors
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.core.kept import ALL_ROWS, Kept
+from spec_lab.core.kernel_set import KernelSet
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.passes import Pass
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide, TargetOutput
 from spec_lab.engine.pages import PageTable
 from spec_lab.models.decoder import DecoderTarget
-from spec_lab.models.products import Products
 
 PAGE_SIZE, MAX_POSITIONS = 4, 160
 HIDDEN_SIZE = 49
@@ -38,7 +38,7 @@ PLANS = {
 class Lane:
     """A target of two layers of one plan, its cache of two slots, and the backend that reads it."""
 
-    def __init__(self, plan: LayerPlan, products: Products, dtype: torch.dtype = torch.bfloat16) -> None:
+    def __init__(self, plan: LayerPlan, kernels: KernelSet, dtype: torch.dtype = torch.bfloat16) -> None:
         """`dtype` is what the weights can be kept in without loss."""
         cpu = torch.device("cpu")
         self.backend = NativeAttention(PAGE_SIZE, MAX_POSITIONS)
@@ -49,7 +49,7 @@ class Lane:
         config = ModelConfig("llama", 70, HIDDEN_SIZE, 1e-5, MAX_POSITIONS, False, (plan, plan), (), None)
         tensors = random_tensors(decoder_tensor_shapes(config), torch.float32, cpu, 3)
         tensors = {name: 4 * t.to(dtype).float() for name, t in tensors.items()}
-        self.target = DecoderTarget(config, tensors, self.backend, MAX_POSITIONS, products=products)
+        self.target = DecoderTarget(config, tensors, self.backend, MAX_POSITIONS, kernels=kernels)
 
     def metadata(self, starts: list[int], num_queries: int) -> AttentionMetadata:
         first = torch.tensor(starts)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
 
 from spec_lab.config.run import Run
 from spec_lab.record import models
-from spec_lab.record.recorder import utc_now
 from tests.fake_runs import PLAIN, FakeEngine, make_begun, measure, record_run
 
 STAGE_MS = {"verify": 2.4, "accept": 0.1, "catchup": 0.4, "recur": 0.7, "commit": 0.05}
@@ -21,7 +21,9 @@ STAGE_MS = {"verify": 2.4, "accept": 0.1, "catchup": 0.4, "recur": 0.7, "commit"
 def run(chosen: Run, choices: dict[str, str], folder: Path, last: object = None) -> models.Run:
     """Stands in for `spec_lab.measure.runner.record_run`."""
     config = chosen
-    begun = make_begun(dataclasses.asdict(config), name=config.name, choices=choices, started_at=utc_now())
+    begun = make_begun(
+        dataclasses.asdict(config), name=config.name, choices=choices, started_at=datetime.now(UTC).isoformat()
+    )
     engine = FakeEngine(config.drafter.num_draft_tokens, STAGE_MS)
     measured = {"plain": PLAIN, "unpruned": engine, "eager": engine}
     references = {str(name): measure(measured[str(name)], (1.0,), config.seed) for name in config.references}

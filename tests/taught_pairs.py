@@ -54,22 +54,27 @@ def teach_eagle3(folder: Path, target: Target) -> None:
     head.
     """
     head = make_tiny_eagle3(folder, target.config)
-    eye, nothing, attention = torch.eye(32), torch.zeros(32, 32), "midlayer.self_attn."
-    pick_embedding = torch.cat((eye, nothing), dim=1)
     rewrite_tensors(
         folder,
-        {
-            "fc.weight": 0.2 * head["fc.weight"],
-            "midlayer.mlp.down_proj.weight": 0.2 * head["midlayer.mlp.down_proj.weight"],
-            "midlayer.input_layernorm.weight": torch.ones(32),
-            f"{attention}v_proj.weight": pick_embedding,
-            f"{attention}k_proj.weight": 2 * pick_embedding,
-            f"{attention}q_proj.weight": 2 * pick_embedding.view(2, 16, 64).repeat_interleave(2, dim=0).view(64, 64),
-            f"{attention}o_proj.weight": eye.view(32, 2, 16).repeat_interleave(2, dim=1).reshape(32, 64) / 2,
-            "norm.weight": target.tensors["model.norm.weight"],
-            "lm_head.weight": target.tensors["lm_head.weight"][head["t2d"]],
-        },
+        copying_head(head, target, "midlayer.") | {"lm_head.weight": target.tensors["lm_head.weight"][head["t2d"]]},
     )
+
+
+def copying_head(head: Mapping[str, torch.Tensor], target: Target, layer: str) -> dict[str, torch.Tensor]:
+    """Return what makes a head's first layer, whose names begin with `layer`, copy embeddings."""
+    eye, attention = torch.eye(32), f"{layer}self_attn."
+    pick_embedding = torch.cat((eye, torch.zeros(32, 32)), dim=1)
+    return {
+        "fc.weight": 0.2 * head["fc.weight"],
+        f"{layer}mlp.down_proj.weight": 0.2 * head["midlayer.mlp.down_proj.weight"],
+        f"{layer}input_layernorm.weight": torch.ones(32),
+        f"{attention}v_proj.weight": pick_embedding,
+        f"{attention}k_proj.weight": 2 * pick_embedding,
+        f"{attention}q_proj.weight": 2 * pick_embedding.view(2, 16, 64).repeat_interleave(2, dim=0).view(64, 64),
+        f"{attention}o_proj.weight": eye.view(32, 2, 16).repeat_interleave(2, dim=1).reshape(32, 64) / 2,
+        "norm.weight": target.tensors["model.norm.weight"],
+        "lm_head.weight": target.tensors["lm_head.weight"],
+    }
 
 
 def teach_draft_model(folder: Path, target: Target) -> None:
@@ -142,23 +147,11 @@ def teach_dflash(folder: Path, target: Target) -> None:
 def teach_p_eagle(folder: Path, target: Target) -> None:
     """Write a head of two layers that say little, so that its first draft goes by the token before."""
     head = make_tiny_p_eagle(folder, target.config, draft_vocab_size=target.config.vocab_size)
-    eye, nothing = torch.eye(32), torch.zeros(32, 32)
-    pick_embedding, attention = torch.cat((eye, nothing), dim=1), "layers.0.self_attn."
     behind = {name: tensor for name, tensor in head.items() if name.startswith("layers.1.")}
     rewrite_tensors(
         folder,
         {name: 0.2 * tensor for name, tensor in behind.items() if name.endswith(OUTPUTS)}
-        | {
-            "fc.weight": 0.2 * head["fc.weight"],
-            "layers.0.mlp.down_proj.weight": 0.2 * head["midlayer.mlp.down_proj.weight"],
-            "layers.0.input_layernorm.weight": torch.ones(32),
-            f"{attention}v_proj.weight": pick_embedding,
-            f"{attention}k_proj.weight": 2 * pick_embedding,
-            f"{attention}q_proj.weight": 2 * pick_embedding.view(2, 16, 64).repeat_interleave(2, dim=0).view(64, 64),
-            f"{attention}o_proj.weight": eye.view(32, 2, 16).repeat_interleave(2, dim=1).reshape(32, 64) / 2,
-            "norm.weight": target.tensors["model.norm.weight"],
-            "lm_head.weight": target.tensors["lm_head.weight"],
-        },
+        | copying_head(head, target, "layers.0."),
     )
 
 

@@ -122,27 +122,6 @@ def test_a_round_cut_by_end_of_sequence_counts_up_to_there() -> None:
     assert acceptance_length(requests, 3) == 1 + 3 / 4 + 1 / 2 + 1 / 2
 
 
-def test_what_the_rule_says_behind_an_end_of_sequence_changes_nothing() -> None:
-    """Three drafts accepted and the second an end, or two, or a third one rejected: the same text."""
-    lengths = {
-        acceptance_length(
-            [make_request("a", [1, 3, 0]), make_request("b", [accepted], [2], judged=[2], truncated=True)], 3
-        )
-        for accepted in (2, 3)
-    }
-    assert len(lengths) == 1
-
-
-@pytest.mark.parametrize("num_emitted", [1, 2, 3])
-def test_where_a_limit_cuts_changes_nothing(num_emitted: int) -> None:
-    requests = [make_request("a", [1, 3, 0]), make_request("b", [3], [num_emitted], truncated=True)]
-    assert acceptance_length(requests, 3) == (2 + 4 + 1 + 4) / 4
-
-
-def test_an_end_of_sequence_as_the_correction_cuts_nothing() -> None:
-    assert acceptance_length([make_request("a", [1, 0], [2, 1], judged=[2, 1])], 3) == 1.5
-
-
 @pytest.mark.parametrize(
     ("rounds", "expected"),
     [

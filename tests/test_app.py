@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
 import signal
 import subprocess
@@ -18,8 +17,8 @@ import torch
 
 import spec_lab
 from spec_lab.__main__ import main
-from spec_lab.app import finished, folder
-from spec_lab.app.compose import compose, extensions_in, prepared, quoted
+from spec_lab.app import names
+from spec_lab.app.compose import compose, extensions_in, prepared
 from spec_lab.app.labels import label
 from spec_lab.config.run import PruneConfig
 from spec_lab.core.errors import UserError
@@ -42,7 +41,7 @@ def test_a_run_has_one_folder(runner: FakeRunner, empty_folder: Path, capsys: py
     [(config, choices, named), (_, _, typed)] = runner.calls
     assert (config.drafter.name, choices["prune"]) == ("ngram", "catchup")
     assert named.parent == empty_folder / "outputs"
-    assert named.name.startswith("run-pocket-ngram-strict-catchup-batch_size2-")
+    assert named.name.startswith("run-batch_size_2-drafter_ngram-prune_catchup-")
     assert capsys.readouterr().out.splitlines()[-1] == "X"
     assert typed == empty_folder / "X" and (typed / "summary.json").exists() and (typed / ".hydra").is_dir()
 
@@ -118,8 +117,7 @@ def test_a_finished_job_is_not_run_again_while_what_it_read_is_unchanged(
     assert main([*command, "fresh=true"]) == 0 and len(runner.calls) == 6
     assert main(command) == 0 and len(runner.calls) == 6
     assert len(list((empty_folder / "outputs").iterdir())) == 2, "fresh=true has a folder of its own"
-    for module in (folder, finished):
-        monkeypatch.setattr(module, "sources", lambda extensions=(): "edited code")
+    monkeypatch.setattr(names, "sources", lambda extensions=(): "edited code")
     assert main(command) == 0 and len(runner.calls) == 8
     assert len(list((empty_folder / "outputs").iterdir())) == 3, "and so has edited code"
 
@@ -287,22 +285,14 @@ def test_a_composed_run_may_be_changed_and_several_are_none(empty_folder: Path, 
 
 
 def test_arguments_for_hydra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The conf/ of an extension is searched beside typed folders, and flags stay before the overrides."""
+    """The conf/ of an extension is searched beside typed folders, and flags come behind the overrides."""
     (tmp_path / "empty_lab" / "conf").mkdir(parents=True)
     (tmp_path / "empty_lab" / "__init__.py").write_text("")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert extensions_in(["seed=1", "extensions=[a,b]"]) == ("a", "b")
     words = prepared(["-m", "seed=1,2", "hydra.searchpath=[file:///x]", "extensions=[empty_lab]"])
     searched = f"hydra.searchpath=['file:///x','{(tmp_path / 'empty_lab' / 'conf').as_uri()}']"
-    assert words == ["-m", "seed=1,2", "extensions=[empty_lab]", searched]
-
-
-@pytest.mark.parametrize("path", ["a b", "it's", "x=1,2", "${a}", "[b]"])
-def test_a_path_is_read_as_it_is(path: str) -> None:
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    value = OverridesParser.create().parse_override(quoted("target.path", path)).value()
-    assert str(value) == path or os.sep not in path
+    assert words == ["seed=1,2", "extensions=[empty_lab]", searched, "-m"]
 
 
 def test_a_run_that_shares_its_device_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

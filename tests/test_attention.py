@@ -154,16 +154,6 @@ def test_a_padded_row_sees_one_key_of_scratch_and_gives_a_number() -> None:
             assert attend(filled, random_queries(num_queries), metadata, window).isfinite().all()
 
 
-def test_layers_that_group_their_heads_differently_share_metadata() -> None:
-    """The prompt pass hands the target's metadata to the draft head, whose GQA group may be another."""
-    filled = fill([4, 17, 16, 5, 30], 4)
-    metadata = filled.metadata(3, spare=4)
-    for num_heads in (2, 8, 4):
-        queries = random_queries(15, num_heads)
-        out = attend(filled, queries, metadata, None)
-        torch.testing.assert_close(out, naive(filled, queries, None), rtol=1e-5, atol=1e-5)
-
-
 def assert_same_metadata(got: AttentionMetadata, expected: AttentionMetadata) -> None:
     for name in ("positions", "slot_mapping", "seq_lens", "read_slots"):
         assert torch.equal(getattr(got, name), getattr(expected, name)), name

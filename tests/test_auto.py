@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 
 import pytest
 import torch
 
 from spec_kernels.native import build
-from spec_kernels.native.packing import LANES
 from spec_lab.app.compose import compose
 from spec_lab.build.auto import why_not_native, with_auto_chosen
-from spec_lab.checkpoints.families import read_model_config
-from spec_lab.checkpoints.packaged import ZOO
 from spec_lab.config.checks import problems
 from spec_lab.config.run import Run
 from spec_lab.measure.lab import default_num_threads
-from spec_lab.operators.promises import VECTOR, native_takes
 
 SAMPLED = ["acceptance=rejection", "sampling.temperature=0.7", "drafter.draft_sampling=distribution"]
 
@@ -78,36 +73,11 @@ def test_registers_for_which_the_library_is_faster_with_many_rows(monkeypatch: p
     assert why_not_native(config) is None
 
 
-@pytest.mark.parametrize(
-    ("overrides", "problem", "said"),
-    [
-        ([], None, None),
-        ([], "there is no C compiler", "there is no C compiler"),
-        (["dtype=bfloat16"], None, "not dtype=bfloat16"),
-        (["target=gemma4_31b"], None, "not all of the target's layers are plain attention and MLPs"),
-    ],
-)
-def test_why_a_run_does_not_compute_in_c(
-    overrides: list[str], problem: str | None, said: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(build, "problem", lambda: problem)
-    shape = ["target=llama3_8b", "target.weights=random", "drafter=none", "workload=random_ids", "device=cpu"]
-    why = why_not_native(chosen("kernels=torch", *shape, *overrides))
-    assert why is said is None or (said is not None and why is not None and said in why)
-
-
 def test_kernels_in_c_have_one_thread_and_others_what_the_target_or_the_machine_has() -> None:
     shape = ["target=llama3_8b", "target.weights=random", "drafter=none", "workload=random_ids", "device=cpu"]
     threads = [default_num_threads(compose([*shape, f"kernels={name}"]).config) for name in ("native", "torch")]
     assert threads == [1, os.cpu_count()]
     assert default_num_threads(compose(["device=cpu", "kernels=torch"]).config) == 1
-
-
-def test_layers_that_the_kernels_in_c_know() -> None:
-    plain = read_model_config(ZOO / "pocket").layers[0]
-    assert (VECTOR, native_takes(plain)) == (LANES, True)
-    for changes in ({"head_dim": 24}, {"intermediate_size": 12}, {"intermediate_size": 100}, {"attention_gate": True}):
-        assert not native_takes(replace(plain, **changes))
 
 
 @pytest.mark.parametrize(
@@ -166,17 +136,6 @@ def test_how_many_rows_a_chunk_has(overrides: list[str], expected: int) -> None:
     assert chosen(*overrides).cache.chunk_size == expected
 
 
-@pytest.mark.parametrize(
-    ("overrides", "refusal"),
-    [
-        ([*SAMPLED, "acceptance.method=block", "kernels=triton"], "acceptance.method=block has no kernel"),
-    ],
-)
-def test_what_is_named_is_refused_as_ever(overrides: list[str], refusal: str) -> None:
-    config = compose(["device=cuda", *overrides]).config
-    assert [refusal in line for line in list(problems(config))] == [True]
-
-
 @pytest.mark.parametrize("missing", ["triton", "interpreter"])
 def test_without_triton_the_graph_alone_is_taken(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if missing == "triton":
@@ -184,11 +143,6 @@ def test_without_triton_the_graph_alone_is_taken(missing: str, monkeypatch: pyte
     else:
         monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert taken("device=cuda") == ("torch", "torch", "round")
-
-
-def test_what_is_typed_names_the_folder_and_what_is_taken_is_recorded() -> None:
-    asked = compose(["device=cuda", "kernels=torch"])
-    assert (asked.choices["graph"], with_auto_chosen(compose([]).config).graph.name) == ("auto", "eager")
 
 
 @pytest.mark.parametrize(

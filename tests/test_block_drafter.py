@@ -11,7 +11,8 @@ import torch
 
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.config.choices import DraftSampling, KernelsChoice
-from spec_lab.config.run import GraphConfig, RecordConfig, SamplingConfig
+from spec_lab.config.groups import GraphConfig
+from spec_lab.config.run import RecordConfig, SamplingConfig
 from spec_lab.core.types import AcceptanceInputs, Request, Sequence
 from spec_lab.drafters.picking import GreedyPicker
 from spec_lab.options.acceptance.rejection import Rejection
@@ -108,20 +109,6 @@ def run_against(
         parts = [record.stage_seconds[part] for part in ("context", "block", "head")]
         assert min(parts) > 0 and sum(parts) <= record.stage_seconds["catchup"], "timed apart"
     return rule
-
-
-def test_a_drafters_spans_in_a_prompt_pass_count_for_no_round(target: tuple[Path, Reference], tmp_path: Path) -> None:
-    """A long prompt is run in chunks between the rounds of a short one."""
-    write_block(tmp_path, BLOCKS["dflash"], read_model_config(target[0]))
-    requests = [Request(str(size), "x", tuple(range(5, 5 + size)), 9, ignore_eos=True) for size in (2, 20)]
-    options = BLOCKS["dflash"].options
-    cache = {"page_size": 4, "prefill_chunk": 5}
-    config = make_config((target[0], tmp_path), "dflash", 3, batch_size=2, cache=cache, options=options)
-    engine = make_engine(replace(config, graph=RoundGraph()), requests)
-    engine.prepare()
-    rounds = engine.generate(requests).rounds
-    assert {len(record.request_ids) for record in rounds} == {1, 2}
-    assert {stage for record in rounds for stage in record.stage_seconds} == {"graph", "readback"}
 
 
 @pytest.mark.parametrize("name", BLOCKS)

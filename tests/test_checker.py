@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spec_lab.app.compose import compose
-from spec_lab.build.workloads import load_requests
 from spec_lab.config.checks import problems
 from spec_lab.config.option import options
 from spec_lab.config.run import Run
@@ -19,10 +18,8 @@ from spec_lab.core.errors import UserError
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import FinishReason, Request
 from spec_lab.measure.answers import check_answers, note_unread
-from spec_lab.workloads.checker import Checked, check, is_correct
-from spec_lab.workloads.pocket_form import render_prompt
+from spec_lab.workloads.checker import Checked, check
 from spec_lab.workloads.thinking import reply_of
-from spec_lab.workloads.tokenizer import IdsAlone
 from tests.fake_runs import make_request
 
 ROWS = dict(options("workload.checker"))
@@ -133,12 +130,6 @@ def test_any_text_is_read(checker: str, text: str, expected: str) -> None:
     assert found.read is not None or not found.correct
 
 
-def test_prompts_are_rendered_in_the_targets_form_and_outputs_are_checked() -> None:
-    assert render_prompt("chat", "6 times 7?") == "<|user|>\n6 times 7?<|end|>\n<|assistant|>\n"
-    assert render_prompt("continue", "def f():\n") == "<|endoftext|>def f():\n"
-    assert is_correct("42", "<think>\nthat is 42.\n</think>\nAnswer: 42<|end|>")
-
-
 class Parts:
     """What is asked of a loaded lab, of a target whose end of sequence is 0."""
 
@@ -204,26 +195,6 @@ def test_an_extension_brings_its_own(yes: str) -> None:
         config.workload.checker = name
         with pytest.raises(UserError, match=rf"workload\.checker={name} fails on the output of r0 \(.*{why}"):
             checked_of(config, "oh yes")
-
-
-def test_a_checker_that_there_is_not_is_refused_before_anything_loads(tmp_path: Path) -> None:
-    config = compose().config
-    config.workload.checker = "mine"
-    [refusal] = list(problems(config))
-    assert refusal.startswith("workload.checker=mine is not registered; use one of answer, last_number")
-    path = tmp_path / "mine.jsonl"
-    path.write_text('{"prompt": "a", "answer": 1, "checker": "mine"}')
-    config = compose(["workload=jsonl", f"workload.path={path}"]).config
-    with pytest.raises(UserError, match=r"workload\.checker=mine: nothing builds it"):
-        load_requests(config, IdsOfLetters())
-
-
-class IdsOfLetters(IdsAlone):
-    def __init__(self) -> None:
-        super().__init__(200)
-
-    def encode(self, text: str) -> list[int]:
-        return list(map(ord, text))
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def test_refuses_tensors_that_do_not_fit_in_one_line(tmp_path: Path) -> None:
     with refused(
         tmp_path,
         "2 missing: model.layers.7.mlp.up_proj.weight, model.norm.weight",
-        "1 of another shape: model.layers.1.self_attn.k_proj.weight is [48, 32], config.json says [32, 32]",
+        "1 of another shape: model.layers.1.self_attn.k_proj.weight is [48, 32], its config says [32, 32]",
         "1 not expected: model.layers.8.input_layernorm.weight",
     ):
         load(tmp_path)

@@ -73,7 +73,6 @@ REFUSED = [  # overrides, and what must appear in what is said
     ("drafter.plan=fast", "drafter.plan=fast given cost"),
     (f"{TREE} drafter.plan=given", "drafter.plan=given tree=dynamic"),
     ("drafter=suffix drafter.plan=cost", "drafter.plan=cost drafter=suffix"),
-    ("drafter=ngram record.confidences=true", "record.confidences=true drafter=ngram"),
     ("drafter=suffix record.topk=4", "record.topk=4 drafter=suffix"),
     ("drafter=suffix graph=round_overlap", "drafter=suffix graph.overlap=true"),
     ("graph=round graph.rounds_per_replay=2 drafter=suffix", "drafter=suffix graph.rounds_per_replay=2"),

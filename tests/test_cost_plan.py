@@ -139,8 +139,10 @@ def test_the_table_has_what_was_timed_and_lines_between() -> None:
 
 def test_a_choice_at_batch_64_takes_microseconds() -> None:
     """The shortest of many, with confidences and without: other work on the machine only adds."""
-    simulation = Simulation(64, [0.6], {"row": 0.0, "draft": 0.01, "catch_up": 0.0})
-    times = [list[float](), list[float]()]
+    simulation, times = (
+        Simulation(64, [0.6], {"row": 0.0, "draft": 0.01, "catch_up": 0.0}),
+        [list[float](), list[float]()],
+    )
     sequences = simulation.admitted()
     for turn in range(400):
         for sequence in sequences:

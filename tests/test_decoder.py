@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from spec_lab.attention.torch_backend import TorchAttention
-from spec_lab.build.caches import cache_row
-from spec_lab.checkpoints.checkpoint import open_tensors
-from spec_lab.checkpoints.families import read_model_config
-from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
-from spec_lab.core.kept import ALL_ROWS, Kept
-from spec_lab.core.kv_cache import NULL_PAGE, PagedKVCache
-from spec_lab.core.passes import Pass
+from spec_lab.checkpoints.plan import RopeConfig
+from spec_lab.core.kept import Kept
 from spec_lab.core.pruning import Drop
-from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide, TargetOutput
-from spec_lab.engine.pages import PageTable
-from spec_lab.models.decoder import DecoderTarget
+from spec_lab.core.types import FeatureSpec, NormSide
 from spec_lab.models.linear import make_linear
+from spec_lab.models.rope import rope_tables
 from tests.onednn import needs_rows_alike
+from tests.target_lane import made_once, make_lane, random_tokens
 from tests.tiny_checkpoints import Family, make_tiny_target, use_hub_spelling
 
 LLAMA3 = {
@@ -52,60 +45,13 @@ KINDS: dict[str, tuple[Family, dict[str, Any]]] = {
     "qwen3_tied_biases": ("qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
     "qwen3_sliding": ("qwen3", SLIDING | {"max_window_layers": 0, "rope_parameters": LINEAR}),
 }
-LENGTH, PAGE_SIZE, VOCAB = 27, 4, 160
+LENGTH, VOCAB = 27, 160
 PARTS = {
     "whole": [27],
     "chunks_of_5": [5, 5, 5, 5, 5, 2],
     "one_row": [9] + [1] * 18,
     "rows_of_4": [3] + [4] * 6,
 }
-
-
-@dataclass
-class Lane:
-    """A target with a cache for some requests, all NaN where nothing was written."""
-
-    target: DecoderTarget
-    backend: TorchAttention
-    cache: PagedKVCache
-    table: PageTable
-
-    def run(
-        self,
-        token_ids: torch.Tensor,
-        starts: list[int],
-        features: FeatureSpec,
-        kept: Kept | None = None,
-        first_slot: int = 0,
-    ) -> TargetOutput:
-        """Run rows [batch, num_queries] at `starts`, of the slots from `first_slot` on."""
-        attention = self.metadata(token_ids.shape[1], starts, first_slot)
-        return self.target.forward(token_ids.flatten(), Pass(self.cache, attention, kept or ALL_ROWS), features)
-
-    def metadata(self, num_queries: int, starts: list[int], first_slot: int = 0) -> AttentionMetadata:
-        first = torch.tensor(starts)
-        positions = first.unsqueeze(1) + torch.arange(num_queries)
-        pages = self.table.pages[first_slot : first_slot + len(starts)]
-        return self.backend.build(positions, first + num_queries, pages, max(starts) + num_queries)
-
-
-def make_lane(folder: Path, num_requests: int = 1, dtype: torch.dtype = torch.float32) -> Lane:
-    config = read_model_config(folder)
-    backend = TorchAttention(PAGE_SIZE, config.max_position_embeddings)
-    tensors = dict(open_tensors(folder, decoder_tensor_shapes(config), dtype, "cpu"))
-    device = torch.device("cpu")
-    columns = -(-LENGTH // PAGE_SIZE)
-    table = PageTable(num_requests, LENGTH, PAGE_SIZE, device)
-    num_pages = 2 + columns * num_requests
-    for slot in range(num_requests):
-        table.assign(slot, list(range(2 + slot, num_pages, num_requests))[::-1])
-    cache = PagedKVCache([cache_row(plan) for plan in config.layers], num_pages, PAGE_SIZE, dtype, device)
-    cache.kv[:, (NULL_PAGE + 1) * PAGE_SIZE :] = float("nan")
-    return Lane(DecoderTarget(config, tensors, backend), backend, cache, table)
-
-
-def random_tokens(*shape: int) -> torch.Tensor:
-    return torch.randint(3, VOCAB, shape, generator=torch.Generator().manual_seed(5))
 
 
 @dataclass
@@ -129,13 +75,7 @@ def transformers_rows(model: Any, token_ids: torch.Tensor) -> Reference:
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The folder and the transformers model of each kind, made once."""
 
-    @cache
-    def make(kind: str) -> tuple[Path, Any]:
-        family, options = KINDS[kind]
-        folder = tmp_path_factory.mktemp(kind)
-        return folder, make_tiny_target(folder, family, **options)
-
-    return make
+    return made_once(tmp_path_factory, lambda folder, kind: make_tiny_target(folder, KINDS[kind][0], **KINDS[kind][1]))
 
 
 @pytest.mark.parametrize("spelling", ["transformers", "hub"])
@@ -156,16 +96,9 @@ def test_logits_and_features_equal_transformers(checkpoints: Any, tmp_path: Path
     reference = transformers_rows(model, token_ids)
     cuts = list(PARTS) if kind in ("llama", "qwen2_sliding", "qwen3_sliding") else ["whole", "chunks_of_5"]
     for parts in [PARTS[cut] for cut in (cuts if spelling == "transformers" else ["whole"])]:
-        lane = make_lane(folder)
-        logits, features, start = [], [], 0
-        for count in parts:
-            output = lane.run(token_ids[:, start : start + count], [start], ALL_FEATURES)
-            logits.append(lane.target.logits(output.hidden))
-            features.append(output.features)
-            start += count
-        assert start == LENGTH
-        torch.testing.assert_close(torch.cat(logits), reference.logits[0], rtol=0, atol=1e-4)
-        torch.testing.assert_close(torch.cat(features), reference.features[0], rtol=0, atol=1e-4)  # type: ignore[arg-type]
+        logits, features = make_lane(folder, LENGTH).run_parts(token_ids, parts, ALL_FEATURES)
+        torch.testing.assert_close(logits, reference.logits[0], rtol=0, atol=1e-4)
+        torch.testing.assert_close(features, reference.features[0], rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2_sliding", "qwen3_sliding"])
@@ -175,12 +108,7 @@ def test_ragged_verify_rows_equal_transformers(checkpoints: Any, kind: str) -> N
     folder, model = checkpoints(kind)
     token_ids, lens = random_tokens(3, LENGTH), [1, 11, 20]
     reference = transformers_rows(model, token_ids)
-    lane = make_lane(folder, num_requests=3)
-    for request, length in enumerate(lens):
-        lane.run(token_ids[request : request + 1, :length], [0], ALL_FEATURES, first_slot=request)
-    rows = torch.stack([token_ids[request, length : length + 4] for request, length in enumerate(lens)])
-    output = lane.run(rows, lens, ALL_FEATURES)
-    logits = lane.target.logits(output.hidden).view(3, 4, -1)
+    logits = make_lane(folder, LENGTH, num_requests=3).verify_ragged(token_ids, lens)
     for request, length in enumerate(lens):
         torch.testing.assert_close(logits[request], reference.logits[request, length : length + 4], rtol=0, atol=1e-4)
 
@@ -190,7 +118,7 @@ def test_rejected_rows_leave_nothing_that_the_next_round_sees(checkpoints: Any) 
     """Four rows with wrong drafts, then four right ones from the position after the first."""
     folder, model = checkpoints("qwen3_sliding")
     token_ids = random_tokens(1, LENGTH)
-    lane = make_lane(folder)
+    lane = make_lane(folder, LENGTH)
     lane.run(token_ids[:, :10], [0], ALL_FEATURES)
     wrong = torch.cat((token_ids[:, 10:11], VOCAB - 1 - token_ids[:, 11:14]), dim=1)
     lane.run(wrong, [10], ALL_FEATURES)
@@ -207,9 +135,7 @@ def test_bfloat16_is_as_close_to_float32_as_transformers(checkpoints: Any, kind:
     token_ids = random_tokens(1, LENGTH)
     exact = model(token_ids).logits[0]
     theirs = copy.deepcopy(model).bfloat16()(token_ids).logits[0].float()
-    lane = make_lane(folder, dtype=torch.bfloat16)
-    hidden = torch.cat([lane.run(token_ids[:, i : i + 9], [i], FeatureSpec()).hidden for i in (0, 9, 18)])
-    ours = lane.target.logits(hidden)
+    ours, _ = make_lane(folder, LENGTH, dtype=torch.bfloat16).run_parts(token_ids, (9, 9, 9), FeatureSpec())
     assert ours.dtype == torch.bfloat16
     assert (ours.float() - exact).abs().mean() < 1.3 * (theirs - exact).abs().mean()
 
@@ -223,7 +149,7 @@ def test_the_last_layer_keeps_the_selected_rows_only(checkpoints: Any, kind: str
     """KV and features of all rows bit-equal, whatever goes on past the last layer's KV write."""
     folder, _ = checkpoints(kind)
     token_ids, count = random_tokens(1, LENGTH), 13
-    whole, last, none = (make_lane(folder) for _ in range(3))
+    whole, last, none = (make_lane(folder, LENGTH) for _ in range(3))
     expected = whole.run(token_ids[:, :count], [0], TAPS)
     live = Kept(Drop.BEFORE_ATTENTION, torch.tensor([count - 1]), last.metadata(1, [count - 1]))
     kept = last.run(token_ids[:, :count], [0], TAPS, live)
@@ -250,3 +176,10 @@ def test_a_product_of_one_row_and_of_many_are_bit_equal_on_a_cpu(
     for count in (2, 3, 4, 6, 8, 16, 64):
         assert torch.equal(torch.cat([linear(part) for part in rows.split(count)]), one), count
     torch.testing.assert_close(one, torch.nn.functional.linear(rows, weight, linear.bias), rtol=1e-4, atol=1e-4)  # type: ignore[attr-defined]
+
+
+def test_rotary_tables_are_cast_after_the_float32_angles() -> None:
+    """In bf16 neighbouring positions past 256 would have one angle."""
+    rope = RopeConfig(theta=10000.0, scaling="none")
+    full, cast = (rope_tables(rope, 64, 600, dtype, "cpu")[0] for dtype in (torch.float32, torch.bfloat16))
+    assert torch.equal(cast, full.to(torch.bfloat16))

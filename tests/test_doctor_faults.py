@@ -106,13 +106,6 @@ def test_a_healthy_head_has_no_fault(
     assert (verdicts["recycled path"] is Verdict.OK) == (drafter != "draft_model")
 
 
-def shifted_map(tensors: Tensors) -> Tensors:
-    """Every draft id one target id further."""
-    draft_ids = torch.arange(len(tensors["d2t"]))
-    target_ids = (draft_ids + tensors["d2t"] + 1) % len(tensors["t2d"])
-    return {"d2t": target_ids - draft_ids, "t2d": torch.roll(tensors["t2d"], 1)}
-
-
 def unprojected(tensors: Tensors) -> Tensors:
     """Make what a step hands on zero."""
     return {"post_projection.weight": torch.zeros_like(tensors["post_projection.weight"])}
@@ -231,13 +224,3 @@ def test_metadata_that_does_not_move(healthy: Subject, keep_readings: KeepReadin
     fault = first_fault(subject)
     assert fault.check == "loop against teacher forcing"
     assert fault.cause is not None and "draft 1 is correct" in fault.cause
-
-
-def test_a_vocabulary_map_shifted_by_one(healthy: Subject, keep_readings: KeepReadings, tmp_path: Path) -> None:
-    """It is named before what follows from it. The command's last line and exit code: `test_doctor.py`."""
-    keep_readings()
-    head = copy_of("eagle3", tmp_path)
-    change_tensors(head, shifted_map)
-    fault = first_fault(examined(healthy, f"drafter.path={head}"))
-    assert fault.check == "vocabulary map (d2t)"
-    assert fault.cause is not None and fault.cause.startswith("d2t is shifted") and "by +1" in fault.cause

@@ -7,7 +7,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -19,13 +20,13 @@ from spec_lab.checkpoints.families import read_model_config
 from spec_lab.config.run import Run
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import FinishReason
-from spec_lab.doctor.aspects import aspects_of
+from spec_lab.doctor.aspects import Aspect, Reading, aspects_of
 from spec_lab.doctor.evidence import Evidence
 from spec_lab.doctor.findings import Finding, Verdict, faults
 from spec_lab.doctor.readings import ALL_ASPECTS, check_readings
 from spec_lab.doctor.rounds import LoopRound
 from spec_lab.doctor.subject import Subject
-from spec_lab.doctor.teacher_forced import TeacherForcedDrafts
+from spec_lab.doctor.teacher_forced import Drafted, TeacherForcedDrafts
 from tests.lab import make_config, random_requests
 from tests.tiny_assistant import make_tiny_assistant
 from tests.tiny_blocks import TinyBlock, write_block
@@ -58,7 +59,7 @@ def make_head(drafter: str, folder: Path, target: Path) -> None:
 def subject_of(config: Run) -> Subject:
     """A subject of the doctor whose texts are the prompts alone."""
     requests = random_requests(NUM_TEXTS, ROUNDS_A_TEXT * (NUM_DRAFT_TOKENS + 1) + 1, lengths=(4, 20))
-    limits = engine_limits(config, requests, NUM_DRAFT_TOKENS)
+    limits = engine_limits(config, requests)
     models = load_models(config, limits.max_seq_len)
     return Subject(config, models, models, requests, limits, [record(r.prompt_ids, []) for r in requests])
 
@@ -198,3 +199,23 @@ def shift_map(file: Path) -> None:
     draft_ids = torch.arange(len(tensors["d2t"]))
     d2t = (draft_ids + tensors["d2t"] + 1) % len(tensors["t2d"]) - draft_ids
     save_file(tensors | {"d2t": d2t, "t2d": torch.roll(tensors["t2d"], 1)}, file, metadata={"format": "pt"})
+
+
+def test_a_clear_gain_is_a_fault_beside_a_larger_unclear_one() -> None:
+    """An aspect without readings that fit K does not apply."""
+    accepted = {"unclear": [3, 0] * 20, "clear": [2] * 12 + [1] * 28}
+
+    def draft(name: str) -> Drafted:
+        return Drafted(torch.zeros(40, 3), torch.tensor(accepted[name]))
+
+    subject = SimpleNamespace(config=SimpleNamespace(drafter=SimpleNamespace(name="mine")), num_draft_tokens=1)
+    configured = Drafted(torch.zeros(40, 3), torch.ones(40))
+    evidence = SimpleNamespace(subject=subject, forced=SimpleNamespace(draft=draft), as_configured=configured)
+    readings = [Reading(name, lambda name=name: name) for name in accepted]  # type: ignore[misc]
+    later = Reading("later", lambda: None, min_draft_tokens=2)
+    aspects = [Aspect("two readings", "as it is", readings), Aspect("later drafts", "as it is", [later])]
+    two, later_drafts = check_readings(cast("Evidence", evidence), aspects)[-2:]
+    assert two.verdict == Verdict.FAULT
+    assert two.cause == "read as as it is, but clear gives +0.30 drafts a round"
+    assert later_drafts.verdict == Verdict.DOES_NOT_APPLY
+    assert later_drafts.measured == "it only changes drafts after the first; drafter.num_draft_tokens=1 makes none"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,11 @@ import torch
 
 from spec_kernels.tree_reference import move_path_reference
 from spec_lab.app.compose import compose
-from spec_lab.config.run import Run
-from spec_lab.core.errors import UserError
+from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
 from spec_lab.doctor.examine import examine
 from spec_lab.doctor.findings import Finding, Verdict, faults
 from spec_lab.doctor.subject import Subject, load_subject
 from spec_lab.engine.drafts import TreeParts, spine
-from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
 from tests.test_doctor_faults import QUICK, change_tensors, copy_of, examined, skipped, with_broken_writes
 
 TREE = ("drafter=eagle3", "tree=dynamic", "tree.num_rows=8")
@@ -105,24 +102,3 @@ def test_the_spine_is_the_first_child_of_each() -> None:
     assert spine([0, 0, 0, 1, 3, 1], tokens, 3) == [5, 7, 8]
     assert spine([0, 0, 0, 2, 3, 3], tokens, 3) == [5, -1, -1]
     assert spine([0, 1, 2, 3, 4, 5], tokens, 2) == [-1, -1]
-
-
-def tree_run(*overrides: str) -> Run:
-    return compose([*QUICK, "drafter=frozen_kv", *overrides]).config
-
-
-def test_a_tree_of_another_path_than_the_likeliest_is_refused() -> None:
-    with pytest.raises(UserError, match=r"tree\.paths.*\[0\]"):
-        load_subject(tree_run("tree=static", "tree.paths=[[1],[1,0]]"))
-
-
-def test_the_spine_is_as_long_as_the_tree_is_bound_to_have_it() -> None:
-    for overrides, length in ((["tree=dynamic", "tree.depth=4"], 4), (["tree=static", "tree.paths=[[0],[0,1]]"], 1)):
-        subject: Any = replace(_empty(), config=tree_run(*overrides))
-        assert subject.num_draft_tokens == subject.of_spine.drafter.num_draft_tokens == length
-        assert subject.of_spine.tree.name == "none"
-
-
-def _empty() -> Subject:
-    nothing: Any = None
-    return Subject(nothing, nothing, [], nothing, nothing, [])

@@ -22,7 +22,7 @@ from spec_lab.options.acceptance.rejection import Rejection
 from tests.covering import each_value
 from tests.engine_state import poison
 from tests.fake_target import PaddedGraph
-from tests.lab import PRUNING, Reference, assert_captured_alike, make_config, make_engine, random_requests
+from tests.lab import PRUNING, Reference, make_config, make_engine, random_requests
 from tests.layer_rows import LayerRows, count_rows
 from tests.scripted_rule import ScriptedRule, install
 from tests.tiny_checkpoints import make_tiny_target, refused
@@ -252,26 +252,3 @@ def test_another_tokenizer_is_said_in_the_record(
         return
     (warning,) = notes()
     assert warning.startswith(f"{draft}: 2 ids of its tokenizer")
-
-
-def test_a_model_of_too_few_positions_is_refused(pairs: Pairs, tmp_path: Path) -> None:
-    """Its positions are counted where sequences reach, not where the target could."""
-    requests = text_requests()
-    longest = max(len(request.prompt_ids) for request in requests) + 18
-    for positions, fits in ((longest, True), (longest - 1, False)):
-        folder = tmp_path / str(positions)
-        make_tiny_target(folder, "qwen3", max_position_embeddings=positions)
-        config = make_config((pairs.target, folder), "draft_model")
-        if fits:
-            make_engine(config, requests)
-            continue
-        messages = f"{positions} positions", f"a sequence has {longest}", "max_new_tokens", "drafter.path"
-        with refused(folder, *messages):
-            make_engine(config, requests)
-
-
-def test_captured_rounds_give_what_eager_ones_give(pairs: Pairs) -> None:
-    """Three requests in a bucket of four, on the CPU recorder."""
-    pair, cache = (pairs.target, pairs.drafts["qwen2_sliding"][0]), {"page_size": 4}
-    config = make_config(pair, "draft_model", 3, "catchup", batch_size=3, cache=cache)
-    assert_captured_alike(config, "step_replay", text_requests(12))

@@ -125,23 +125,6 @@ def test_default_taps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layer_ids", "fragment"),
-    [
-        ([2, 4], "names 2 layers"),
-        ([1, 2, 3, 4, 5], "names 5 layers, and only heads that read 3"),
-        ([2, 4, 4], "names 2 layers"),
-        ([2, 4, 8], "names the output of the target's last layer, which cannot be tapped"),
-        ([-1, 4, 5], "8 layers"),
-        ([2, 4, 9], "8 layers"),
-    ],
-)
-def test_refuses_impossible_tap_layers(tmp_path: Path, layer_ids: Any, fragment: str) -> None:
-    make_tiny_eagle3(tmp_path, TARGET, eagle_aux_hidden_state_layer_ids=layer_ids)
-    with refused(tmp_path / "config.json", fragment):
-        read_eagle3_config(tmp_path, TARGET)
-
-
-@pytest.mark.parametrize(
     ("changes", "fragments"),
     [
         ({"hidden_size": 64}, ("target_hidden_size is 64, the target has 32",)),

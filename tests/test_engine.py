@@ -246,13 +246,6 @@ def test_a_chunked_prompt_does_not_stop_the_others() -> None:
     assert {rows for rows in target.forward_rows[1:] if rows > 1} == {4, 8}
 
 
-def test_an_engine_can_be_used_again() -> None:
-    """A second batch meets the pages, slots and history of the first."""
-    engine, target = make_fake_engine(scripted(3, [1, 3]), num_slots=2)
-    for seed in range(3):
-        check(engine, target, fake_requests(5, seed=seed))
-
-
 def test_records_come_back_in_the_order_of_submission_and_finish_in_their_own() -> None:
     requests = [Request(f"r{n}", "x", (5, 6), n, ignore_eos=True) for n in (9, 2, 5)]
     engine, _ = make_fake_engine(scripted(1, [0]))

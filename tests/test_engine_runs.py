@@ -61,10 +61,10 @@ def assert_rounds_add_up(requests: list[Request]) -> None:
 @pytest.mark.parametrize("drafter", ["draft_model", "ngram"])
 def test_transformers_drafts_as_it_counts_and_gives_the_labs_tokens(drafter: str, tmp_path: Path) -> None:
     runs = runs_in(tmp_path, f"drafter={drafter}", "engine=lab,transformers")
-    run, requests = runs["transformers"].run, runs["transformers"].requests()
+    run, requests = runs["transformers"].run, runs["transformers"].requests
     assert (run["equal_to_plain"], run["equal_to_lab"]) == (1.0, 1.0)
     assert_rounds_add_up(requests)
-    ours = runs["lab"].requests()
+    ours = runs["lab"].requests
     assert [request.output_ids for request in requests] == [request.output_ids for request in ours]
     if drafter == "ngram":
         assert runs["lab"].run["common_length"] is None and run["common_length"] > run["acceptance_length"]
@@ -78,8 +78,8 @@ def test_llamacpp_runs_the_labs_rounds_on_smollm2(tmp_path: Path) -> None:
     runs = runs_in(tmp_path, "target=smollm2_135m", "drafter=eagle3", "engine=lab,llamacpp")
     run = runs["llamacpp"].run
     assert (run["equal_to_plain"], run["equal_to_lab"]) == (1.0, 1.0)
-    assert_rounds_add_up(runs["llamacpp"].requests())
-    for theirs, ours in zip(runs["llamacpp"].requests(), runs["lab"].requests(), strict=True):
+    assert_rounds_add_up(runs["llamacpp"].requests)
+    for theirs, ours in zip(runs["llamacpp"].requests, runs["lab"].requests, strict=True):
         assert theirs.output_ids == ours.output_ids and theirs.finish_reason == ours.finish_reason
         assert (theirs.accepted_per_round, theirs.emitted_per_round) == (
             ours.accepted_per_round,
@@ -115,4 +115,4 @@ def test_a_server_is_counted_by_its_page_of_metrics(server: str, tmp_path: Path)
         run["common_length"]
     )
     assert run["told.acceptance_rate"] > 0 and run["latency_ms.ttft.mean"] > 0
-    assert found.requests()[0].accepted_per_round is None
+    assert found.requests[0].accepted_per_round is None

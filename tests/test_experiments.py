@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from tests import recorded_runner
 FILES = {path.stem: path for path in sorted((conf_folder() / "experiment").glob("*.yaml")) if path.stem != "search_k"}
 """All but the search, which has a test of its own: it has no grid and no tables."""
 CELLS: dict[str, tuple[list[str], int]] = {
+    "quantised": (["line=float32,kv_fp8", "drafter=eagle3"], 2),
     "planner": (["line=k3,cost", "batch_size=1"], 2),
     "batch_scaling": (["batch_size=16"], 2),
     "drafters": (["drafter=ngram,eagle3", "drafter.num_draft_tokens=3"], 2),
@@ -97,26 +97,10 @@ def swept(name: str, size: str) -> dict[str, list[str]]:
     return chosen
 
 
-def test_every_line_is_swept_or_has_a_use_that_its_page_names() -> None:
-    """A line that no size sweeps is for `line=...` typed by hand, which the YAML's head says."""
-    for name, path in FILES.items():
-        lines = set((yaml.safe_load(path.read_text())["study"].get("lines")) or {})
-        used = set(itertools.chain(*(swept(name, size).get("line", []) for size in ("small", "full"))))
-        assert used <= lines, name
-        head = path.read_text().partition("\ndefaults:")[0]
-        assert all(line in head for line in lines - used), name
-
-
 def test_what_is_typed_replaces_what_the_study_sweeps(ran: list[Any]) -> None:
     assert main(["experiment=trees", "line=static,chain7", "batch_size=1", "max_new_tokens=5"]) == 0
     assert sorted((config.tree.name, config.drafter.num_draft_tokens) for config in ran) == [("none", 7), ("static", 3)]
     assert {config.max_new_tokens for config in ran} == {5}
-
-
-def test_a_cell_that_cannot_be_is_refused_and_the_others_run(ran: list[Any]) -> None:
-    """mtp_vanilla has no five modules."""
-    assert main(["experiment=drafters", "drafter=mtp_vanilla", "drafter.num_draft_tokens=3,5"]) == 2
-    assert [(config.drafter.name, config.drafter.num_draft_tokens) for config in ran] == [("mtp_vanilla", 3)]
 
 
 def test_optuna_searches_for_the_objective_and_goes_on_where_it_was(ran: list[Any]) -> None:
@@ -134,12 +118,6 @@ def test_optuna_searches_for_the_objective_and_goes_on_where_it_was(ran: list[An
     assert len(set(speedups.values())) == 2
     assert best["best_value"] == max(speedups.values())
     assert speedups[best["best_params"]["drafter.num_draft_tokens"]] == best["best_value"]
-
-
-def test_the_search_draws_values_that_its_knobs_take(ran: list[Any]) -> None:
-    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="needs the extra `optuna`")
-    assert main(["experiment=search_k", "hydra.sweeper.n_trials=3"]) == 0
-    assert {config.drafter.num_draft_tokens for config in ran} <= set(range(1, 8)) and len(ran) == 3
 
 
 def test_a_study_of_ones_own_needs_one_file(ran: list[Any], tmp_path: Path) -> None:

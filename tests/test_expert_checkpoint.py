@@ -64,7 +64,7 @@ def check(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "fragments"),
     [
-        ("up_proj", None, ["gate_up_proj is [11, 12, 8], config.json says [12, 12, 8]", "experts.7.gate_proj.weight"]),
+        ("up_proj", None, ["gate_up_proj is [11, 12, 8], its config says [12, 12, 8]", "experts.7.gate_proj.weight"]),
         ("down_proj", torch.zeros(8, 5), ["down_proj is [11, 8, 6]", "not expected", "experts.7.down_proj.weight"]),
         ("gate_proj", torch.zeros(6, 8, dtype=torch.int8), ["fewer than 16 bits", "experts.7.gate_proj.weight is I8"]),
     ],

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +10,11 @@ import torch
 from safetensors.torch import load_file
 
 from spec_lab.checkpoints.checkpoint import read_tensors, stored_tensors
-from spec_lab.checkpoints.families import read_decoder, read_model_config
-from spec_lab.models.tensor_parallel import TensorParallel
 from tests.covering import each_value
 from tests.lab import Reference, generate, make_config, random_requests
-from tests.tiny_checkpoints import refused, rewrite_tensors, use_hub_spelling
-from tests.tiny_experts import GLM, KINDS, QWEN, load, logits_in_parts, make_tiny_experts
+from tests.target_lane import assert_logits, made_once
+from tests.tiny_checkpoints import rewrite_tensors, use_hub_spelling
+from tests.tiny_experts import KINDS, make_tiny_experts
 
 LENGTH = 100
 PARTS = {"whole": [LENGTH], "chunks": [40, 1, 4, 55], "rows_of_4": [4] * 25}
@@ -25,44 +22,18 @@ PARTS = {"whole": [LENGTH], "chunks": [40, 1, 4, 55], "rows_of_4": [4] * 25}
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The folder, a text and transformers' logits of each kind, made once."""
-
-    @cache
-    def make(kind: str) -> tuple[Path, torch.Tensor, torch.Tensor]:
-        folder = tmp_path_factory.mktemp(kind)
-        model = make_tiny_experts(folder, kind)
-        token_ids = torch.randint(3, 160, (LENGTH,), generator=torch.Generator().manual_seed(5))
-        with torch.inference_mode():
-            return folder, token_ids, model(token_ids[None]).logits[0]
-
-    return make
+    """The folder and the transformers model of each kind, made once."""
+    return made_once(tmp_path_factory, make_tiny_experts)
 
 
 @pytest.mark.parametrize(("kind", "parts"), each_value(KINDS, PARTS, times=2))
 def test_logits_equal_transformers(checkpoints: Any, kind: str, parts: str) -> None:
-    folder, token_ids, expected = checkpoints(kind)
-    logits = logits_in_parts(folder, token_ids, PARTS[parts])
-    torch.testing.assert_close(logits, expected, rtol=0, atol=2e-5)
-    assert torch.equal(logits.argmax(-1), expected.argmax(-1))
-
-
-def test_the_kinds_are_what_they_say(checkpoints: Any) -> None:
-    plans = {kind: read_model_config(checkpoints(kind)[0]).layers for kind in KINDS}
-    assert [plan.experts is not None for plan in plans["glm4_moe"]] == [False, True, True, True]
-    assert [plan.experts is not None for plan in plans["qwen3_moe_some_dense"]] == [False, True, False, False]
-    assert all(plan.rope.partial_rotary_factor == 0.5 for plan in plans["glm4_moe"])
-    glm = plans["glm4_moe_biases_and_norms"][1]
-    assert (glm.qkv_bias, glm.o_bias, glm.qk_norm) == (True, False, True)
-    assert glm.experts is not None and glm.experts.shared_intermediate_size == 48
-    bias = load_file(checkpoints("glm4_moe")[0] / "model.safetensors")[
-        "model.layers.1.mlp.gate.e_score_correction_bias"
-    ]
-    assert bias.abs().max() > 0.1, "a bias of zeros would hide that it must not weigh"
+    assert_logits(*checkpoints(kind), PARTS[parts])
 
 
 def test_the_spelling_of_the_hub_and_experts_in_one_tensor(checkpoints: Any, tmp_path: Path) -> None:
     """The file that transformers writes has a tensor an expert; those of some families have one a layer."""
-    folder, token_ids, expected = checkpoints("glm4_moe_biases_and_norms")
+    folder, model = checkpoints("glm4_moe_biases_and_norms")
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     stored = stored_tensors(folder)
@@ -72,13 +43,7 @@ def test_the_spelling_of_the_hub_and_experts_in_one_tensor(checkpoints: Any, tmp
     rewrite_tensors(tmp_path, fused, drop=tuple(separate))
     use_hub_spelling(tmp_path)  # which leaves out that half of a head turns: GLM's default
     assert "partial_rotary_factor" not in (tmp_path / "config.json").read_text()
-    logits = logits_in_parts(tmp_path, token_ids, [LENGTH])
-    torch.testing.assert_close(logits, expected, rtol=0, atol=2e-5)
-
-
-def test_experts_stand_where_the_plan_has_them(checkpoints: Any) -> None:
-    target, _ = load(checkpoints("qwen3_moe_some_dense")[0], 8)
-    assert [layer.experts is not None for layer in target.layers] == [False, True, False, False]
+    assert_logits(tmp_path, model, [LENGTH])
 
 
 @pytest.mark.parametrize("kind", ["glm4_moe_biases_and_norms", "qwen3_moe"])
@@ -90,37 +55,3 @@ def test_greedy_text_is_transformers_whatever_is_drafted(tmp_path: Path, kind: s
     for drafter, batch_size in (("none", 1), ("none", 3), ("ngram", 3)):
         outputs = generate(make_config((target, target), drafter, batch_size=batch_size), requests)
         reference.assert_lossless(requests, outputs, plain)
-
-
-BASE: dict[str, Any] = {
-    "vocab_size": 160,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
-
-
-@pytest.mark.parametrize(
-    ("model_type", "changes", "fragments"),
-    [
-        ("glm4_moe", {"scoring_func": "softmax"}, ["scoring_func 'softmax'", "'sigmoid'"]),
-        ("qwen3_moe", {"use_sliding_window": True}, ["use_sliding_window"]),
-        ("qwen3_moe", {"hidden_act": "gelu"}, ["hidden_act 'gelu'"]),
-    ],
-)
-def test_what_cannot_run_is_refused_in_a_line(model_type: str, changes: dict[str, Any], fragments: list[str]) -> None:
-    options = GLM if model_type == "glm4_moe" else QWEN
-    config = BASE | options | {"model_type": model_type}
-    read_decoder(config, "config.json")
-    with refused("config.json", *fragments):
-        read_decoder(config | changes, "config.json")
-
-
-def test_no_process_gets_a_part_of_the_experts(checkpoints: Any) -> None:
-    plan = read_model_config(checkpoints("qwen3_moe")[0]).layers[0]
-    collectives: Any = None
-    split = TensorParallel(0, 2, collectives)
-    assert split.share(replace(plan, experts=None)).num_heads == 2
-    with refused("target.tensor_parallel=2", "experts", "target.tensor_parallel=1"):
-        split.share(plan)

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from spec_lab.checkpoints.expert_sizes import ExpertSizes, RouterScores, expert_tensor_shapes
 from spec_lab.engine.tape import TapeRecorder
-from spec_lab.models.experts import ExpertMLP, SortedExperts, build_experts, grouped_experts, has_grouped_product
+from spec_lab.models.experts import ExpertMLP, build_experts
 from spec_lab.models.routers import Routing, SigmoidRouter, SoftmaxRouter
 from tests.onednn import needs_rows_alike
-from tests.tiny_checkpoints import random_weight, refused
+from tests.tiny_checkpoints import random_weight
 
 HIDDEN, NUM_EXPERTS, INNER = 32, 8, 24
 SIGMOID = ExpertSizes(
@@ -207,30 +206,3 @@ def test_bfloat16_outputs_are_weighed_and_added_up_in_float32() -> None:
     together = experts(row, Routing(ids, weights))
     assert together.dtype == torch.bfloat16
     assert torch.equal(together, expected.bfloat16())
-
-
-def test_a_gpu_has_the_grouped_product_in_bfloat16_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for dtype in (torch.float32, torch.float16):
-        assert has_grouped_product(dtype, torch.device("cpu")) and not has_grouped_product(dtype, torch.device("cuda"))
-    assert has_grouped_product(torch.bfloat16, torch.device("cuda"))
-    monkeypatch.setattr("spec_lab.models.experts.has_grouped_product", lambda dtype, device: False)
-    with refused("dtype=float32", "dtype=bfloat16", "kernels=triton"):
-        grouped_experts(torch.zeros(2, 4, 3), torch.zeros(2, 3, 2), F.silu)
-
-
-@torch.inference_mode()
-def test_another_router_and_another_activation_may_be_given() -> None:
-    """Gemma 4's router reads other rows than its experts, which gate with gelu."""
-    gate_up, down = torch.randn(4, 2 * INNER, HIDDEN) / 6, torch.randn(4, HIDDEN, INNER) / 5
-    rows, routing = random_rows(3), Routing(torch.tensor([[0, 3], [1, 2], [3, 1]]), torch.rand(3, 2))
-    expected = torch.stack(
-        [
-            sum(
-                weight * (down[e] @ (F.gelu(gate_up[e, :INNER] @ row, approximate="tanh") * (gate_up[e, INNER:] @ row)))
-                for e, weight in zip(ids, weights, strict=True)
-            )
-            for row, ids, weights in zip(rows, routing.expert_ids.tolist(), routing.weights, strict=True)
-        ]
-    )
-    experts = SortedExperts(gate_up, down, lambda gate: F.gelu(gate, approximate="tanh"))
-    torch.testing.assert_close(experts(rows, routing), expected, rtol=0, atol=1e-5)

@@ -15,9 +15,6 @@ from spec_lab.engine.engine import Engine
 from spec_lab.engine.experts_read import ExpertsRead, ReadingStage, count_distinct
 from spec_lab.engine.tape import TapeRecorder
 from spec_lab.models.routers import Routing
-from spec_lab.record.metric import Measured
-from spec_lab.study.run_table import format_run
-from tests.fake_runs import MAIN, make_run, measure
 from tests.lab import make_config, make_engine, random_requests
 from tests.tiny_experts import make_tiny_nextn
 from tests.tiny_gemma4 import make_tiny_gemma4
@@ -113,44 +110,6 @@ def test_one_request_reads_what_its_rows_choose(folder: Path) -> None:
     assert unpruned.recur == pruned.recur
 
 
-class Listener:
-    """Counts by itself, from the choices that it overhears, in eager rounds of requests that never are padded."""
-
-    def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.counts = {"verify": 0, "catch_up": 0, "recur": 0}
-        self._stage: str | None = None
-        counter: Any = engine.parts.experts_read
-        monkeypatch.setattr(counter, "saw", self._overhear(counter.saw))
-        for stage in self.counts:
-            monkeypatch.setattr(engine.round, stage, self._during(stage, getattr(engine.round, stage)))
-
-    def _overhear(self, saw: Any) -> Any:
-        def overheard(routing: Routing, num_experts: int, expert_bytes: int) -> None:
-            saw(routing, num_experts, expert_bytes)
-            if self._stage is not None:
-                self.counts[self._stage] += len(routing.expert_ids.unique())
-
-        return overheard
-
-    def _during(self, stage: str, run: Any) -> Any:
-        def staged(argument: Any) -> Any:
-            self._stage = stage
-            try:
-                return run(argument)
-            finally:
-                self._stage = None
-
-        return staged
-
-
-@pytest.mark.parametrize("prune", ["none", "catchup"])
-def test_counts_are_those_of_a_listener(folder: Path, prune: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = make_engine(nextn_config(folder, prune=prune, batch_size=3), random_requests(4))
-    listener = Listener(engine, monkeypatch)
-    counts, _ = counts_of(engine)
-    assert counts == ExpertCounts(*listener.counts.values())
-
-
 @pytest.fixture(scope="module")
 def eager_counts(folder: Path) -> ExpertCounts:
     return counts_of(make_engine(nextn_config(folder, batch_size=4), random_requests(4)))[0]
@@ -172,24 +131,3 @@ def test_experts_of_other_families_are_counted(tmp_path: Path, kind: str, read: 
     engine = make_engine(make_config((tmp_path, tmp_path), "none", prune="prefill"), requests)
     result = engine.generate(requests)
     assert result.experts_read == ExpertCounts(read * len(result.rounds), 0, 0)
-
-
-def test_the_record_has_the_mean_of_a_round_and_the_table_shows_it() -> None:
-    summary = make_run(main=with_counts(measure(MAIN), ExpertCounts(600, 300, 90)))
-    num_rounds = summary["verify_calls"]
-    expected = {"verify": 600 / num_rounds, "catchup": 300 / num_rounds, "recur": 90 / num_rounds}
-    assert summary.under("experts_read") == expected
-    assert summary.under("expert_bytes_read") == pytest.approx(
-        {stage: 3e6 * count for stage, count in expected.items()}
-    )
-    assert not summary.references["plain"].under("experts_read")
-    table = format_run(summary)
-    assert "Experts read a round" in table and f"{600 / num_rounds:.2f}" in table and "verify, bytes" in table
-    assert "Experts read" not in format_run(make_run())
-
-
-def with_counts(measured: Measured, counts: ExpertCounts) -> Measured:
-    """Let every repeat have read these experts, of three million bytes each."""
-    num_bytes = ExpertCounts(*(3_000_000 * count for count in (counts.verify, counts.catchup, counts.recur)))
-    repeats = [replace(result, experts_read=counts, expert_bytes_read=num_bytes) for result in measured.repeats]
-    return replace(measured, repeats=repeats)

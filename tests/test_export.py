@@ -17,7 +17,7 @@ from spec_lab.checkpoints.families import read_model_config
 from spec_lab.export.__main__ import main
 from spec_lab.workloads.tokenizer import TargetTokenizer
 from tests.tiny_blocks import TinyBlock, write_block
-from tests.tiny_checkpoints import make_tiny_eagle3, make_tiny_target, rewrite_config
+from tests.tiny_checkpoints import make_tiny_eagle3, make_tiny_target
 from tests.tiny_gguf import WHOLE_BLOCKS, in_transformers, write_gguf
 
 SIZES = {"vocab_size": 300, **WHOLE_BLOCKS}
@@ -101,27 +101,3 @@ def test_a_block_drafter_takes_the_rows_of_the_targets_head_along(llama: Path, t
     tensors, target = load_file(tmp_path / "speculators" / "model.safetensors"), load_file(llama / "model.safetensors")
     rows = torch.arange(90) + tensors["d2t"]
     assert torch.equal(tensors["lm_head.weight"].float(), target["lm_head.weight"][rows])
-
-
-def test_what_cannot_be_written_is_refused_by_its_name(
-    llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    make_tiny_eagle3(tmp_path / "head", read_model_config(llama))
-    head = str(tmp_path / "head")
-    cases = {
-        (str(llama), "to=hf"): "only a GGUF file",
-        (str(llama), "to=gguf"): "convert_hf_to_gguf.py",
-        (head, "to=deepspec", f"target={llama}"): "the layout deepspec is not known",
-        (head, "to=hf"): "add target=MODEL",
-        (head, "to=gguf", f"target={llama}"): "no GGUF file",
-        ("pocket-frozen_kv", "to=gguf"): "kind assistant",
-        ("nothing", "to=hf"): "no checkpoint",
-    }
-    for (model, *words), reason in cases.items():
-        assert main([model, words[0], str(tmp_path / "out"), *words[1:]]) == 2
-        assert reason in capsys.readouterr().err
-    assert main([head, "to=hf", str(llama), f"target={llama}"]) == 2
-    assert "not empty" in capsys.readouterr().err
-    rewrite_config(tmp_path / "head", rope_scaling={"rope_type": "yarn", "factor": 4.0})
-    assert main([head, "to=speculators", str(tmp_path / "out"), f"target={llama}"]) == 2
-    assert "rope scaling yarn" in capsys.readouterr().err

@@ -21,7 +21,7 @@ from spec_lab.export.__main__ import main
 from spec_lab.export.gguf_files import write_eagle3, write_target
 from tests.lab import make_config, make_engine, random_requests
 from tests.llamacpp import answer, parameters
-from tests.tiny_checkpoints import make_tiny_eagle3, make_tiny_target, refused, rewrite_tensors
+from tests.tiny_checkpoints import make_tiny_eagle3, make_tiny_target, rewrite_tensors
 from tests.tiny_gguf import WHOLE_BLOCKS, permuted, write_gguf
 from tests.tiny_gguf_families import QWEN35, write_family
 from tests.tiny_hybrid import make_tiny_nextn
@@ -90,14 +90,6 @@ def test_the_rope_of_llama_3_becomes_its_divisors(target: Path, tmp_path: Path) 
     assert divisors.shape == (8,) and divisors[0] == 1.0 and divisors[-1] == 8.0
 
 
-def test_a_part_that_llama_cpp_lacks_is_refused_by_its_name(target: Path, tmp_path: Path) -> None:
-    make_tiny_eagle3(tmp_path, read_model_config(target), fc_norm=True)
-    with refused("norm for each tap (fc_norm)"):
-        write_eagle3(tmp_path / "head.gguf", tmp_path, target)
-    with refused(tmp_path, "is no GGUF file"):
-        write_eagle3(tmp_path / "head.gguf", tmp_path, tmp_path)
-
-
 def test_a_target_has_the_values_that_it_had_in_fewer_bits(target: Path, tmp_path: Path) -> None:
     write_target(tmp_path / "wide.gguf", target)
     before, after = gguf_tensors(target), gguf_tensors(tmp_path / "wide.gguf")
@@ -155,10 +147,3 @@ def test_an_mtp_module_drafts_within_its_targets_file_as_in_the_lab(tmp_path: Pa
         )  # each other token ends a round or the prompt
         accepted, apart = accepted + ours, apart + abs(said["timings"]["draft_n_accepted"] - ours)
     assert accepted > 30 and apart <= 0.1 * accepted
-
-
-def test_an_mtp_module_for_another_family_is_refused_by_its_name(
-    target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["pocket-mtp_eagle", "to=gguf", str(tmp_path), f"target={target}"]) == 2
-    assert "a file of qwen35, not of llama" in capsys.readouterr().err

@@ -17,9 +17,10 @@ from spec_lab.checkpoints.families import read_model_config
 from spec_lab.options.trees import StaticTreeConfig
 from tests.kernel_lab import DEVICE
 from tests.lab import Reference, generate, make_config, random_requests, with_depth_as_k
+from tests.target_lane import assert_logits
 from tests.tiny_checkpoints import TINY_SIZES, make_tiny_eagle3, randomize, refused, rewrite_config
-from tests.tiny_experts import logits_in_parts
 from tests.tiny_latent import SIZES as LATENT
+from tests.tiny_latent import YARN as LATENT_YARN
 
 SIZES = TINY_SIZES | {"vocab_size": 160, "num_hidden_layers": 8}
 YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 128}
@@ -59,11 +60,23 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+MISTRAL4 = LATENT | {
+    "model_type": "mistral4",
+    "num_hidden_layers": 8,
+    "n_group": 1,
+    "topk_group": 1,
+    "rope_parameters": LATENT_YARN | YARN | {"llama_4_scaling_beta": 0.1},
+}
 TOWER = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 WRAPPED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "mistral3": (
         "Mistral3",
         SIZES | KINDS["ministral3"][1] | {"model_type": "ministral3"},
+        TOWER | {"model_type": "pixtral", "head_dim": 8, "image_size": 28, "patch_size": 14},
+    ),
+    "mistral_small_4": (
+        "Mistral3",
+        MISTRAL4,
         TOWER | {"model_type": "pixtral", "head_dim": 8, "image_size": 28, "patch_size": 14},
     ),
     "kimi_k25": ("Kimi_K25", LATENT | {"model_type": "deepseek_v3"}, TOWER | {"pos_emb_height": 4, "pos_emb_width": 4}),
@@ -104,24 +117,22 @@ def make_wrapped(folder: Path, kind: str) -> Any:
     return model
 
 
+def make(folder: Path, kind: str) -> Any:
+    return make_wrapped(folder, kind) if kind in WRAPPED else make_tiny(folder, kind)
+
+
 @pytest.mark.parametrize("kind", [*KINDS, *WRAPPED])
 def test_logits_equal_transformers(tmp_path: Path, kind: str) -> None:
-    model = make_wrapped(tmp_path, kind) if kind in WRAPPED else make_tiny(tmp_path, kind)
-    token_ids = torch.randint(3, 160, (27,), generator=torch.Generator().manual_seed(5))
-    with torch.inference_mode():
-        expected = model(token_ids[None]).logits[0]
-    logits = logits_in_parts(tmp_path, token_ids, [9, 5, 1, 4, 4, 4])
-    torch.testing.assert_close(logits, expected, rtol=0, atol=2e-5)
-    assert torch.equal(logits.argmax(-1), expected.argmax(-1))
+    assert_logits(tmp_path, make(tmp_path, kind), [9, 5, 1, 4, 4, 4])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "mistral_small_4"])
 def test_greedy_text_is_transformers_whatever_is_drafted(tmp_path: Path, kind: str) -> None:
     """Without drafts, with those of a random head, of which few are right, and with the target's own, which all are."""
     target, head = tmp_path / "target", tmp_path / "head"
-    make_tiny(target, kind)
+    reference, requests = Reference.__new__(Reference), random_requests(3, max_new_tokens=12)
+    reference.model = make(target, kind)
     make_tiny_eagle3(head, read_model_config(target))
-    reference, requests = Reference(target), random_requests(3, max_new_tokens=12)
     plain = {request.request_id: reference.greedy(request) for request in requests}
     for drafter, path, prune in (("none", head, "none"), ("eagle3", head, "catchup"), ("draft_model", target, "none")):
         config = make_config((target, path), drafter, prune=prune, batch_size=2)
@@ -143,8 +154,9 @@ def test_other_kernels_give_the_same_tokens(tmp_path: Path, kind: str, kernels: 
         assert generate(with_depth_as_k(with_tree), requests) == expected
 
 
-def test_ministral_is_refused_where_queries_begin_to_be_scaled(tmp_path: Path) -> None:
-    make_tiny(tmp_path, "ministral3")
+@pytest.mark.parametrize("kind", ["ministral3", "mistral_small_4"])
+def test_a_text_is_refused_where_queries_begin_to_be_scaled(tmp_path: Path, kind: str) -> None:
+    make(tmp_path, kind)
     (request,) = random_requests(1, max_new_tokens=40, lengths=(100, 100))
-    with refused("past 128", "max_new_tokens"):
-        engine_limits(make_config((tmp_path, tmp_path), "ngram"), [request], 3)
+    with refused("longer than 122", "max_new_tokens"):
+        engine_limits(make_config((tmp_path, tmp_path), "ngram"), [request])

@@ -79,7 +79,7 @@ def load(folder: Path, **options: Any) -> dict[str, torch.Tensor]:
 def test_the_published_blocks_with_begun_ones_at_the_edges(shape: tuple[int, int]) -> None:
     """transformers 5 takes rows / scales for the size of a block, which is 96 for 192 rows."""
     quantised, scales, meant = quantise(torch.randn(shape), (128, 128))
-    assert torch.equal(dequantised(quantised, scales, (128, 128)), meant)
+    assert torch.equal(dequantised({"weight": quantised, "scales": scales}, (128, 128)), meant)
 
 
 def test_a_checkpoint_is_what_its_scales_say(checkpoint: Path) -> None:

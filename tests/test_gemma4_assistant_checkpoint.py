@@ -91,13 +91,6 @@ def test_kv_source_layers_stand_over_the_rule(tmp_path: Path, target: ModelConfi
     assert sources(read(tmp_path, target)) == [6, 0]
 
 
-@pytest.mark.parametrize("named", [[7, 8], [-1, 7]])
-def test_refuses_impossible_kv_source_layers(tmp_path: Path, target: ModelConfig, named: Any) -> None:
-    make_tiny_assistant(tmp_path, target, kv_source_layers=named)
-    with refused("kv_source_layers", "drafter.path"):
-        read(tmp_path, target)
-
-
 def test_both_spellings_of_two_head_sizes(tmp_path: Path, target: ModelConfig) -> None:
     described = changed(target, {6: {"window": 5}, 7: {"num_kv_heads": 1, "head_dim": 32}})
     hub = {"global_head_dim": 32, "num_global_key_value_heads": 1, "attention_k_eq_v": True}
@@ -136,11 +129,6 @@ def test_ropes_of_gemma_where_the_file_names_none(tmp_path: Path, target: ModelC
             ["rope of layer 0", "partial_rotary_factor=0.5"],
         ),
         ({}, {"layer_types": [SLIDING, FULL]}, ["sliding layers", "drafter.path"]),
-        ({}, {"hidden_activation": "silu"}, ["hidden_activation 'silu'", "gelu_pytorch_tanh"]),
-        ({}, {"attention_bias": True}, ["attention_bias True"]),
-        ({}, {"enable_moe_block": True}, ["enable_moe_block True"]),
-        ({}, {"hidden_size_per_layer_input": 8}, ["hidden_size_per_layer_input 8"]),
-        ({"tie_word_embeddings": False}, {}, ["tie_word_embeddings"]),
     ],
 )
 def test_refuses_other_assistants(
@@ -162,9 +150,4 @@ def test_refuses_tensors_that_do_not_fit(tmp_path: Path, target: ModelConfig) ->
         load(tmp_path, target)
     rewrite_tensors(tmp_path, {}, drop=(ordering,))
     with refused(tmp_path, ordering, "160 tokens once"):
-        load(tmp_path, target)
-    rewrite_tensors(
-        tmp_path, {"model.layers.0.self_attn.k_proj.weight": torch.zeros(32, 24)}, drop=("pre_projection.weight",)
-    )
-    with refused(tmp_path, "1 missing: pre_projection.weight", "1 not expected: model.layers.0.self_attn.k_proj"):
         load(tmp_path, target)

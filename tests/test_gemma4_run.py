@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-import spec_lab
 from spec_lab.checkpoints.families import read_model_config
-from spec_lab.config.run import GraphConfig
+from spec_lab.config.groups import GraphConfig
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
@@ -25,7 +24,6 @@ from tests.lab import Reference, generate, make_config, make_engine, part, rando
 from tests.scripted_rule import ScriptedRule, install
 from tests.tiny_checkpoints import make_tiny_eagle3
 from tests.tiny_gemma4 import KINDS, VOCAB, WINDOW, assistants_build, make_tiny_gemma4, make_tiny_gemma4_assistant
-from tests.tiny_runs import CHEAP, write_prompts, write_tokenizer
 
 pytest.importorskip("transformers.models.gemma4_assistant")
 
@@ -146,9 +144,8 @@ def test_the_text_is_that_of_transformers(pairs: Callable[[str], Pair], kind: st
     plain = {request.request_id: reference.greedy(request) for request in requests}
     cache = {"page_size": PAGE, "prefill_chunk": 7}
     engine = make_engine(make_config(pair.folders, "oracle", K, batch_size=batch_size, cache=cache), requests)
-    learn = engine.parts.drafter.requirements.learn_continuations
-    assert learn is not None
-    learn({name: spoiled(tokens) for name, tokens in plain.items()})
+    drafter: Any = engine.parts.drafter
+    drafter.learn({name: spoiled(tokens) for name, tokens in plain.items()})
     records = engine.generate(requests).requests
     reference.assert_lossless(requests, {record.request_id: record.output_ids for record in records}, plain)
     assert {count for record in records for count in record.accepted_per_round} == {0, 1, 2, 3}
@@ -242,29 +239,3 @@ def test_other_parts_run_on_gemma(pairs: Callable[[str], Pair], tmp_path: Path, 
     plain = {request.request_id: reference.greedy(request) for request in requests}
     outputs = generate(replace(config, attention=attention), requests)
     reference.assert_lossless(requests, outputs, plain)
-
-
-def test_a_whole_run_by_the_command_path(tmp_path: Path) -> None:
-    """`target=hf target.path=GEMMA drafter=frozen_kv drafter.path=ASSISTANT`, from prompts to the record."""
-    target, assistant = tmp_path / "target", tmp_path / "assistant"
-    make_tiny_gemma4(target, "e2b", vocab_size=160, vocab_size_per_layer_input=160)
-    make_tiny_gemma4_assistant(assistant, "e2b", text={"vocab_size": 160})
-    write_tokenizer(target, ("<|channel>", "<channel|>", "<turn|>"))
-    texts = ("abcdefghij", "<|channel>abcd", "xyz")
-    rows = [{"id": text, "prompt": text, "form": "continue", "category": "some"} for text in texts]
-    overrides = {
-        "target": "hf",
-        "target.path": target,
-        "drafter": "frozen_kv",
-        "drafter.path": assistant,
-        "acceptance": "relaxed_thinking",
-        "workload": "jsonl",
-        "workload.path": write_prompts(tmp_path / "prompts.jsonl", rows),
-        "output_dir": tmp_path / "run",
-        **CHEAP,
-    }
-    composed = spec_lab.compose([f"{key}={value}" for key, value in overrides.items()])
-    summary = spec_lab.run(composed).run
-    assert summary["num_requests"] == 3
-    assert summary.under("thinking")
-    assert summary["divergence.bugs"] == 0

@@ -4,77 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from spec_lab.attention.torch_backend import TorchAttention
-from spec_lab.build.caches import cache_row
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.core.kept import Kept
-from spec_lab.core.kv_cache import NULL_PAGE, PagedKVCache
 from spec_lab.core.pruning import Drop
 from spec_lab.core.types import FeatureSpec, NormSide
-from spec_lab.engine.pages import PageTable
-from spec_lab.models.norms import Float32Norm, RMSNorm
-from spec_lab.models.target_loader import WeightSource, load_target
 from tests.covering import each_value
-from tests.test_decoder import Lane
+from tests.target_lane import Lane, made_once, make_lane, random_tokens
 from tests.tiny_gemma4 import KINDS, VOCAB, WINDOW, make_tiny_gemma4, use_hub_spelling
 
 pytest.importorskip("transformers.models.gemma4")
 
-LENGTH, PAGE_SIZE = 5 * WINDOW, 4
+LENGTH = 5 * WINDOW
 # One error of arithmetic; the smallest mistake in the forward shows as more than fifty of them.
 TOLERANCE = 3e-5
 PARTS = {"whole": [40], "chunks_of_7": [7] * 5 + [5], "one_row": [9] + [1] * 31, "rows_of_4": [4] * 10}
-CPU = torch.device("cpu")
 
 
-def make_gemma_lane(folder: Path, num_requests: int = 1) -> Lane:
-    """A target with a cache that is NaN where nothing was written."""
-    config = read_model_config(folder)
-    backend = TorchAttention(PAGE_SIZE, config.max_position_embeddings)
-    target = load_target(config, WeightSource(folder, torch.float32, CPU), backend, LENGTH)
-    columns = -(-LENGTH // PAGE_SIZE)
-    table = PageTable(num_requests, LENGTH, PAGE_SIZE, CPU)
-    num_pages = 2 + columns * num_requests
-    for slot in range(num_requests):
-        table.assign(slot, list(range(2 + slot, num_pages, num_requests))[::-1])
-    cache = PagedKVCache([cache_row(plan) for plan in config.layers], num_pages, PAGE_SIZE, torch.float32, CPU)
-    for tensor in cache.tensors:
-        tensor[:, (NULL_PAGE + 1) * PAGE_SIZE :] = float("nan")
-    return Lane(target, backend, cache, table)
-
-
-def random_tokens(*shape: int) -> torch.Tensor:
-    return torch.randint(3, VOCAB, shape, generator=torch.Generator().manual_seed(5))
-
-
-def run_parts(lane: Lane, token_ids: torch.Tensor, parts: list[int], features: FeatureSpec) -> tuple[Any, Any]:
-    """Logits and features of all rows, run part by part."""
-    logits, read, start = [], [], 0
-    for count in parts:
-        output = lane.run(token_ids[:, start : start + count], [start], features)
-        logits.append(lane.target.logits(output.hidden))
-        read.append(output.features)
-        start += count
-    return torch.cat(logits), torch.cat(read)  # type: ignore[arg-type]
+def tokens_of(*shape: int) -> torch.Tensor:
+    return random_tokens(*shape, vocab_size=VOCAB)
 
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The folder and the transformers model of each kind, made once."""
 
-    @cache
-    def make(kind: str) -> tuple[Path, Any]:
-        folder = tmp_path_factory.mktemp(kind)
-        return folder, make_tiny_gemma4(folder, kind)
-
-    return make
+    return made_once(tmp_path_factory, make_tiny_gemma4)
 
 
 @pytest.mark.parametrize(
@@ -85,13 +45,12 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_logits_and_features_equal_transformers(checkpoints: Any, kind: str, name: str) -> None:
     """Sequences of five windows, over page borders, whole, chunked, one row and N rows at a time."""
     folder, model = checkpoints(kind)
-    token_ids = random_tokens(1, LENGTH)
+    token_ids = tokens_of(1, LENGTH)
     output = model(token_ids, output_hidden_states=True)
     layers = tuple(range(0, model.config.num_hidden_layers, 2))
     features = FeatureSpec(layer_inputs=layers, final_hidden=NormSide.POST_NORM)
     expected = torch.cat([output.hidden_states[layer][0] for layer in (*layers, -1)], dim=-1)
-    assert sum(PARTS[name]) == LENGTH
-    logits, read = run_parts(make_gemma_lane(folder), token_ids, PARTS[name], features)
+    logits, read = make_lane(folder, LENGTH).run_parts(token_ids, PARTS[name], features)
     assert (logits - output.logits[0]).abs().max() < TOLERANCE
     torch.testing.assert_close(read, expected, rtol=0, atol=10 * TOLERANCE)
 
@@ -105,8 +64,8 @@ def test_the_hubs_files_read_the_same(checkpoints: Any, tmp_path: Path, kind: st
     use_hub_spelling(tmp_path, model)
     ours, hubs = read_model_config(saved), read_model_config(tmp_path)
     assert replace(hubs, eos_token_ids=ours.eos_token_ids) == ours
-    token_ids = random_tokens(1, 12)
-    one, other = (make_gemma_lane(folder).run(token_ids, [0], FeatureSpec()).hidden for folder in (saved, tmp_path))
+    token_ids = tokens_of(1, 12)
+    one, other = (make_lane(folder, LENGTH).run(token_ids, [0], FeatureSpec()).hidden for folder in (saved, tmp_path))
     assert torch.equal(one, other)
 
 
@@ -115,13 +74,9 @@ def test_the_hubs_files_read_the_same(checkpoints: Any, tmp_path: Path, kind: st
 def test_ragged_verify_rows_equal_transformers(checkpoints: Any, kind: str) -> None:
     """N rows of three requests in one forward: at the start, at the edge of the window, and past it."""
     folder, model = checkpoints(kind)
-    token_ids, lens = random_tokens(3, LENGTH), [1, WINDOW - 1, 20]
+    token_ids, lens = tokens_of(3, LENGTH), [1, WINDOW - 1, 20]
     expected = model(token_ids).logits
-    lane = make_gemma_lane(folder, num_requests=3)
-    for request, length in enumerate(lens):
-        lane.run(token_ids[request : request + 1, :length], [0], FeatureSpec(), first_slot=request)
-    rows = torch.stack([token_ids[request, length : length + 4] for request, length in enumerate(lens)])
-    logits = lane.target.logits(lane.run(rows, lens, FeatureSpec()).hidden).view(3, 4, -1)
+    logits = make_lane(folder, LENGTH, num_requests=3).verify_ragged(token_ids, lens)
     for request, length in enumerate(lens):
         theirs = expected[request, length : length + 4]
         torch.testing.assert_close(logits[request], theirs, rtol=0, atol=TOLERANCE)
@@ -132,8 +87,8 @@ def test_ragged_verify_rows_equal_transformers(checkpoints: Any, kind: str) -> N
 def test_rejected_rows_across_the_edge_of_the_window_leave_nothing(checkpoints: Any, start: int) -> None:
     """Four rows with wrong drafts, then four right ones from the position after the first."""
     folder, model = checkpoints("e2b")
-    token_ids = random_tokens(1, LENGTH)
-    lane = make_gemma_lane(folder)
+    token_ids = tokens_of(1, LENGTH)
+    lane = make_lane(folder, LENGTH)
     lane.run(token_ids[:, :start], [0], FeatureSpec())
     wrong = torch.cat((token_ids[:, start : start + 1], VOCAB - 1 - token_ids[:, start + 1 : start + 4]), dim=1)
     lane.run(wrong, [start], FeatureSpec())
@@ -142,21 +97,13 @@ def test_rejected_rows_across_the_edge_of_the_window_leave_nothing(checkpoints: 
     torch.testing.assert_close(logits, expected, rtol=0, atol=TOLERANCE)
 
 
-@torch.inference_mode()
-def test_layers_that_share_kv_have_no_rows_of_their_own(checkpoints: Any) -> None:
-    lane = make_gemma_lane(checkpoints("e2b")[0])
-    layers = lane.cache.layers
-    assert [layers[index] is layers[owner] for index, owner in ((4, 2), (5, 3), (6, 2), (7, 3))] == [True] * 4
-    assert sum(tensor.shape[0] for tensor in lane.cache.tensors) == 4
-
-
 @pytest.mark.parametrize("kind", ["e2b", "31b"])
 @torch.inference_mode()
 def test_rows_that_nobody_reads_do_not_enter_the_layers_behind_the_last_write(checkpoints: Any, kind: str) -> None:
     """KV is bit-equal, and the last row's hidden state close, whatever goes on past the last layer that writes."""
     folder, _ = checkpoints(kind)
-    token_ids, count = random_tokens(1, LENGTH), 13
-    whole, last, none = (make_gemma_lane(folder) for _ in range(3))
+    token_ids, count = tokens_of(1, LENGTH), 13
+    whole, last, none = (make_lane(folder, LENGTH) for _ in range(3))
     taps = FeatureSpec(layer_inputs=(1, 3))
     entered = count_rows(last)
     expected = whole.run(token_ids[:, :count], [0], taps)
@@ -175,10 +122,10 @@ def test_rows_that_nobody_reads_do_not_enter_the_layers_behind_the_last_write(ch
 
 @torch.inference_mode()
 def test_a_drafter_that_reads_a_layer_behind_the_last_write_keeps_all_rows(checkpoints: Any) -> None:
-    lane = make_gemma_lane(checkpoints("e2b")[0])
+    lane = make_lane(checkpoints("e2b")[0], LENGTH)
     entered = count_rows(lane)
     live = Kept(Drop.BEFORE_ATTENTION, torch.tensor([12]), lane.metadata(1, [12]))
-    output = lane.run(random_tokens(1, 13), [0], FeatureSpec(layer_inputs=(2, 6)), live)
+    output = lane.run(tokens_of(1, 13), [0], FeatureSpec(layer_inputs=(2, 6)), live)
     assert entered == [13] * 8 and output.features is not None and len(output.features) == 13
     assert len(output.hidden) == 1
 
@@ -201,39 +148,13 @@ def count_rows(lane: Lane) -> list[int]:
 
 
 @torch.inference_mode()
-def test_all_rows_are_kept_where_a_selection_drops_none(checkpoints: Any) -> None:
-    lane = make_gemma_lane(checkpoints("e4b")[0])
-    features = FeatureSpec(final_hidden=NormSide.PRE_NORM)
-    output = lane.run(random_tokens(1, 5), [0], features, Kept(Drop.AFTER_LAYER, torch.tensor([4])))
-    assert output.features is not None and len(output.features) == 5 and len(output.hidden) == 1
-
-
-def test_a_norm_rounds_once() -> None:
-    """Its weight is multiplied in float32, as in transformers, where the plain norm has rounded before."""
-    generator = torch.Generator().manual_seed(0)
-    rows = torch.randn(64, 48, generator=generator).bfloat16()
-    weight = (1 + 0.2 * torch.randn(48, generator=generator)).bfloat16()
-    exact = torch.nn.functional.rms_norm(rows.float(), (48,), None, 1e-6) * weight.float()
-    assert torch.equal(Float32Norm(weight, 1e-6)(rows), exact.bfloat16())
-    assert not torch.equal(RMSNorm(weight, 1e-6)(rows), exact.bfloat16())
-    offset = 0.001 * torch.randn(48, generator=generator)  # of which bfloat16 has nothing left beside 1
-    exact = torch.nn.functional.rms_norm(rows.float(), (48,), None, 1e-6) * (1 + offset)
-    assert torch.equal(Float32Norm(1 + offset, 1e-6)(rows), exact.bfloat16())
-
-
-@torch.inference_mode()
 def test_bfloat16_rounds_where_transformers_rounds(checkpoints: Any) -> None:
     """The scale of embeddings is a bfloat16, norms round once, and logits are capped in float32."""
     folder, model = checkpoints("e2b")
-    token_ids = random_tokens(1, LENGTH)
+    token_ids = tokens_of(1, LENGTH)
     exact = model(token_ids).logits[0]
     theirs = make_tiny_gemma4_bfloat16(folder)(token_ids).logits[0].float()
-    config = read_model_config(folder)
-    lane = make_gemma_lane(folder)
-    backend = TorchAttention(PAGE_SIZE, config.max_position_embeddings)
-    lane.target = load_target(config, WeightSource(folder, torch.bfloat16, CPU), backend, LENGTH)
-    lane.cache = PagedKVCache([cache_row(plan) for plan in config.layers], 12, PAGE_SIZE, torch.bfloat16, CPU)
-    ours = lane.target.logits(lane.run(token_ids, [0], FeatureSpec()).hidden)
+    ours, _ = make_lane(folder, LENGTH, dtype=torch.bfloat16).run_parts(token_ids, [LENGTH], FeatureSpec())
     assert ours.dtype == torch.float32
     assert (ours - exact).abs().mean() < 1.3 * (theirs - exact).abs().mean()
 

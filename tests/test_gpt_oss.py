@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,8 @@ from spec_lab.config.choices import KernelsChoice
 from tests.covering import each_value
 from tests.kernel_lab import DEVICE
 from tests.lab import Reference, generate, make_config, part, random_requests
+from tests.target_lane import assert_logits, made_once
 from tests.tiny_checkpoints import make_tiny_eagle3
-from tests.tiny_experts import logits_in_parts
 from tests.tiny_gpt_oss import by_formula, make_tiny_gpt_oss, pack_experts
 
 LENGTH = 60
@@ -27,35 +26,20 @@ FORMS = ("widened", "mxfp4")
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The folder of a form, a text and transformers' logits of it, made once."""
+    """The folder and the transformers model of a form, made once."""
 
-    @cache
-    def make(form: str) -> tuple[Path, torch.Tensor, torch.Tensor]:
-        folder = tmp_path_factory.mktemp(form)
+    def make(folder: Path, form: str) -> Any:
         model = make_tiny_gpt_oss(folder)
         if form == "mxfp4":
             pack_experts(folder, model)
-        token_ids = torch.randint(3, 160, (LENGTH,), generator=torch.Generator().manual_seed(5))
-        with torch.inference_mode():
-            return folder, token_ids, model(token_ids[None]).logits[0]
+        return model
 
-    return make
+    return made_once(tmp_path_factory, make)
 
 
 @pytest.mark.parametrize(("form", "parts"), each_value(FORMS, PARTS, times=2))
 def test_logits_equal_transformers(checkpoints: Any, form: str, parts: str) -> None:
-    folder, token_ids, expected = checkpoints(form)
-    logits = logits_in_parts(folder, token_ids, PARTS[parts])
-    torch.testing.assert_close(logits, expected, rtol=0, atol=3e-5)
-    assert torch.equal(logits.argmax(-1), expected.argmax(-1))
-
-
-def test_the_plan(checkpoints: Any) -> None:
-    config = read_model_config(checkpoints("mxfp4")[0])
-    assert [plan.window for plan in config.layers] == [8, None, 8, None]
-    assert all(plan.sinks and plan.qkv_bias and plan.o_bias for plan in config.layers)
-    assert not config.layers[0].rope.whole_channels
-    assert config.max_position_embeddings == 512
+    assert_logits(*checkpoints(form), PARTS[parts], 3e-5)
 
 
 def test_every_code_and_exponent_is_widened_exactly() -> None:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from spec_lab.app.compose import compose
 from spec_lab.config.checks import problems
-from spec_lab.core.errors import UserError
-from spec_lab.record.models import Run
 from tests.bench_modules import imported
 
 
@@ -21,74 +18,8 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
         yield module
 
 
-def test_floors_are_those_that_were_reckoned_by_hand(rounds: ModuleType) -> None:
-    """Of weights alone 3.57 ms without a drafter, 4.13 with three drafts and 4.5 with five; here with a few keys."""
-    for drafts, length, expected in ((0, 1.0, 3.57), (3, 2.5, 4.13), (5, 3.5, 4.49)):
-        few_keys = rounds.Cell(drafts, length, 1, prompt_tokens=1, max_new_tokens=2)
-        assert few_keys.floor_ms() == pytest.approx(expected, abs=0.01)
-
-
-def test_a_floor_of_fp8_has_half_the_bytes_of_the_layers(rounds: ModuleType) -> None:
-    """They are 6.98 G numbers, with a float32 for 16 384 of them."""
-    plain, narrow = (rounds.Cell(3, 2.5, 1, changes=changes) for changes in ((), ("target.weight_dtype=fp8",)))
-    saved = 6.979e9 * (2 - 1 - 4 / 128**2) / 4.2e12
-    assert plain.floor_ms() - narrow.floor_ms() == pytest.approx(1e3 * saved, rel=1e-3)
-
-
-def test_floors_grow_by_the_keys_that_are_read(rounds: ModuleType) -> None:
-    """A token of the 8B shape is 131,072 bytes in the target and 4,096 in the head, which is read three times."""
-    near, far = (rounds.Cell(3, 2.5, 2, prompt_tokens=tokens) for tokens in (1000, 2000))
-    assert far.floor_ms() - near.floor_ms() == pytest.approx(1e3 * 2 * 1000 * (131_072 + 3 * 4_096) / 4.2e12)
-    wide = rounds.Cell(15, 8.0, 64, prompt_tokens=1, max_new_tokens=2)
-    assert wide.floor_ms() > 2 * 7.5e9 * 64 * 16 / 790e12 * 1e3 > 15.0e9 / 4.2e12 * 1e3, (
-        "1,024 rows are bound by products"
-    )
-
-
-def test_floors_of_prompts_are_products_and_causal_attention(rounds: ModuleType) -> None:
-    """Of the 8B shape 6.98e9 weights without embedding and head, and 4 operations a channel and pair of tokens."""
-    for num_tokens, expected in ((32_768, 0.94), (120_000, 6.9)):
-        cell = rounds.Cell(3, 2.5, 1, num_tokens)
-        flops = 2 * 6.98e9 * num_tokens + 4 * 32 * 32 * 128 * num_tokens**2 / 2
-        assert cell.prompt_floor_ms() == pytest.approx(1e3 * flops / 790e12, rel=1e-3)
-        assert cell.prompt_floor_ms() == pytest.approx(1e3 * expected, rel=0.01)
-
-
 def test_every_cell_composes(rounds: ModuleType) -> None:
     assert len({cell.name for cell in rounds.CELLS}) == len(rounds.CELLS)
     for cell in rounds.CELLS:
         config = compose([*cell.overrides(), "dtype=bfloat16"]).config
         assert list(problems(config)) == []
-
-
-def test_what_is_there_is_not_measured_again(
-    rounds: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    numbers = {"round_ms": 8.0, "graph.nodes.verify": 3, "graph.nodes.draft": 4, "prefill_ms_per_request": 17.0}
-    run = Run(status="finished", metrics=numbers)
-    asked: list[str] = []
-
-    def measured(cell: object, folder: Path) -> dict[str, str]:
-        asked.append(cell.name)  # type: ignore[attr-defined]
-        if len(asked) == 2:
-            raise UserError("the GPU is gone; run again")
-        return dict(rounds.line(cell, run, "somewhere"))
-
-    monkeypatch.setattr(rounds, "measured", measured)
-    assert rounds.main([str(tmp_path), "--only", "no drafter"]) == 2
-    assert "batch 16" in capsys.readouterr().err
-    assert rounds.main([str(tmp_path), "--only", "no drafter"]) == 0
-    assert rounds.main([str(tmp_path), "--only", "no drafter, batch 16", "--with", "seed=1"]) == 0
-    assert asked.pop().endswith(", seed=1")
-    names = [cell.name for cell in rounds.CELLS if not cell.num_draft_tokens]
-    assert asked == [*names, names[1]]
-    rows = rounds.read_rows(tmp_path / "rounds.csv")
-    assert [row["nodes"] for row in rows] == ["7"] * (len(names) + 1)
-    assert {row["acceptance length"] for row in rows} == {"-"}, "plain decoding has none"
-    assert rows[0]["share"] == f"{100 * rounds.CELLS[0].floor_ms() / 8:.0f} %"
-
-
-def test_a_name_that_no_cell_has_is_an_error(rounds: ModuleType, tmp_path: Path) -> None:
-    """A misspelt cell would look like one that is done."""
-    with pytest.raises(SystemExit):
-        rounds.main([str(tmp_path), "--only", "batch 17"])

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,24 +15,20 @@ from safetensors.torch import load_file
 
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.build.caches import build_cache
-from spec_lab.build.kernels import TORCH
 from spec_lab.build.models import load_models
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.delta_net_checkpoint import rows_of_heads
 from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
 from spec_lab.checkpoints.families import read_decoder, read_model_config
 from spec_lab.checkpoints.gemma4_assistant_config import owns_kv
 from spec_lab.checkpoints.packaged import SHAPES
 from spec_lab.checkpoints.target_tensors import counts_from_one
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
-from spec_lab.config.choices import Rollback, Weights
-from spec_lab.config.run import RecurrentConfig
-from spec_lab.measure.lab import note_rollback
+from spec_lab.core.kernel_set import TORCH_FORMS
 from spec_lab.models.target_loader import WeightSource, load_target, read_target
 from spec_lab.models.tensor_parallel import TensorParallel
 from spec_lab.options.trees import StaticTreeConfig
 from tests.kept_states import KEPT, tensors_of
-from tests.lab import make_config, make_engine, part, random_requests
+from tests.lab import make_config, make_engine, random_requests
 from tests.tiny_checkpoints import refused, rewrite_tensors
 from tests.tiny_hybrid import SIZES, VOCAB, make_tiny_hybrid
 
@@ -44,13 +39,6 @@ FLAT: dict[str, Any] = SIZES | {"model_type": "qwen3_5_text"}
 
 def read(folder: Path, dtype: torch.dtype = torch.float32) -> Mapping[str, torch.Tensor]:
     return read_target(read_model_config(folder), WeightSource(folder, dtype, CPU))
-
-
-def test_rows_of_key_heads_are_laid_out_by_part() -> None:
-    """Of two heads with a part of two rows and one of one, first all rows of the first part."""
-    grouped = torch.arange(6.0).unsqueeze(1)
-    assert rows_of_heads(grouped, 2, (2, 1), (0,)).flatten().tolist() == [0, 1, 3, 4]
-    assert rows_of_heads(grouped, 2, (2, 1), (1, 0)).flatten().tolist() == [2, 5, 0, 1, 3, 4]
 
 
 def test_a_checkpoint_of_the_hub_has_two_dtypes(tmp_path: Path) -> None:
@@ -104,21 +92,6 @@ def test_a_tied_head_and_end_tokens_of_a_nested_config(tmp_path: Path) -> None:
     assert read_model_config(tmp_path).eos_token_ids == (7, 5)
 
 
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "gate": ({"output_gate_type": "sigmoid"}, "output_gate_type 'sigmoid' is not supported, only 'swish', 'silu'"),
-    "no_gate": ({"attn_output_gate": False}, "attn_output_gate False"),
-    "activation": ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_the_forward_code_lacks_is_refused(case: str) -> None:
-    changes, message = REFUSED[case]
-    with refused(message):
-        read_decoder(FLAT | changes, "config.json")
-    read_decoder(FLAT | {"output_gate_type": "swish", "mamba_ssm_dtype": "float32", "attn_output_gate": True}, "x")
-
-
 def test_a_state_is_in_the_way_of_trees_draft_models_and_ranks(tmp_path: Path) -> None:
     make_tiny_hybrid(tmp_path)
     requests = random_requests(1, 4, vocab_size=VOCAB)
@@ -134,25 +107,6 @@ def test_a_state_is_in_the_way_of_trees_draft_models_and_ranks(tmp_path: Path) -
     assert not owns_kv(plan), "no assistant reads keys where there are none"
 
 
-def test_random_weights_of_a_hybrid_generate(tmp_path: Path) -> None:
-    make_tiny_hybrid(tmp_path, "qwen3_next")
-    requests = random_requests(2, 6, vocab_size=VOCAB)
-    config = make_config((tmp_path, tmp_path), "ngram", 2, batch_size=2)
-    target = part("target", "hf", path=str(tmp_path), weights=Weights.random)
-    outputs = make_engine(replace(config, target=target), requests).generate(requests).requests
-    assert all(record.output_ids for record in outputs)
-
-
-def test_a_rollback_without_states_is_a_logged_no_op(capsys: pytest.CaptureFixture[str]) -> None:
-    plain = replace(read_decoder(FLAT, "config.json"), layers=())
-    for target, said in ((plain, "recurrent.rollback=replay changes nothing"), (read_decoder(FLAT, "x"), "")):
-        models: Any = SimpleNamespace(target=SimpleNamespace(config=target))
-        config = make_config((Path(), Path()), "none", recurrent=RecurrentConfig(Rollback.replay))
-        note_rollback(config, models)
-        printed = capsys.readouterr().err
-        assert printed.startswith(said) and bool(printed) == bool(said)
-
-
 def test_slots_are_bounded_by_the_bytes_of_their_states(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many slots as a cache of keys and values would have room for do not fit with a state for each verify row."""
     sizes = {"linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
@@ -160,7 +114,7 @@ def test_slots_are_bounded_by_the_bytes_of_their_states(monkeypatch: pytest.Monk
     from spec_lab.build import caches
     from spec_lab.build.limits import Limits
 
-    models: Any = type("M", (), {"dtype": torch.float32, "device": CPU, "kernels": TORCH})
+    models: Any = type("M", (), {"dtype": torch.float32, "device": CPU, "kernels": TORCH_FORMS})
     limits = Limits(64, 32, 8, 16, 200, 32, num_rows=4)
     state_bytes = 65 * 3 * 4 * 32 * 128 * 128 * 4
     monkeypatch.setattr(caches, "memory_of", lambda device: state_bytes)

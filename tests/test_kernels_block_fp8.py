@@ -8,10 +8,12 @@ import torch
 from spec_kernels.block_fp8 import dequantise
 from spec_kernels.block_fp8_reference import dequantise_reference, packed, unpacked
 from spec_kernels.product import product, product_reference
-from spec_kernels.product_tiles import INVARIANT_ROWS, MAX_ROWS, SkinnyTiles, choose_tiles, most_rows
+from spec_kernels.product_tiles import INVARIANT_ROWS
 from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
+from tests.test_kernels_product import run, tiles
 
-EPS = 1e-5
+__all__ = ["tiles"]
+
 NAN = 0x7F
 
 
@@ -29,38 +31,6 @@ def narrow(
     rows = -(-out_features // 128) if of_blocks else out_features
     scales = (1 + randn(rows, -(-in_features // 128), seed=seed + 1).abs()) * in_features**-0.5 / 100
     return packed(values), scales
-
-
-def run(
-    function: object,
-    rows: torch.Tensor,
-    weight: torch.Tensor,
-    scales: torch.Tensor,
-    *,
-    bias: torch.Tensor | None = None,
-    norm_weight: torch.Tensor | None = None,
-    residual: torch.Tensor | None = None,
-    gated: bool = False,
-) -> torch.Tensor:
-    """Run the kernel or its reference; the output is NaN before."""
-    out_features = weight.shape[0] // (2 if gated else 1)
-    out = torch.full((rows.shape[0], out_features), float("nan"), dtype=rows.dtype, device=DEVICE)
-    arrivals = torch.zeros(out_features, dtype=torch.int32, device=DEVICE)
-    parts = bias, norm_weight, EPS, residual, gated
-    function(out, rows, weight, arrivals, *parts, scales=scales)  # type: ignore[operator]
-    assert not arrivals.any(), "the last split leaves zeros"
-    return out
-
-
-@pytest.fixture
-def tiles(monkeypatch: pytest.MonkeyPatch) -> object:
-    """Choose the tiles by hand, so that small sizes have several of them."""
-
-    def use(columns: int, splits: int, turned: bool = False) -> None:
-        chosen = SkinnyTiles(columns, 128, splits, stages=2, turned=turned)
-        monkeypatch.setattr("spec_kernels.product.tiles_of_product", lambda *_: chosen)
-
-    return use
 
 
 @pytest.mark.parametrize("in_features", [128, 300, 40])
@@ -106,7 +76,7 @@ def test_a_product_equals_its_reference(
     """Sizes that blocks do not divide, and rows that are a view of wider ones."""
     rows = randn(num_rows, in_features + 8, dtype=dtype)[:, :in_features]
     weight, scales = narrow(out_features, in_features, of_blocks)
-    assert_near(run(product, rows, weight, scales), run(product_reference, rows, weight, scales))
+    assert_near(run(product, rows, weight, scales=scales), run(product_reference, rows, weight, scales=scales))
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -114,7 +84,7 @@ def test_a_product_equals_its_reference(
 @pytest.mark.parametrize("fused", ["norm", "gated", "bias", "residual"])
 def test_what_fuses_equals_its_reference(tiles: object, fused: str, splits: int, turned: bool) -> None:
     """Two tiles of a block and two blocks of outputs, so that each has scales of its own."""
-    tiles(64, splits, turned=turned)  # type: ignore[operator]
+    tiles(64, 128, splits, turned=turned)  # type: ignore[operator]
     rows, gated = 3 * randn(3, 256), fused == "gated"
     weight, scales = narrow(384 if gated else 192, 256)
     parts = {
@@ -123,29 +93,16 @@ def test_what_fuses_equals_its_reference(tiles: object, fused: str, splits: int,
         "bias": {"bias": randn(192, seed=2), "norm_weight": randn(256, seed=2)},
         "residual": {"residual": randn(3, 200, seed=2)[:, :192]},
     }[fused]
-    got = run(product, rows, weight, scales, **parts)  # type: ignore[arg-type]
-    assert_near(got, run(product_reference, rows, weight, scales, **parts))  # type: ignore[arg-type]
+    got = run(product, rows, weight, scales=scales, **parts)  # type: ignore[arg-type]
+    assert_near(got, run(product_reference, rows, weight, scales=scales, **parts))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_does_not_depend_on_the_rows_beside_it(tiles: object, dtype: torch.dtype) -> None:
-    tiles(64, 2)  # type: ignore[operator]
+    tiles(64, 128, 2)  # type: ignore[operator]
     rows, (weight, scales) = randn(INVARIANT_ROWS, 512, dtype=dtype), narrow(64, 512)
     norm_weight = randn(512, seed=4)
-    whole = run(product, rows, weight, scales, norm_weight=norm_weight)
+    whole = run(product, rows, weight, scales=scales, norm_weight=norm_weight)
     for num_rows in (1, 2, 5, 15):
-        alone = run(product, rows[:num_rows], weight, scales, norm_weight=norm_weight)
+        alone = run(product, rows[:num_rows], weight, scales=scales, norm_weight=norm_weight)
         assert torch.equal(alone, whole[:num_rows])
-
-
-def test_a_step_is_a_block_and_a_split_has_whole_ones() -> None:
-    for rows in (16, 32, 64):
-        for sizes in ((6144, 4096), (4096, 14336), (14336, 4096), (256, 256), (40, 24), (72, 384)):
-            chosen = choose_tiles(rows, *sizes, sizes[0] == 14336, True)
-            assert chosen.depth == 128
-            assert chosen.splits == 1 or sizes[1] % (128 * chosen.splits) == 0
-
-
-def test_up_to_64_rows_are_ours() -> None:
-    """The library would have to widen the weight first."""
-    assert most_rows(4096, 4096) == INVARIANT_ROWS and most_rows(4096, 4096, True) == MAX_ROWS

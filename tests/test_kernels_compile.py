@@ -31,12 +31,15 @@ POINTERS = (
     | dict.fromkeys(("probabilities", "survival", "running"), "*fp32")
     | dict.fromkeys(("scores", "ratios", "rates"), "*fp64")
     | dict.fromkeys(("active", "is_top"), "*i1")
+    | dict.fromkeys(("powers",), "*i32")
     | dict.fromkeys(("mixed", "log_decay", "strength", "conv_weight", "rate", "time_bias", "outputs"), "*fp32")
     | dict.fromkeys(("committed",), "*i64")
     | dict.fromkeys(("arrivals",), "*i32")
     | {"token_map": "*i64", "token_ids": "*i64", "chosen": "*i32"}
     | dict.fromkeys(("depths", "path", "path_slots", "slots_before", "came_from", "parents", "prefix_lens"), "*i64")
 )
+NARROW = {"kv": "*fp8e4nv"}
+"""A cache in e4m3, which alone has powers."""
 LISTS = {"pieces": 3, "totals": 3}
 """How many tensors stand in a list of them."""
 SCALARS = dict.fromkeys(
@@ -105,7 +108,7 @@ def compile_kernel(
     takes: str = "",
     tiles: Mapping[str, tuple[int, int]] | None = None,
     is_lowered: bool = False,
-    **constants: int | bool,
+    **constants: int | bool | None,
 ) -> str:
     """Compile the kernel of a module that has these constants to PTX, for compute capability 9.0; with `is_lowered` to
     TTGIR, and no further.
@@ -123,12 +126,14 @@ def compile_kernel(
     kernel = kernel_of(module, constants, takes)
     COMPILED.add(kernel.fn)
     names = [parameter.name for parameter in kernel.params]
+    if "powers_ptr" in names and pointers is not NARROW:
+        constants = {"powers_ptr": None} | constants
     if "EARLY" in names:
         constants = {"EARLY": True} | constants
     signature = {}
     for name in names:
         stem = name.removesuffix("_ptr")
-        pointer = {**POINTERS, **(pointers or {})}.get(stem, f"*{dtype}")
+        pointer = "constexpr" if name in constants else {**POINTERS, **(pointers or {})}.get(stem, f"*{dtype}")
         if stem in LISTS:
             pointer = (pointer,) * LISTS[stem]
         scalar = "constexpr" if name in constants else SCALARS.get(name, "i32")
@@ -136,6 +141,7 @@ def compile_kernel(
         if tiles is not None and name in tiles:
             signature[name] = f"tensordesc<{dtype}{list(tiles[name])}>"
     aligned = [(i,) for i, name in enumerate(names) if name.endswith(("_ptr", "_stride", "vocab_size"))]
+    aligned = [place for place in aligned if names[place[0]] not in constants]
     lists = {i: LISTS[name.removesuffix("_ptr")] for i, name in enumerate(names) if name.removesuffix("_ptr") in LISTS}
     aligned = [place for place in aligned if place[0] not in lists]
     aligned += [(i, place) for i, length in lists.items() for place in range(length)]
@@ -178,6 +184,7 @@ def compile_attention(
     num_stages: int | None = None,
     is_lowered: bool = False,
     has_sinks: bool = False,
+    pointers: Mapping[str, str] | None = None,
 ) -> str:
     from spec_kernels import attention_decode
     from spec_kernels.attention_tiles import decode_tiles, tree_tiles
@@ -189,6 +196,7 @@ def compile_attention(
         tiles.num_warps,
         given=ENDS,
         is_lowered=is_lowered,
+        pointers=pointers,
         GROUP=group,
         NUM_KV_HEADS=8,
         HEAD_DIM=head_dim,
@@ -218,7 +226,7 @@ def layouts_of_sums(dtype: str, is_whole: bool, is_tree: bool) -> list[str]:
     return [layouts[name] for name in names]
 
 
-def compile_chunk(dtype: str, head_dim: int, is_windowed: bool) -> str:
+def compile_chunk(dtype: str, head_dim: int, is_windowed: bool, pointers: Mapping[str, str] | None = None) -> str:
     from spec_kernels import attention_prompt
     from spec_kernels.attention_tiles import prompt_tiles
 
@@ -227,6 +235,7 @@ def compile_chunk(dtype: str, head_dim: int, is_windowed: bool) -> str:
         attention_prompt,
         dtype,
         tiles.num_warps,
+        pointers=pointers,
         GROUP=4,
         NUM_KV_HEADS=8,
         HEAD_DIM=head_dim,
@@ -473,25 +482,31 @@ def compile_product(dtype: str, rows: int, columns: int, splits: int, **constant
         ("TURNED", "NORMED", "GATED", "IS_GELU", "HAS_BIAS", "HAS_MULTIPLIED", "HAS_RESIDUAL"), False
     )
     sizes = {"IN_FEATURES": 4096, "SPLITS": splits, "ROW_TILE": rows, "COLUMN_TILE": columns, "DEPTH": 128}
-    options |= {"SCALE_ROWS": 0, "AHEAD": False, "GROUPS": 0, "REST": 0, **constants}
+    options |= {"SCALED": 0, "AHEAD": False, "GROUPS": 0, "REST": 0, **constants}
     both = {**sizes, **options}
     ahead = ("weight", "norm") if both["AHEAD"] or both["GROUPS"] else ()
     return compile_kernel(product, dtype, ahead=ahead, STAGES=3, WHOLE_TILES=True, **both)
 
 
-def compile_fp8_products() -> None:
-    """Compile products with a weight in e4m3, and what widens such a weight for the library."""
-    from spec_kernels import block_fp8, product
+def compile_narrow_products() -> None:
+    """Compile products with a weight of 8 and of 4 bits, and what widens such a weight for the library."""
+    from spec_kernels import block_fp8, four_bits, product
 
     pairs = {"weight": "*i16", "scales": "*fp32"}
     sizes = {"IN_FEATURES": 4096, "SPLITS": 1, "ROW_TILE": 16, "COLUMN_TILE": 64, "DEPTH": 128, "STAGES": 4}
     sizes |= {"GROUPS": 0, "REST": 0}
-    options = {"TURNED": True, "WHOLE_TILES": True, "SCALE_ROWS": 128, "NORMED": True, "GATED": True}
+    options = {"TURNED": True, "WHOLE_TILES": True, "SCALED": 128, "NORMED": True, "GATED": True}
     rest = dict.fromkeys(("HAS_BIAS", "HAS_MULTIPLIED", "IS_GELU", "AHEAD", "HAS_RESIDUAL"), False)
     ptx = compile_kernel(product, "bf16", 4, pointers=pairs, **sizes, **options, **rest)
     assert "wgmma" in ptx and "cp.async.cg" in ptx, "tensor cores, and loads of 16 bytes"
     assert "ldmatrix" in ptx, "pairs go straight to registers"
     assert ptx.count("0x87f087f0") == 32, "an instruction for two numbers"
+    for group, kind in ((128, "*i32"), (32, "*i32"), (32, "*u8")):
+        pointers = {"weight": "*i16", "scales": kind}
+        ptx = compile_kernel(product, "bf16", 4, pointers=pointers, **sizes, **options | {"SCALED": -group}, **rest)
+        assert "wgmma" in ptx and "ldmatrix" in ptx, "tensor cores, and words go straight to registers"
+        sizes_of_widen = {"IN_FEATURES": 4096, "GROUP": group, "ROW_TILE": four_bits.ROWS_OF_PROGRAM}
+        compile_kernel(four_bits, "bf16", 4, pointers=pointers, **sizes_of_widen)
     sizes = {"IN_FEATURES": 4096, "SCALE_ROWS": 128, "ROW_TILE": block_fp8.ROWS_OF_PROGRAM}
     compile_kernel(block_fp8, "bf16", 4, pointers=pairs, **sizes)
     compile_kernel(block_fp8, "fp16", 4, pointers=pairs, **sizes)
@@ -503,12 +518,12 @@ def compile_project_heads() -> None:
     tiles = {"IN_FEATURES": 4096, "SPLITS": 2, "ROW_TILE": 16, "COLUMN_TILE": 64, "DEPTH": 128, "STAGES": 4}
     tiles |= {"GROUPS": 0, "REST": 0}
     heads = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HALF": 64}
-    normed = {"TURNED": True, "WHOLE_TILES": True, "SCALE_ROWS": 0, "NORMED": True, "HAS_BIAS": False}
+    normed = {"TURNED": True, "WHOLE_TILES": True, "SCALED": 0, "NORMED": True, "HAS_BIAS": False}
     ptx = compile_kernel(project_heads, "bf16", 4, **tiles, **heads, **normed)
     assert "wgmma" in ptx and "cp.async.cg" in ptx, "tensor cores, and loads of 16 bytes"
     pairs, modes = (
         {"weight": "*i16", "scales": "*fp32"},
-        normed | {"SCALE_ROWS": 128, "NORMED": False, "HAS_BIAS": True},
+        normed | {"SCALED": 128, "NORMED": False, "HAS_BIAS": True},
     )
     ptx = compile_kernel(project_heads, "bf16", 4, pointers=pairs, **tiles, **heads, **modes)
     assert "wgmma" in ptx and "ldmatrix" in ptx, "pairs go straight to registers"
@@ -598,12 +613,18 @@ def main() -> None:
     chunk = compile_chunk("bf16", 64, is_windowed=False)
     assert "wgmma.mma_async" in chunk and "cp.async.cg" in chunk, "Hopper's tensor core products"
     compile_chunk("bf16", 512, is_windowed=True)
+    for is_tree in (False, True):
+        narrow = compile_attention("bf16", 16, 128, 4, is_whole=is_tree, is_tree=is_tree, pointers=NARROW)
+        assert "wgmma.mma_async" in narrow and "cp.async.ca" in narrow, "tensor cores, and keys fetched ahead"
+    compile_chunk("bf16", 128, is_windowed=False, pointers=NARROW)
     heads = {"HEAD_DIM": 128, "CHANNEL_TILE": 128}
     compile_kernel(rope_write, "bf16", NUM_KV_HEADS=8, PAIR_TILE=16, **heads)
     for normed, still in ((False, {"REST": 0, "REST_TILE": 1}), (True, {"REST": 192, "REST_TILE": 256})):
         sizes = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HALF": 64, "HALF_TILE": 64, "PAIR_TILE": 16}
         options = {"NORMED": normed, **sizes, **still, "NORMS_VALUES": False, "KEYS_ARE_VALUES": False}
         compile_kernel(rope_write, "bf16", ahead=("norm",), given=ANGLES, **options)
+    compile_kernel(rope_write, "bf16", ahead=("norm",), given=ANGLES, pointers=NARROW, **options)
+    compile_kernel(rope_write, "bf16", pointers=NARROW, NUM_KV_HEADS=8, PAIR_TILE=16, **heads)
     turned = compile_kernel(rope_write, "fp32", is_lowered=True, **options)
     assert turned.count("math.fma") == 2, "which product is fused is written down, as in project_heads"
     compile_kernel(metadata, "i64", PAGE_SIZE=16, REQUEST_TILE=128)
@@ -620,7 +641,7 @@ def main() -> None:
     compile_delta_net()
     compile_products()
     compile_gemma4()
-    compile_fp8_products()
+    compile_narrow_products()
     names = (module.name for module in pkgutil.iter_modules(spec_kernels.__path__, "spec_kernels."))
     functions = [each for name in names for each in functions_of(importlib.import_module(name))]
     assert {kernel.fn for kernel in kernels_of(functions)} == COMPILED

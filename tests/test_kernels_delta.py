@@ -95,36 +95,23 @@ class Inputs:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "slots", "num_rows", "dtype"),
+    ("sizes", "slots", "num_rows", "dtype", "is_prompt"),
     [
-        (GROUPED, [4, 1], 4, torch.float32),
-        (ALONE, [0, 5], 1, torch.float32),
-        *((GROUPED, [3], 6, dtype) for dtype in DTYPES[1:]),
+        (GROUPED, [4, 1], 4, torch.float32, False),
+        (ALONE, [0, 5], 1, torch.float32, False),
+        *((GROUPED, [3], 6, dtype, False) for dtype in DTYPES[1:]),
+        (GROUPED, [2], 2, torch.float32, True),
+        (GROUPED, [2], 1, torch.float32, True),
+        (ALONE, [2], 3, torch.float32, True),
+        *((GROUPED, [2], 37, dtype, True) for dtype in DTYPES[1:]),
     ],
 )
-def test_inputs_of_verify_equal_the_reference(
-    sizes: Sizes, slots: list[int], num_rows: int, dtype: torch.dtype
+def test_inputs_equal_the_reference(
+    sizes: Sizes, slots: list[int], num_rows: int, dtype: torch.dtype, is_prompt: bool
 ) -> None:
-    given = Inputs.random(sizes, slots, num_rows, dtype)
-    assert_same_inputs(given.run(delta_inputs), given.run(delta_inputs_reference), dtype)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "num_rows", "dtype"),
-    [
-        (GROUPED, 2, torch.float32),
-        (GROUPED, 1, torch.float32),
-        (ALONE, 3, torch.float32),
-        *((GROUPED, 37, dtype) for dtype in DTYPES[1:]),
-    ],
-)
-def test_inputs_of_a_prompt_equal_the_reference(sizes: Sizes, num_rows: int, dtype: torch.dtype) -> None:
-    """Of chunks shorter than the convolution looks back, and of several tiles of rows."""
-    given = Inputs.random(sizes, [2], num_rows, dtype, is_prompt=True)
-    assert_same_inputs(given.run(delta_inputs), given.run(delta_inputs_reference), dtype)
-
-
-def assert_same_inputs(got: Inputs, expected: Inputs, dtype: torch.dtype) -> None:
+    """Of verify, and of prompts in chunks shorter than the convolution looks back, and of several tiles of rows."""
+    given = Inputs.random(sizes, slots, num_rows, dtype, is_prompt)
+    got, expected = given.run(delta_inputs), given.run(delta_inputs_reference)
     tolerance = TOLERANCE[dtype]
     for name in ("mixed", "log_decay", "strength"):
         torch.testing.assert_close(getattr(got, name), getattr(expected, name), rtol=tolerance, atol=tolerance)

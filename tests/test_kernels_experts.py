@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from spec_kernels.expert_tiles import FEW, MANY, MAX_INVARIANT_ROWS, choose_expert_tiles
+from spec_kernels.expert_tiles import MAX_INVARIANT_ROWS
 from spec_kernels.experts import routed_experts, routed_experts_reference
 from spec_kernels.few_experts import few_experts_reference
 from spec_kernels.gate import ACTIVATIONS
-from spec_lab.models.experts import SortedExperts
 from spec_lab.models.linear import gelu_tanh
 from spec_lab.models.routers import Routing
 from spec_lab.operators.triton_experts import TritonExperts
@@ -121,24 +120,10 @@ def test_a_row_that_is_not_finite_stays_alone() -> None:
     assert torch.equal(out[[0, 2]], expected[[0, 2]]) and out[1].isnan().all()
 
 
-def test_tiles_are_the_same_for_all_rows_that_shall_not_depend_on_their_number() -> None:
-    tiles = {choose_expert_tiles(rows, float(rows), 2) for rows in range(1, MAX_INVARIANT_ROWS + 1)}
-    assert len(tiles) == 1
-    assert choose_expert_tiles(256, 16, 2).pairs == 32 and choose_expert_tiles(8192, 512, 2).pairs == 128
-
-
-def test_the_stages_of_all_tiles_fit_the_shared_memory_of_an_h200() -> None:
-    """In 16 bits: `test_kernels_compile.py` compiles some of them."""
-    for tiles in (FEW, *MANY):
-        for product, num_weights in ((tiles.gate_up, 2), (tiles.down, 1)):
-            stage = 2 * product.channels * (num_weights * product.columns + tiles.pairs)
-            assert product.num_stages * stage < 227 * 1024, tiles
-
-
 def test_few_rows_and_many_have_the_sums_of_the_reference() -> None:
     """Of more than 256 rows, a pair's term is rounded before it is added to others."""
     layer = make_layer(17)
-    experts = SortedExperts(layer.gate_up, layer.down, gelu_tanh).made_by(TritonExperts)
+    experts = TritonExperts(layer.gate_up, layer.down, gelu_tanh)
     routing = Routing(layer.expert_ids, layer.weights)
     assert torch.equal(experts(layer.rows, routing), layer.run("gelu_tanh"))
     few = layer.some([0, 1, 2, 3, 4])
@@ -147,5 +132,5 @@ def test_few_rows_and_many_have_the_sums_of_the_reference() -> None:
     )
     assert_near(experts(few.rows, Routing(few.expert_ids, few.weights)), expected)
     many = make_layer(300, num_experts=3, num_chosen=2, hidden=16, inner=16, dtype=DTYPES[-1])
-    experts = SortedExperts(many.gate_up, many.down, gelu_tanh).made_by(TritonExperts)
+    experts = TritonExperts(many.gate_up, many.down, gelu_tanh)
     assert_near(experts(many.rows, Routing(many.expert_ids, many.weights)), many.expected("gelu_tanh"))

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from spec_kernels import product_tiles
 from spec_kernels.early import early_launches
 from spec_kernels.product import product, product_reference
-from spec_kernels.product_tiles import INVARIANT_ROWS, SkinnyTiles, choose_tiles, tiles_of_product
+from spec_kernels.product_tiles import INVARIANT_ROWS, SkinnyTiles, tiles_of_product
 from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
 
 EPS = 1e-5
@@ -26,13 +25,15 @@ def run(
     activation: str = "silu",
     multiplied: torch.Tensor | None = None,
     arrivals: torch.Tensor | None = None,
+    scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Run the kernel or its reference; the output is NaN before."""
     out_features = weight.shape[0] // (2 if gated else 1)
     out = torch.full((rows.shape[0], out_features), float("nan"), dtype=rows.dtype, device=DEVICE)
     if arrivals is None:
         arrivals = torch.zeros(out_features, dtype=torch.int32, device=DEVICE)
-    function(out, rows, weight, arrivals, bias, norm_weight, EPS, residual, gated, activation, multiplied)  # type: ignore[operator]
+    parts = bias, norm_weight, EPS, residual, gated, activation, multiplied
+    function(out, rows, weight, arrivals, *parts, scales=scales)  # type: ignore[operator]
     assert not arrivals.any(), "the last split leaves zeros"
     return out
 
@@ -130,11 +131,3 @@ def test_a_small_weight_is_multiplied_at_once(dtype: torch.dtype, in_features: i
     few = parts | {"residual": parts["residual"][:3]} if fused == "residual" else parts  # type: ignore[index]
     with early_launches():
         assert torch.equal(run(product, rows[:3], weight, **few), whole[:3])  # type: ignore[arg-type]
-
-
-def test_tiles_follow_from_the_weight_alone_up_to_sixteen_rows() -> None:
-    assert {product_tiles.row_tile(rows) for rows in range(1, 17)} == {16}
-    for sizes in ((6144, 4096), (4096, 14336), (256, 256), (40, 24)):
-        tiles = choose_tiles(16, *sizes, False)
-        assert sizes[1] % tiles.splits == 0
-        assert tiles.splits == 1 or sizes[1] // tiles.splits % tiles.depth == 0, "a split is whole steps"

@@ -62,7 +62,7 @@ def test_the_router_equals_that_of_torch(kind: str, dtype: torch.dtype) -> None:
     bias = randn(sizes.num_experts, seed=1) if sizes.correction_bias else None
     expected_router = torch_router(weight, bias, sizes)
     assert isinstance(expected_router, SigmoidRouter if sizes.correction_bias else SoftmaxRouter)
-    router = expected_router.made_by(triton_router)
+    router = triton_router(weight, bias, sizes)
     assert isinstance(router, TritonRouter)
     for count in (5, 70):
         rows = randn(count, 40, seed=2, dtype=dtype)

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from spec_lab.options.graphs import RoundGraph
 from tests.graph_lab import make_lab, mixed_requests
-from tests.kernel_lab import DEVICE
-from tests.test_kernels_wiring import LaunchedKernels
+from tests.kernel_lab import DEVICE, LaunchedKernels
 
 
 def test_rounds_of_one_graph_end_alike(tmp_path: Path) -> None:

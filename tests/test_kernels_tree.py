@@ -19,8 +19,7 @@ from spec_lab.options.acceptance.strict import Strict
 from spec_lab.options.acceptance.synthetic import Synthetic
 from spec_lab.options.trees import DynamicTreeConfig
 from tests.graph_lab import MODES, SAMPLED, Lab, Rule, make_lab, mixed_requests
-from tests.kernel_lab import DEVICE, randn
-from tests.test_kernels_wiring import LaunchedKernels
+from tests.kernel_lab import DEVICE, LaunchedKernels, randn
 
 
 def test_siblings_with_one_token_give_the_first_of_them() -> None:

@@ -11,9 +11,9 @@ from spec_kernels.tree_rank import rank_tokens
 from spec_kernels.tree_reference import rank_tokens_reference
 from spec_kernels.utils import INTERPRETED
 from spec_lab.core.draft_tree import DraftTree
+from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
 from spec_lab.drafters.growth import Branches, DynamicTree
 from spec_lab.drafters.siblings import Ranked, empty_ranks
-from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
 from tests.drafted_rows import no_rows
 from tests.kernel_lab import DEVICE, DTYPES, randn
 

@@ -12,22 +12,22 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from spec_kernels.rope_write import rope_write
 from spec_lab.acceptance.phase import ThinkingMarkers
 from spec_lab.attention.torch_backend import TorchAttention
-from spec_lab.build.attention import BackendContext
 from spec_lab.build.engine import build_engine
-from spec_lab.build.kernels import TORCH, make_kernels
+from spec_lab.build.kernels import make_kernels
 from spec_lab.build.limits import engine_limits
-from spec_lab.build.models import load_models
+from spec_lab.build.models import BackendContext, load_models
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.plan import RopeConfig
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
+from spec_lab.config.groups import AcceptanceConfig
 from spec_lab.config.option import get
-from spec_lab.config.run import AcceptanceConfig, RecordConfig, Run, SamplingConfig
+from spec_lab.config.run import RecordConfig, Run, SamplingConfig
 from spec_lab.core.errors import UserError
+from spec_lab.core.kernel_set import TORCH_FORMS
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.passes import Pass
 from spec_lab.core.results import GenerationResult
@@ -42,10 +42,9 @@ from spec_lab.options.acceptance.strict import Strict
 from tests import drawn_plan  # noqa: F401  registers a plan
 from tests.covering import each_value
 from tests.graph_lab import live_kv
-from tests.kernel_lab import DEVICE, assert_near, randn
+from tests.kernel_lab import DEVICE, LaunchedKernels, assert_near, randn
 from tests.lab import make_config, make_pair, part, random_requests
 from tests.tiny_assistant import make_tiny_assistant
-from tests.tiny_checkpoints import Family
 from tests.tiny_mtp import make_tiny_mtp
 
 VOCAB_SIZE, PAGE_SIZE = 24, 4
@@ -123,19 +122,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return folders
 
 
-class LaunchedKernels(TorchDispatchMode):
-    """A dispatch mode that keeps in `names` every operator of `spec_kernels` that ran."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: set[str] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "spec_kernels":
-            self.names.add(func._schema.name.removeprefix("spec_kernels::"))
-        return func(*args, **(kwargs or {}))
-
-
 def make_run(folders: dict[str, Path], case: Case, graph: str, kernels: str = "torch") -> Run:
     config = make_config(
         (folders["target"], folders[case.drafter]),
@@ -156,7 +142,7 @@ def make_run(folders: dict[str, Path], case: Case, graph: str, kernels: str = "t
 
 def make_engine(config: Run, requests: Sequence[Request]) -> Engine:
     chosen = config
-    limits = engine_limits(chosen, list(requests), config.drafter.num_draft_tokens)
+    limits = engine_limits(chosen, list(requests))
     models = load_models(chosen, limits.max_seq_len, MARKERS)
     return build_engine(chosen, models, limits)
 
@@ -195,21 +181,12 @@ def test_every_case_gives_the_tokens_of_torch(folders: dict[str, Path], case: st
 def test_the_interpreters_wrong_type_is_refused_by_both_knobs() -> None:
     for make in (
         lambda: part("attention", "triton").build(
-            BackendContext(Run(), 64, torch.device("cpu"), torch.bfloat16, TORCH)
+            BackendContext(Run(), 64, torch.device("cpu"), torch.bfloat16, TORCH_FORMS)
         ),
         lambda: make_kernels("triton", torch.device("cpu"), torch.bfloat16),
     ):
         with pytest.raises(UserError, match="dtype=bfloat16 wrongly"):
             make()
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-def test_heads_that_are_rotated_whole_have_one_kernel(tmp_path: Path, family: Family) -> None:
-    target, _ = make_pair(tmp_path, family)
-    config = make_config((target, target), "none", device=DEVICE.type, dtype="float32", kernels="triton")
-    model = load_models(config, 32).target
-    strategies = {type(layer.mixer.rope_and_write) for layer in model.layers}
-    assert strategies == {FusedRopeAndWrite}
 
 
 @pytest.mark.parametrize(

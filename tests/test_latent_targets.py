@@ -4,30 +4,18 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from spec_lab.attention import torch_backend
-from spec_lab.attention.torch_backend import TorchAttention
-from spec_lab.build.caches import cache_row
 from spec_lab.build.limits import engine_limits
-from spec_lab.build.models import load_models
-from spec_lab.checkpoints.checkpoint import open_tensors
 from spec_lab.checkpoints.families import read_model_config
-from spec_lab.checkpoints.gemma4_assistant_config import read_assistant_config
 from spec_lab.checkpoints.latent_sizes import LatentSizes
-from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
-from spec_lab.core.kv_cache import NULL_PAGE, PagedKVCache
-from spec_lab.core.passes import Pass
 from spec_lab.core.types import FeatureSpec, NormSide
-from spec_lab.engine.pages import PageTable
-from spec_lab.models.decoder import DecoderTarget
-from spec_lab.models.tensor_parallel import TensorParallel
 from tests.lab import Reference, generate, make_config, random_requests
+from tests.target_lane import PAGE_SIZE, made_once, make_lane, random_tokens
 from tests.tiny_checkpoints import refused, rewrite_config, use_hub_spelling
 from tests.tiny_latent import make_latent_target
 
@@ -47,7 +35,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4_moe_lite_experts": ("glm4_moe_lite", LITE_SIZES),
     "deepseek_v32_experts": ("deepseek_v32", INDEXED | {"n_shared_experts": 2, "q_lora_rank": 20}),
 }
-LENGTH, PAGE_SIZE = 100, 4
+LENGTH = 100
 FEATURES = FeatureSpec(layer_inputs=(0, 2, 3), final_hidden=NormSide.POST_NORM)
 
 
@@ -62,28 +50,12 @@ class Ran:
 
 @torch.inference_mode()
 def run(folder: Path, token_ids: torch.Tensor, parts: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Ran:
-    config = read_model_config(folder)
-    backend, device = TorchAttention(PAGE_SIZE, config.max_position_embeddings), torch.device("cpu")
-    tensors = dict(open_tensors(folder, decoder_tensor_shapes(config), dtype, "cpu"))
-    target = DecoderTarget(config, tensors, backend)
-    num_pages = 2 + LENGTH // PAGE_SIZE
-    table = PageTable(1, LENGTH, PAGE_SIZE, device)
-    table.assign(0, list(range(2, num_pages))[::-1])
-    rows = [cache_row(plan) for plan in config.layers]
-    kv = PagedKVCache(rows, num_pages, PAGE_SIZE, dtype, device)
-    kv.kv[:, (NULL_PAGE + 1) * PAGE_SIZE :] = float("nan")
-    logits, features, start = [], [], 0
-    for count in parts:
-        end = start + count
-        positions, lens = torch.arange(start, end)[None], torch.tensor([end])
-        attention = backend.build(positions, lens, table.pages[:1], end)
-        output = target.forward(token_ids[start:end], Pass(kv, attention), FEATURES)
-        logits.append(target.logits(output.hidden))
-        features.append(output.features)
-        start = end
+    lane = make_lane(folder, LENGTH, dtype=dtype)
+    logits, features = lane.run_parts(token_ids[None], parts, FEATURES)
+    assert features is not None
     positions = torch.arange(LENGTH)
-    slots = table.pages[0][positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
-    return Ran(torch.cat(logits), torch.cat(features), [layer.kv[slots] for layer in kv.layers])  # type: ignore[arg-type]
+    slots = lane.table.pages[0][positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
+    return Ran(logits, features, [layer.kv[slots] for layer in lane.cache.layers])
 
 
 @torch.inference_mode()
@@ -94,21 +66,16 @@ def transformers_run(model: Any, token_ids: torch.Tensor) -> Ran:
     return Ran(output.logits[0], torch.cat(taps, dim=-1), cached)
 
 
+def make_kind(folder: Path, kind: str) -> Any:
+    model_type, options = KINDS[kind]
+    return make_latent_target(folder, model_type, **options)
+
+
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The folder and the transformers model of each kind, made once."""
 
-    @cache
-    def make(kind: str) -> tuple[Path, Any]:
-        model_type, options = KINDS[kind]
-        folder = tmp_path_factory.mktemp(kind)
-        return folder, make_latent_target(folder, model_type, **options)
-
-    return make
-
-
-def random_tokens(count: int) -> torch.Tensor:
-    return torch.randint(3, 160, (count,), generator=torch.Generator().manual_seed(5))
+    return made_once(tmp_path_factory, make_kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -179,34 +146,6 @@ def test_sparse_attention_is_refused_where_it_would_begin(checkpoints: Any) -> N
     (request,) = random_requests(1, max_new_tokens=20, lengths=(102, 102))
     config = make_config((folder, folder), "ngram", num_draft_tokens=3)
     chosen = config
-    assert engine_limits(chosen, [request], 3).max_seq_len == 122
-    with refused("r0", "129 tokens", "past 128", "index_topk", "max_new_tokens"):
-        engine_limits(chosen, [replace(request, max_new_tokens=21)], 3)
-
-
-def test_refusals_of_the_family(checkpoints: Any, tmp_path: Path) -> None:
-    folder, _ = checkpoints("deepseek_v3")
-    changes: list[tuple[dict[str, Any], tuple[str, ...]]] = [
-        ({"model_type": "deepseek_v2"}, ("'deepseek_v2'",)),
-        ({"rope_parameters": {"rope_type": "ntk_parts"}}, ("'ntk_parts'",)),
-        ({"hidden_act": "gelu"}, ("'gelu'",)),
-        ({"scoring_func": "softmax", "first_k_dense_replace": 1}, ("scoring_func 'softmax'",)),
-    ]
-    for change, complaints in changes:
-        (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
-        rewrite_config(tmp_path, **change)
-        with refused("config.json", *complaints):
-            read_model_config(tmp_path)
-
-
-def test_what_cannot_have_latent_attention_is_refused(checkpoints: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A backend without it is refused before any weight is read."""
-    folder, _ = checkpoints("deepseek_v3")
-    config = read_model_config(folder)
-    monkeypatch.setattr(torch_backend, "TorchLatentAttention", lambda keys: None)
-    with refused("attention=torch has no latent attention"):
-        load_models(make_config((folder, folder), "none"), 50)
-    with refused("target.tensor_parallel=2", "latent attention"):
-        TensorParallel(0, 2, None).share(config.layers[0])  # type: ignore[arg-type]
-    with refused("drafter=frozen_kv", "latent attention"):
-        read_assistant_config(folder, config)
+    assert engine_limits(chosen, [request]).max_seq_len == 122
+    with refused("r0", "longer than 122", "max_new_tokens"):
+        engine_limits(chosen, [replace(request, max_new_tokens=21)])

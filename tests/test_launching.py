@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-import torch
 
-from spec_kernels import early
 from spec_kernels.early import loads_ahead
 from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
 from spec_lab.checkpoints.expert_sizes import ExpertSizes, RouterScores
-from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.latent_sizes import LatentSizes
 from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
-from spec_lab.checkpoints.random_weights import random_mtp
-from spec_lab.core.passes import Pass
-from spec_lab.models.linear import make_linear
-from spec_lab.models.mtp import MtpModule
-from spec_lab.models.products import PLAIN, PlainProducts, launching_of
-from spec_lab.models.rope import rotary_table
-from spec_lab.operators.triton_products import TritonProducts
-from tests.kernel_lab import DEVICE, randn
-from tests.test_triton_products import DTYPE, FEATURES, MAX_POSITIONS, Lane, make_target, prompt
-from tests.tiny_latent import SIZES
+from spec_lab.core.kernel_set import TORCH_FORMS
+from spec_lab.models.launching import launching_of
+from spec_lab.operators.triton_set import triton_set
 
 DENSE = LayerPlan(4, 2, 16, RopeConfig(1e4, "none"), 64)
 LARGE = replace(DENSE, intermediate_size=14336)
@@ -51,58 +38,13 @@ DELTA = replace(DENSE, delta_net=DeltaNetSizes(2, 4, 16, 16, 4))
 def test_few_rows_of_layers_whose_launches_weigh_are_early(
     plans: tuple[LayerPlan, ...], num_rows: int, is_early: bool
 ) -> None:
-    with launching_of(TritonProducts(), plans)(num_rows):
+    with launching_of(triton_set(), plans)(num_rows):
         assert loads_ahead() == is_early
     assert not loads_ahead()
 
 
 def test_neither_plain_nor_the_librarys_products_launch_early() -> None:
-    with launching_of(PLAIN, (EXPERTS,))(1):
+    with launching_of(TORCH_FORMS, (EXPERTS,))(1):
         assert not loads_ahead()
-    with launching_of(TritonProducts(row_invariant=False), (EXPERTS,))(1):
+    with launching_of(triton_set(row_invariant=False), (EXPERTS,))(1):
         assert not loads_ahead()
-
-
-def test_a_kernel_that_is_placed_early_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert early.placed(True) == {"EARLY": False}
-    monkeypatch.setattr(early, "INTERPRETED", False)
-    monkeypatch.setattr(early, "can_be_early", lambda: True)
-    assert early.placed(True) == {"EARLY": False}
-    with early.early_launches():
-        assert early.placed(True) == {"EARLY": True, "launch_pdl": True}
-        assert early.placed(False) == {"EARLY": True}
-        assert early.placed_if_few(512, most=512) != early.placed_if_few(512) == early.placed(False)
-
-
-class WatchedProducts(PlainProducts):
-    """Counts the forwards that may be early."""
-
-    invariant_rows = 16
-    num_early = 0
-
-    def launching(self) -> AbstractContextManager[None]:
-        self.num_early += 1
-        return nullcontext()
-
-
-@torch.inference_mode()
-def test_targets_and_their_modules_are_launched_so(tmp_path: Path) -> None:
-    sizes = SIZES | {"model_type": "deepseek_v3", "num_hidden_layers": 2}
-    (tmp_path / "config.json").write_text(json.dumps(sizes))
-    config, products = read_model_config(tmp_path), WatchedProducts()
-    lane = Lane.of(config.layers)
-    lane.cache.kv.zero_()
-    target = make_target(config, lane, products)
-    for num_rows, num_early in ((4, 1), (17, 1)):
-        metadata = lane.metadata([0], num_rows)
-        target.forward(prompt(1, num_rows).flatten(), Pass(lane.cache, metadata), FEATURES)
-        assert products.num_early == num_early
-    mtp, (tensors,) = random_mtp(config, 1, DTYPE, DEVICE, 1)
-    plan = mtp.layer.only_layer
-    rotary = rotary_table(plan.rope, plan.head_dim, MAX_POSITIONS, DTYPE, DEVICE)
-    lane = Lane.of((plan,))
-    lane.cache.kv.zero_()
-    module = MtpModule(mtp, tensors, target.embedding, make_linear(target.head_weight), rotary, lane.backend, products)
-    hidden = randn(4, target.embedding.shape[1], dtype=DTYPE)
-    module.forward(prompt(1, 4).flatten(), hidden, Pass(lane.cache.layers[0], lane.metadata([0], 4)))
-    assert products.num_early == 2

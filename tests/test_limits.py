@@ -12,7 +12,7 @@ from spec_lab.app.compose import compose
 from spec_lab.build.limits import Limits, engine_limits
 from spec_lab.build.models import load_models
 from spec_lab.config.checks import admit
-from spec_lab.config.run import GraphConfig, TreeConfig
+from spec_lab.config.groups import GraphConfig, TreeConfig
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES
 from spec_lab.core.types import Request
 from spec_lab.options.graphs import EagerGraph, RoundGraph
@@ -28,7 +28,7 @@ def limits(folder: Path, **changes: Any) -> Limits:
     """The sizes for `REQUESTS` of a tiny target, of which config.json is all that is read."""
     (folder / "config.json").write_text(json.dumps(TINY_SIZES | {"model_type": "qwen2"}))
     config = make_config((folder, folder), num_draft_tokens=K, cache={"page_size": 4}, **changes)
-    return engine_limits(config, REQUESTS, K)
+    return engine_limits(config, REQUESTS)
 
 
 @pytest.mark.parametrize(
@@ -70,8 +70,13 @@ def test_the_caches_of_one_sequence_hold_the_longest(tmp_path: Path) -> None:
     assert (one.num_slots, one.max_seq_len, one.num_pages) == (1, 30, 9 + NUM_RESERVED_PAGES)
 
 
-@pytest.mark.parametrize(("words", "behind"), [(["drafter=none"], 32), (["drafter.block_size=64"], K + 1 + 64)])
-def test_rotary_tables_reach_as_far_behind_a_sequence_as_a_block(words: list[str], behind: int) -> None:
-    block = ["drafter=dflash", "drafter.weights=random"] if "drafter=none" not in words else []
-    chosen = admit(compose([*block, *words, "kernels=torch", "attention=torch", "device=cpu"]).config)
+@pytest.mark.parametrize(
+    ("words", "behind"),
+    [
+        (["drafter=none"], 129),
+        (["tree=dynamic", "tree.topk=16", "tree.depth=16", "tree.num_rows=64"], 16 + 15 * 16),
+    ],
+)
+def test_rotary_tables_reach_as_far_behind_a_sequence_as_a_tree(words: list[str], behind: int) -> None:
+    chosen = admit(compose([*words, "kernels=torch", "attention=torch", "device=cpu"]).config)
     assert load_models(chosen, 40).target.num_positions == 40 + behind

@@ -7,8 +7,7 @@ and the pairs are taught (`taught_pairs.py`), so that drafts are accepted in par
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
-from itertools import combinations
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +30,13 @@ from tests.lossless_cases import (
     CAPTURED,
     CASES,
     DRAFTERS,
-    GUESSERS,
     KNOBS,
-    NUMBERS,
     PRODUCT,
     TARGETS,
     TRAINED,
     TREE_DRAFTERS,
     TREES,
     Case,
-    may_meet,
 )
 from tests.taught_pairs import TEACHERS, teach_drafters
 from tests.tiny_checkpoints import make_tiny_target
@@ -169,18 +165,6 @@ def test_plain_decoding_equals_transformers_generate(labs: Labs, target: str) ->
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_output_equals_plain_decoding(labs: Labs, case: Case) -> None:
     labs[case.target].check(case)
-
-
-def test_every_two_values_meet_that_meet_in_the_product() -> None:
-    def meetings(cases: list[Case]) -> set[Any]:
-        names = ("drafter", "tree", "num_draft_tokens", "graph", "prune", "options")
-        return {(a, getattr(case, a), b, getattr(case, b)) for case in cases for a, b in combinations(names, 2)}
-
-    met = [case for case in PRODUCT if case.num_draft_tokens in NUMBERS and may_meet(asdict(case))]
-    assert meetings(CASES) == meetings(met)
-    assert {graph for graphs in GUESSERS.values() for graph in graphs} == {"eager", *MODES}
-    for size in ("target", "batch_size", "page_size", "chunk"):
-        assert len({(case.drafter, getattr(case, size)) for case in CASES}) == 3 * len(DRAFTERS)
 
 
 @pytest.mark.product

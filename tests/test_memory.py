@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-import spec_lab
-from spec_kernels.native.packing import Layout, PanelMemory, pack, unpack
-from spec_kernels.native.parts import NativeProduct
-from spec_lab.attention.torch_backend import TorchAttention
+from spec_kernels.native.packing import Layout, pack, unpack
 from spec_lab.checkpoints.checkpoint import open_tensors
+from spec_lab.checkpoints.checkpoint_files import OpenedGguf
 from spec_lab.checkpoints.families import read_model_config
-from spec_lab.checkpoints.gguf import gguf_tensors
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.measure.memory import MemoryWatch
-from spec_lab.models.decoder import DecoderTarget
-from spec_lab.models.linear import PackedLinear
-from spec_lab.operators.native_parts import NativeLinear
-from spec_lab.operators.native_set import NativeProducts
-from spec_lab.record.reading import find_runs
-from spec_lab.study.run_table import format_run, runs_table
-from tests.fake_runs import MAIN, make_run, measure, record_run
 from tests.tiny_checkpoints import make_tiny_target
 from tests.tiny_gguf import write_gguf
 
@@ -42,17 +30,6 @@ def test_a_watch_sees_a_peak_that_has_gone_and_none_from_before_it() -> None:
     assert later["peak_rss_bytes"] < seen["peak_rss_bytes"]
 
 
-def test_tables_and_frames_have_the_peak(tmp_path: Path) -> None:
-    gibi = 2**30
-    memory = {"start_rss_bytes": gibi // 4, "peak_rss_bytes": 3 * gibi // 2, "peak_cuda_bytes": 7 * gibi}
-    main = replace(measure(MAIN), work=memory)
-    assert "1.50 GiB" in (table := format_run(make_run(main=main))) and "7.00 GiB" in table
-    record_run(tmp_path / "with", main=main)
-    record_run(tmp_path / "without")
-    assert "1.50 GiB" in runs_table(find_runs([tmp_path])).text()
-    assert set(spec_lab.load_frame(tmp_path)["memory.peak_rss_bytes"].dropna()) == {3 * gibi // 2}
-
-
 @pytest.mark.parametrize("has_tiles", [False, True])
 @pytest.mark.parametrize("shape", [(1, 1), (64, 32), (130, 70), (4160, 33), (9000, 16)])
 def test_panels_are_read_back_as_they_were(shape: tuple[int, int], has_tiles: bool) -> None:
@@ -63,34 +40,14 @@ def test_panels_are_read_back_as_they_were(shape: tuple[int, int], has_tiles: bo
         assert torch.equal(unpack(panels, found, *shape), exact)
 
 
-def test_panels_lie_behind_one_another_until_a_piece_is_full() -> None:
-    memory = PanelMemory()
-    first, second = memory.take(128), memory.take(256)
-    assert second.data_ptr() == first.data_ptr() + 128
-    large = memory.take(2**27)
-    assert (len(first), len(second), len(large)) == (128, 256, 2**27)
-
-
-@pytest.mark.parametrize("num_rows", [0, 1, 128, 129, 300])
-def test_a_row_of_many_has_the_bits_that_it_has_alone(num_rows: int) -> None:
-    draw = torch.Generator().manual_seed(0)
-    linear = NativeLinear(NativeProduct(torch.randn(70, 33, generator=draw), torch.randn(70, generator=draw)))
-    rows = torch.randn(num_rows, 33, generator=draw)
-    together = linear(rows)
-    assert together.shape == (num_rows, 70)
-    assert all(torch.equal(together[index], linear(rows[index : index + 1])[0]) for index in range(num_rows))
-    assert torch.allclose(together, torch.nn.functional.linear(rows, linear.dense_weight(), linear.bias), atol=1e-5)
-
-
 def test_an_opened_tensor_is_read_when_it_is_asked_for_and_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = make_tiny_target(tmp_path / "folder", "llama", num_hidden_layers=2)
     path = write_gguf(tmp_path / "model.gguf", model)
     read: list[str] = []
-    kind = type(next(iter(gguf_tensors(path).values())))
-    whole = kind.read
-    monkeypatch.setattr(kind, "read", lambda tensor: read.append(tensor.place.name) or whole(tensor))
+    whole = OpenedGguf.get_tensor
+    monkeypatch.setattr(OpenedGguf, "get_tensor", lambda file, name: read.append(name) or whole(file, name))
     for source in (path, tmp_path / "folder"):
         tensors = open_tensors(source, decoder_tensor_shapes(read_model_config(source)), torch.float32, "cpu")
         name = "model.norm.weight"
@@ -99,32 +56,3 @@ def test_an_opened_tensor_is_read_when_it_is_asked_for_and_not_kept(
         assert tensors[name] is not tensors[name]
         assert torch.equal(tensors[name], model.state_dict()[name])
     assert read == ["output_norm.weight"] * 3
-
-
-def weights_of(part: Any) -> list[Any]:
-    """The packed products of the library that are reachable from a part of a model."""
-    seen, found, waiting = set(), [], [part]
-    while waiting:
-        one = waiting.pop()
-        if id(one) in seen or isinstance(one, (type, torch.Tensor, str)):
-            continue
-        seen.add(id(one))
-        found += [one] if isinstance(one, PackedLinear) else []
-        inside = one if isinstance(one, (list, tuple)) else []
-        slots = [name for kind in type(one).__mro__ for name in getattr(kind, "__slots__", ())]
-        waiting += [*inside, *(getattr(one, name) for name in slots if hasattr(one, name))]
-        waiting += list(getattr(one, "__dict__", {}).values())
-    return found
-
-
-def test_kernels_in_c_leave_no_weight_of_the_library_behind(tmp_path: Path) -> None:
-    sizes = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64}
-    model = make_tiny_target(tmp_path, "llama", **sizes)
-    config = read_model_config(tmp_path)
-    tensors = open_tensors(tmp_path, decoder_tensor_shapes(config), torch.float32, "cpu")
-    plain = DecoderTarget(config, tensors, TorchAttention(4, 64), 64)
-    native = DecoderTarget(config, tensors, TorchAttention(4, 64), 64, products=NativeProducts())
-    assert len(weights_of(plain)) == 2 * 4 + 1
-    assert weights_of(native) == []
-    for target in (plain, native):
-        assert torch.equal(target.head_weight, model.state_dict()["lm_head.weight"])

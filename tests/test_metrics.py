@@ -17,7 +17,7 @@ from spec_lab.record.models import Request
 from spec_lab.record.recorder import request_row
 from spec_lab.record.statistics import Interval, bootstrapped, of_turns, paired_difference_interval, wilson_interval
 from spec_lab.record.summary import definitions
-from tests.fake_runs import MAIN, PLAIN, make_request, make_round, make_run, measure
+from tests.fake_runs import MAIN, make_request, make_round, make_run
 
 K = 3
 
@@ -192,11 +192,6 @@ def test_break_even(rounds: Any, plain: Any, expected: float) -> None:
     mine, other = ([turn(rounds=[make_round(*each) for each in side])] for side in (rounds, plain))
     found = times.break_even_acceptance_length(Measured((), mine, K, {"plain": Measured((), other)}))
     assert found == pytest.approx(expected)
-
-
-def test_speedup_is_length_over_break_even() -> None:
-    run = make_run(main=measure(MAIN, (1.0,)), references={"plain": measure(PLAIN, (1.0,))})
-    assert run["speedup"] == pytest.approx(run["acceptance_length_all"] / run["break_even_acceptance_length"])
 
 
 def test_gpu_idle_share_is_of_the_timed_round() -> None:

@@ -11,7 +11,6 @@ import pytest
 
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families import read_decoder, read_model_config
-from spec_lab.checkpoints.plan import LayerPlan
 from tests.tiny_checkpoints import TINY_SIZES, Family, make_tiny_target, refused, rewrite_config, use_hub_spelling
 
 FAMILIES: tuple[Family, ...] = ("llama", "qwen2", "qwen3")
@@ -22,28 +21,8 @@ def read(family: Family = "llama", drop: tuple[str, ...] = (), **changes: Any) -
     return read_decoder({key: value for key, value in config.items() if key not in drop}, "folder/config.json")
 
 
-def plan_of(family: Family = "llama", **changes: Any) -> LayerPlan:
-    """The plan that all layers have."""
-    (plan,) = set(read(family, **changes).layers)
-    return plan
-
-
 def windows(config: ModelConfig) -> tuple[int | None, ...]:
     return tuple(plan.window for plan in config.layers)
-
-
-def test_biases_and_norms_of_each_family() -> None:
-    assert [(c.qkv_bias, c.o_bias, c.qk_norm) for c in map(plan_of, FAMILIES)] == [
-        (False, False, False),
-        (True, False, False),
-        (False, False, True),
-    ]
-    llama = plan_of("llama", attention_bias=True, mlp_bias=True)
-    assert (llama.qkv_bias, llama.o_bias, llama.mlp_bias) == (True, True, True)
-    qwen2 = plan_of("qwen2", attention_bias=True, mlp_bias=True)
-    assert (qwen2.qkv_bias, qwen2.o_bias, qwen2.mlp_bias) == (True, False, False)
-    qwen3 = plan_of("qwen3", attention_bias=True, mlp_bias=True)
-    assert (qwen3.qkv_bias, qwen3.o_bias, qwen3.mlp_bias) == (True, True, False)
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])

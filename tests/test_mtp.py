@@ -96,7 +96,7 @@ def test_latent_attention_by_its_tensors_and_not_by_its_name(tmp_path: Path) -> 
 def test_refuses_quantized_and_sliding_ones(tmp_path: Path) -> None:
     make_tiny_mtp(tmp_path, "mimo", TARGET)
     rewrite_config(tmp_path, use_sliding_window=True)
-    with refused(tmp_path / "config.json", "use_sliding_window"):
+    with refused(tmp_path, "use_sliding_window"):
         load(tmp_path)
     rewrite_config(tmp_path, use_sliding_window=False)
     rewrite_tensors(tmp_path, {"model.mtp_layers.0.input_proj.weight": torch.ones(32, 64, dtype=torch.int8)})

@@ -104,6 +104,7 @@ class Lab:
             engine.parts.drafter.picker = rule.picker
         engine.parts.rule = rule
         engine.generate(requests)
+        assert not engine.parts.drafter.window.hidden[-1].any(), "padded rows leave the scratch slot's window alone"
         return rule
 
 

@@ -6,8 +6,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -23,19 +21,17 @@ from spec_kernels.native.parts import NativeProduct
 from spec_lab.attention.native_backend import NativeAttention
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.checkpoints.plan import LayerPlan
-from spec_lab.config.choices import KernelsChoice
 from spec_lab.core.kept import Kept
+from spec_lab.core.kernel_set import TORCH_FORMS, Op
 from spec_lab.core.passes import Pass
 from spec_lab.core.pruning import Drop
-from spec_lab.measure.lab import MAIN, load_lab, note_kernels
+from spec_lab.measure.lab import MAIN, load_lab
 from spec_lab.models.draft_parts import DraftInput, LikeliestToken
-from spec_lab.models.layers import DecoderLayer, LayerParts
+from spec_lab.models.layers import AddThenNorm
 from spec_lab.models.linear import make_linear
 from spec_lab.models.norms import RMSNorm
-from spec_lab.models.products import PLAIN
 from spec_lab.operators.native_forwards import MAX_ROWS
-from spec_lab.operators.native_set import NativeDecoderLayer, NativeProducts
-from tests.lab import make_config
+from spec_lab.operators.native_set import NativeDecoderLayer, native_set
 from tests.native_lane import FULL, HIDDEN_SIZE, MAX_POSITIONS, PAGE_SIZE, PLANS, Lane, assert_alike, tokens_of
 
 pytestmark = pytest.mark.skipif(build.problem() is not None, reason="needs a C compiler")
@@ -55,7 +51,7 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Lay
 def test_a_target_gives_what_it_gives_without(plan: LayerPlan) -> None:
     """A prompt of more rows than the kernels take, one whose last layer writes KV alone, then rounds of two requests
     and of one, whose slot's pages hold NaN behind its end."""
-    lanes = [Lane(plan, PLAIN), Lane(plan, NativeProducts())]
+    lanes = [Lane(plan, TORCH_FORMS), Lane(plan, native_set())]
     assert isinstance(lanes[1].target.layers[0], NativeDecoderLayer)
     for lane in lanes:
         lane.run([0], tokens_of(1, MAX_ROWS + 3))
@@ -76,7 +72,7 @@ def test_a_target_gives_what_it_gives_without(plan: LayerPlan) -> None:
 def test_a_row_is_the_same_bits_whatever_stands_beside_it(plan: LayerPlan, dtype: torch.dtype) -> None:
     """In rounds of 1 to 9 rows, alone and beside another request; with 33 keys, which end inside a vector."""
     tokens = tokens_of(2, 9)
-    lane = Lane(plan, NativeProducts(), dtype)
+    lane = Lane(plan, native_set(), dtype)
     lane.run([0, 0], tokens_of(2, 30))
     alone = torch.cat([lane.run([30 + row], tokens[:1, row : row + 1]).hidden for row in range(9)])
     for rows in (2, 3, 4, 7, 9):
@@ -89,7 +85,7 @@ def test_a_row_is_the_same_bits_whatever_stands_beside_it(plan: LayerPlan, dtype
 
 def test_rows_that_are_dropped_are_not_missed() -> None:
     """The three ways to drop rows inside the last layer leave what the whole layer has of the others."""
-    lane = Lane(PLANS["qwen3"], NativeProducts())
+    lane = Lane(PLANS["qwen3"], native_set())
     live = torch.tensor([1, 5])
     tokens = tokens_of(2, 4)
     whole = lane.run([7, 9], tokens).hidden[live]
@@ -105,11 +101,10 @@ def test_rows_that_are_dropped_are_not_missed() -> None:
 
 def test_a_draft_head_body_without_a_norm_of_its_own() -> None:
     """A body takes normed rows, wider than the stream, and a residual that may be a slice."""
-    lane = Lane(FULL, PLAIN)
+    lane = Lane(FULL, TORCH_FORMS)
     plain = lane.target.layers[0]
-    mixer, mlp = plain.mixer, plain.finish.part
-    parts = LayerParts(mixer, plain.close.product, mlp, None, plain.close.norm, attention=mixer, dense=mlp)
-    body, ours = DecoderLayer.of(parts), NativeProducts().layer(parts, FULL)
+    body = replace(plain, norm=None)
+    ours = native_set().get(Op.LAYER, body)
     metadata, rows = lane.metadata([3], 2), torch.randn(2, HIDDEN_SIZE)
     rotary = lane.target.rotary_tables[0].rows(metadata.positions)
     residual = torch.randn(2, 2 * HIDDEN_SIZE)[:, HIDDEN_SIZE:]
@@ -137,7 +132,7 @@ def test_products_and_their_bytes(outputs: int, inputs: int, bits: int, path: La
         out = torch.full((num_rows, outputs), float("nan"))
         multiply(out, rows, product.address)
         torch.testing.assert_close(out, F.linear(rows, weight, bias), rtol=1e-4, atol=1e-4)
-    ours = NativeProducts().linear(make_linear(weight, bias))
+    ours = native_set().get(Op.LINEAR, make_linear(weight, bias))
     assert torch.equal(ours(rows), out)
     many = torch.randn(MAX_ROWS + 1, inputs)
     torch.testing.assert_close(ours(many), F.linear(many, weight, bias), rtol=1e-4, atol=1e-5)
@@ -157,7 +152,7 @@ def test_a_row_of_a_product_is_the_same_bits_among_1_to_128() -> None:
 @pytest.mark.parametrize("plan", [FULL, PLANS["window"]], ids=["full", "window"])
 def test_rows_in_front_of_the_caches_end_see_what_they_see_without_those_behind(plan: LayerPlan) -> None:
     """Though the request is longer by then than its pages, the scratch page with them."""
-    lanes = [Lane(plan, products) for products in (PLAIN, NativeProducts())]
+    lanes = [Lane(plan, kernels) for kernels in (TORCH_FORMS, native_set())]
     tokens = tokens_of(2, MAX_POSITIONS)
     for lane in lanes:
         lane.run([0, 0], tokens[:, :-2], Kept(Drop.EVERYTHING))
@@ -257,26 +252,28 @@ def test_the_likeliest_token_and_its_ties() -> None:
     norm = RMSNorm(torch.ones(32), 1e-6)
     for token_map_or_none in (None, token_map):
         plain = LikeliestToken(norm, make_linear(weight), token_map_or_none)
-        ours = NativeProducts().likeliest(plain)
+        ours = native_set().get(Op.LIKELIEST, plain)
         assert ours(rows).tolist() == plain(rows).tolist()
         for got, expected in zip(ours.with_probability(rows), plain.with_probability(rows), strict=True):
             torch.testing.assert_close(got, expected, equal_nan=True)
     weight[2] = 0.0
     tied = LikeliestToken(None, make_linear(weight))
-    assert NativeProducts().likeliest(tied)(torch.ones(1, 32)).tolist() == [3]
+    assert native_set().get(Op.LIKELIEST, tied)(torch.ones(1, 32)).tolist() == [3]
 
 
 def test_a_draft_input() -> None:
     parts = DraftInput(torch.randn(9, 40), RMSNorm(torch.randn(40), 1e-5), RMSNorm(torch.randn(40), 1e-6))
     tokens, hidden = torch.tensor([8, 0, 3]), torch.randn(3, 80)[:, :40]
-    for got, expected in zip(NativeProducts().draft_input(parts)(tokens, hidden), parts(tokens, hidden), strict=True):
+    for got, expected in zip(
+        native_set().get(Op.DRAFT_INPUT, parts)(tokens, hidden), parts(tokens, hidden), strict=True
+    ):
         torch.testing.assert_close(got, expected)
 
 
 def test_exponentials_where_they_end() -> None:
     """The activation of gates that no float32 exponential holds, and NaN, which stays one."""
     gates = torch.tensor([-1e4, -100.0, -88.5, -87.2, -20.0, -1e-3, 0.0, 1e-3, 5.0, 88.5, 200.0, float("nan")])
-    lane = Lane(replace(FULL, intermediate_size=16), NativeProducts())
+    lane = Lane(replace(FULL, intermediate_size=16), native_set())
     plain = lane.target.layers[0]._many
     identity = torch.eye(16, HIDDEN_SIZE)
     weight = torch.cat((identity, torch.zeros(16, HIDDEN_SIZE)))
@@ -286,33 +283,14 @@ def test_exponentials_where_they_end() -> None:
         stream = torch.zeros(1, HIDDEN_SIZE)
         stream[0, 0] = 1.0
         norm = RMSNorm(torch.full((HIDDEN_SIZE,), float(gate) / HIDDEN_SIZE**0.5), 0.0)
-        parts = LayerParts(plain.mixer, plain.close.product, mlp, None, norm, attention=plain.mixer, dense=mlp)
-        body, mlp_only = DecoderLayer.of(parts), NativeProducts().layer(parts, replace(FULL, intermediate_size=16))
+        body = replace(plain, norm=None, close=AddThenNorm(plain.close.product, norm))
+        mlp_only = native_set().get(Op.LAYER, body)
         metadata = lane.metadata([0], 1)
         rotary = lane.target.rotary_tables[0].rows(metadata.positions)
         rows = torch.zeros(1, HIDDEN_SIZE)
         place = stream, Pass(lane.cache.layers[0], metadata, rotary=rotary), rows
         lane.cache.kv.zero_()
         torch.testing.assert_close(mlp_only(*place), body(*place), rtol=1e-5, atol=1e-6, equal_nan=True)
-
-
-def test_no_ops_of_the_kernels_are_said(capsys: pytest.CaptureFixture[str]) -> None:
-    """So that sweeps of row_invariant compose; and which layers are none of theirs."""
-    layers = [NativeDecoderLayer.__new__(NativeDecoderLayer), object()]
-    cases = (
-        ("native", torch.float32, True, layers, "computes 1 of the target's 2 layers"),
-        ("native", torch.float32, False, layers[:1], "row_invariant=false changes nothing with kernels=native and"),
-        ("triton", torch.float32, False, layers, "kernels=triton and dtype=float32"),
-        ("torch", torch.bfloat16, False, layers, "kernels=torch and dtype=bfloat16"),
-        ("triton", torch.bfloat16, False, layers, ""),
-        ("native", torch.float32, True, layers[:1], ""),
-    )
-    for name, dtype, row_invariant, there, said in cases:
-        config = make_config((Path(), Path()), "none", kernels=KernelsChoice(name), row_invariant=row_invariant)
-        models: Any = SimpleNamespace(target=SimpleNamespace(layers=there), dtype=dtype)
-        note_kernels(config, config, models)
-        printed = capsys.readouterr().err
-        assert said in printed and printed.count("\n") == bool(said)
 
 
 def test_a_draft_model_has_these_layers_too() -> None:

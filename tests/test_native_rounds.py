@@ -11,18 +11,17 @@ import pytest
 import torch
 
 from spec_kernels.native import build
-from spec_kernels.native.parts import NativeProduct
 from spec_kernels.native.rounds import commit_rows, write_strict
 from spec_lab.acceptance.confidences import DraftConfidences
 from spec_lab.attention.native_backend import NativeAttention
 from spec_lab.build.caches import cache_row
 from spec_lab.checkpoints.random_weights import random_eagle3
 from spec_lab.core.kept import ALL_ROWS, Kept, LastPromptRow, PrunePolicy
+from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.passes import Pass
 from spec_lab.core.pruning import Drop
 from spec_lab.core.types import FeatureSpec, RoundBatch, Verification, VerifiedRound
-from spec_lab.drafters.catchup import plan_catchup
 from spec_lab.drafters.confidence import ConfidentGreedyPicker
 from spec_lab.drafters.picking import DraftedRows, DraftPicker, GreedyPicker
 from spec_lab.drafters.recurrent import RecurrentDrafter, RecurrentState
@@ -30,10 +29,8 @@ from spec_lab.engine.drafts import Chain
 from spec_lab.engine.parts import Parts
 from spec_lab.models.eagle3 import Eagle3Head
 from spec_lab.models.layer_stack import LayerStack
-from spec_lab.models.products import PLAIN, Products
-from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet
 from spec_lab.operators.native_forwards import MAX_ROWS, NativeHeadLayer, NativeStack
-from spec_lab.operators.native_set import NATIVE_FUNCTIONS, NativeProducts
+from spec_lab.operators.native_set import NATIVE_FUNCTIONS, NativeDecoderLayer, native_set
 from tests.native_lane import (
     FULL,
     HIDDEN_SIZE,
@@ -54,29 +51,23 @@ def test_all_layers_are_one_call_where_their_caches_have_one_shape() -> None:
     windowed = replace(FULL, window=5)
     turned = replace(FULL, rope=replace(FULL.rope, theta=100.0))
     other_heads = replace(FULL, num_kv_heads=1)
-    experts = replace(FULL, attention_gate=True)
-    tables = Lane(FULL, PLAIN).target.rotary_tables
-    layers = Lane(FULL, NativeProducts()).target.layers
+    tables = Lane(FULL, TORCH_FORMS).target.rotary_tables
+    layers = Lane(FULL, native_set()).target.layers
     for second, num_tables, kind in (
         (windowed, 1, NativeStack),
         (turned, 2, LayerStack),
         (other_heads, 1, LayerStack),
-        (experts, 1, LayerStack),
     ):
-        plain = LayerStack(layers, tables * num_tables, (0, num_tables - 1))
-        assert type(NativeProducts().stack(plain, (FULL, second))) is kind
-
-
-PRODUCTS = ("qkv", "o", "gate_up", "down")
-
-
-def weights_of(stack: NativeStack) -> list[NativeProduct]:
-    return [getattr(layer._parts, name) for layer in stack._layers._layers for name in PRODUCTS]
+        other = NativeDecoderLayer(layers[1].layer, replace(layers[1]._many, plan=second))
+        plain = LayerStack((layers[0], other), tables * num_tables, (0, num_tables - 1))
+        assert type(native_set().get(Op.STACK, plain)) is kind
+    plain = LayerStack((layers[0], layers[1]._many), tables, (0, 0))
+    assert native_set().get(Op.STACK, plain) is plain
 
 
 def test_layers_in_one_call_are_the_layers_one_by_one() -> None:
     """Bit for bit, with what enters any of them; rows that are dropped in the last one take the other way."""
-    lanes = [Lane(PLANS["qwen3"], NativeProducts()) for _ in range(2)]
+    lanes = [Lane(PLANS["qwen3"], native_set()) for _ in range(2)]
     stack = lanes[0].target._stack
     assert isinstance(stack, NativeStack)
     one_by_one = stack._plain
@@ -93,28 +84,19 @@ def test_layers_in_one_call_are_the_layers_one_by_one() -> None:
     assert torch.equal(lanes[0].cache.kv, lanes[1].cache.kv)
 
 
-def test_weights_of_layers_lie_one_behind_the_other() -> None:
-    stack = Lane(PLANS["qwen3"], NativeProducts()).target._stack
-    assert isinstance(stack, NativeStack)
-    products = [getattr(layer.described, name) for layer in stack._layers._layers for name in PRODUCTS]
-    ends = [product.panels + weight.num_bytes for product, weight in zip(products, weights_of(stack), strict=True)]
-    assert [product.panels for product in products[1:]] == ends[:-1]
-    assert len(products) == 2 * len(PRODUCTS)
-
-
 class HeadLane:
     """An EAGLE-3 head beside a lane's target, with a cache of its own behind a prompt of 20 rows."""
 
-    def __init__(self, products: Products, **settings: bool) -> None:
+    def __init__(self, kernels: KernelSet, **settings: bool) -> None:
         """`settings` are fields of the head's config."""
-        self.lane = Lane(FULL, PLAIN)
+        self.lane = Lane(FULL, TORCH_FORMS)
         target = self.lane.target
         config, tensors = random_eagle3(target.config, 35, torch.float32, torch.device("cpu"), 1)
         config = replace(config, **settings)
         tensors = {name: t if t.dtype is torch.int64 else 4 * t.bfloat16().float() for name, t in tensors.items()}
         tensors["input_norm.weight"] = torch.ones(3 * HIDDEN_SIZE)  # where `norm_before_fc`
         places = target.embedding, target.embedding, self.lane.backend, MAX_POSITIONS
-        self.head = Eagle3Head(config, tensors, *places, window=7, products=products)
+        self.head = Eagle3Head(config, tensors, *places, window=7, kernels=kernels)
         row = cache_row(config.layer.only_layer)
         cache = PagedKVCache([row], NUM_PAGES, PAGE_SIZE, torch.float32, torch.device("cpu"))
         self.cache = cache.layers[0]
@@ -131,7 +113,7 @@ class HeadLane:
 
 @pytest.mark.parametrize("normed", [False, True])
 def test_a_draft_heads_layer_and_its_input_in_one_call(normed: bool) -> None:
-    lanes = [HeadLane(products, norm_before_residual=normed) for products in (PLAIN, NativeProducts())]
+    lanes = [HeadLane(kernels, norm_before_residual=normed) for kernels in (TORCH_FORMS, native_set())]
     assert isinstance(lanes[1].head._run, NativeHeadLayer)
     live = torch.tensor([1, 7])
     before = Kept(Drop.BEFORE_ATTENTION, live, lanes[0].lane.metadata([21, 18], 1))
@@ -179,9 +161,7 @@ def test_a_catch_up_step_up_to_its_first_draft_in_one_call(drop: Drop, normed: b
     """The state and the KV that its parts leave, bit for bit, and torch's tokens: with all drafts accepted, a request
     that is padding, rows behind the cache's end, and a single request."""
     policy = PrunePolicy(LastPromptRow(), lambda num_requests: drop)
-    lanes = [
-        HeadLane(products, norm_before_residual=normed) for products in (NativeProducts(), NativeProducts(), PLAIN)
-    ]
+    lanes = [HeadLane(kernels, norm_before_residual=normed) for kernels in (native_set(), native_set(), TORCH_FORMS)]
     lanes[1].head.chain = None
     at_once, in_parts, by_torch = (
         drafter_of(lane, 3, policy, GreedyPicker(), kernels)
@@ -202,7 +182,7 @@ def test_a_catch_up_step_up_to_its_first_draft_in_one_call(drop: Drop, normed: b
 
 def test_a_catch_up_step_that_is_not_one_call_is_run_in_its_parts() -> None:
     """Where features or outputs are normed, or rows are many."""
-    lane = HeadLane(NativeProducts())
+    lane = HeadLane(native_set())
     few = verified_round(lane.lane, [20, 17], [4, 1], 4, 3 * HIDDEN_SIZE)
     many = [20] * (MAX_ROWS // 4 + 1)
     of_many = verified_round(lane.lane, many, [1] * len(many), 4, 3 * HIDDEN_SIZE)
@@ -210,16 +190,14 @@ def test_a_catch_up_step_that_is_not_one_call_is_run_in_its_parts() -> None:
     assert lane.head.chain.start(of_many, lane.cache, Drop.AFTER_LAYER, 3) is None
     policy = PrunePolicy(LastPromptRow(), lambda num_requests: Drop.AFTER_LAYER)
     assert drafter_of(lane, 3, policy, GreedyPicker(), NATIVE).catch_up(of_many).tokens.shape == (33,)
-    assert HeadLane(NativeProducts(), norm_output=True).head.chain is None
-    assert (
-        HeadLane(NativeProducts(), norm_before_fc=True).head.chain.start(few, lane.cache, Drop.AFTER_LAYER, 3) is None
-    )
+    assert HeadLane(native_set(), norm_output=True).head.chain is None
+    assert HeadLane(native_set(), norm_before_fc=True).head.chain.start(few, lane.cache, Drop.AFTER_LAYER, 3) is None
 
 
 def test_all_draft_steps_in_one_call() -> None:
     """The drafts, the metadata and the KV that the steps one by one leave, a cache's end included; a head whose output
     is normed has them one by one."""
-    lanes = [HeadLane(NativeProducts()) for _ in range(2)]
+    lanes = [HeadLane(native_set()) for _ in range(2)]
     backend = lanes[0].lane.backend
     for starts in ([20, 17], [MAX_POSITIONS - 2, 30]):
         live = [lane.lane.metadata(starts, 1) for lane in lanes]
@@ -239,11 +217,11 @@ def test_all_draft_steps_in_one_call() -> None:
 
 def test_only_greedy_drafts_on_fresh_metadata_are_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """With metadata that is stale on purpose, and where picks are noted or sampled, each step runs for itself."""
-    lane = HeadLane(NativeProducts())
+    lane = HeadLane(native_set())
     prune = PrunePolicy(LastPromptRow(), lambda num_requests: Drop.AFTER_LAYER)
     pickers: list[DraftPicker] = [GreedyPicker(), ConfidentGreedyPicker(cast(DraftConfidences, None))]
     drafters = [drafter_of(lane, 2, prune, picker) for picker in pickers]
-    assert [drafter.requirements.draft_rest is not None for drafter in drafters] == [True, False]
+    assert [drafter.requirements.drafts_rest for drafter in drafters] == [True, False]
     metadata = lane.lane.metadata([20], 1)
     tokens = torch.tensor([3])
     parts = cast(Parts, SimpleNamespace(drafter=drafters[0], backend=lane.lane.backend, timer=None))
@@ -253,26 +231,6 @@ def test_only_greedy_drafts_on_fresh_metadata_are_made_at_once(monkeypatch: pyte
         state = RecurrentState(tokens, lane.run([20], 1), metadata, DraftedRows(tokens, tokens))
         assert Chain(parts).collect(2, mover, state, nullcontext).shape == (1, 2)
         assert steps == expected
-
-
-@pytest.mark.parametrize("first_position", [0, 1])
-def test_a_catch_up_is_planned_as_torch_plans_it(first_position: int) -> None:
-    """With nothing emitted, all drafts accepted, and rows behind the cache's end."""
-    lane = Lane(FULL, PLAIN)
-    slots = torch.tensor([1, 0, 1])
-    tokens, kv_lens = torch.zeros(3, 4, dtype=torch.int64), torch.tensor([7, 0, MAX_POSITIONS - 2])
-    batch = RoundBatch(slots, slots >= 0, kv_lens, tokens, lane.table.pages[slots], MAX_POSITIONS - 2)
-    verified = VerifiedRound(batch, Verification(tokens, torch.tensor([4, 0, 2])), None)
-    expected, got = (
-        plan_catchup(verified, lane.backend, 3, kernels, first_position) for kernels in (TORCH_FORMS, NATIVE)
-    )
-    for name in ("live_rows", "live_lens"):
-        assert torch.equal(getattr(got, name), getattr(expected, name)), name
-    for name in ("attention", "live_attention"):
-        first, second = getattr(got, name), getattr(expected, name)
-        for part in ("positions", "slot_mapping", "seq_lens", "page_table"):
-            assert torch.equal(getattr(first, part), getattr(second, part)), (name, part)
-        assert (first.num_queries, first.max_seq_len) == (second.num_queries, second.max_seq_len)
 
 
 def test_numbers_that_do_not_lie_as_c_reads_them_are_refused() -> None:

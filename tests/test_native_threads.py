@@ -13,7 +13,7 @@ from spec_kernels.native import build
 from spec_kernels.native.compiled import use_threads
 from spec_kernels.native.part_operators import multiply
 from spec_kernels.native.parts import NativeProduct
-from spec_lab.operators.native_set import NativeProducts
+from spec_lab.operators.native_set import native_set
 from tests.native_lane import FULL, Lane, tokens_of
 
 pytestmark = pytest.mark.skipif(build.problem() is not None, reason="needs a C compiler")
@@ -50,7 +50,7 @@ def test_a_model_has_the_bits_of_one_thread() -> None:
     found = []
     for num_threads in (1, 3):
         use_threads(num_threads)
-        lane = Lane(FULL, NativeProducts())
+        lane = Lane(FULL, native_set())
         outputs = lane.run([0], tokens_of(1, 20)), lane.run([20, 0], tokens_of(2, 6))
         found.append(torch.cat([output.hidden for output in outputs]))
     assert torch.equal(found[0], found[1])

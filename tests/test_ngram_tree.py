@@ -92,24 +92,3 @@ def test_the_tree_is_the_trie_by_hand(
         spine = slow_drafts(text, depth, *sizes)
         known = next((spine[:length] for length in range(depth, 0, -1) if tuple(spine[:length]) in paths), [])
         assert len(known) == min(num_rows - 1, spine.index(0) if 0 in spine else depth), "the chain is in it"
-
-
-def test_one_match_is_a_chain_and_none_is_nothing() -> None:
-    history = TokenHistory(2, 32, CPU)
-    history.tokens[0, :8] = torch.tensor([7, 8, 1, 2, 3, 4, 7, 8])
-    history.tokens[1, :4] = torch.tensor([1, 2, 3, 4])
-    drafter = NgramTreeDrafter(3, 6, 4, 4, 2, history)
-    tree = drafter.finish(drafter.propose(nothing_new(torch.tensor([0, 1]), torch.tensor([8, 4]))))
-    assert tree.tokens.tolist() == [[1, 2, 3, 0, 0], [0] * 5]
-    assert tree.parents.tolist() == [[0, 0, 1, 2, 4, 5], [0, 1, 2, 3, 4, 5]]
-
-
-def test_the_draft_of_the_chain_stays_however_rare_it_is() -> None:
-    """Behind 9 stood 1 three times, but 2 the last time."""
-    history = TokenHistory(1, 32, CPU)
-    history.tokens[0, :9] = torch.tensor([9, 1, 9, 1, 9, 1, 9, 2, 9])
-    for num_rows, expected in ((2, [2]), (3, [2, 1])):
-        drafter = NgramTreeDrafter(1, num_rows, 4, 1, 1, history)
-        assert drafter.finish(drafter.propose(nothing_new(torch.tensor([0]), torch.tensor([9])))).tokens.tolist() == [
-            expected
-        ]

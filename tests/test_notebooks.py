@@ -60,13 +60,6 @@ def test_notebooks_run_on_any_folder_and_say_what_they_cannot_show(path: Path, t
     assert ("cannot be shown:" in text) == (missing is not None) and (missing or "") in text
 
 
-def test_notebooks_are_kept_without_outputs() -> None:
-    assert len(NOTEBOOKS) == 6
-    for path in NOTEBOOKS:
-        for cell in nbformat.read(path, as_version=4).cells:
-            assert cell.cell_type != "code" or not cell.outputs
-
-
 def test_the_newest_sweep_of_an_experiment_is_taken(tmp_path: Path) -> None:
     record(tmp_path / "old" / "a", "catchup", "pruning", started_at="2026-01-01")
     record(tmp_path / "new" / "a", "catchup", "pruning", started_at="2026-01-02")

@@ -42,12 +42,6 @@ def test_a_token_past_the_vocabulary_is_refused(tmp_path: Path, form: str, large
         open_workload(config)
 
 
-def test_random_ids_of_a_larger_tokenizer_are_refused(tmp_path: Path) -> None:
-    make_target(tmp_path, vocab_size=20)
-    with pytest.raises(UserError, match=r"random_ids-0000 is outside the target's vocabulary of 20"):
-        open_workload(make_run(tmp_path, "random_ids", num_requests=2, prompt_tokens=50))
-
-
 @pytest.mark.parametrize("workload", ["fixed_length", "random_ids"])
 def test_as_many_requests_are_made_as_the_limit_takes(tmp_path: Path, workload: str) -> None:
     """A billion would take minutes and more memory than there is."""

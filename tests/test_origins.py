@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spec_lab.acceptance.strict import StrictAcceptance
-from spec_lab.core.origins import TokenOrigin, round_origins
 from spec_lab.core.types import AcceptanceInputs, Verification
 from spec_lab.drafters.none import NoDrafter
 from spec_lab.workloads.text_ends import text_ends
@@ -20,22 +19,6 @@ from tests.fake_target import ScriptedDrafter, make_fake_engine
 from tests.lab import random_requests
 
 POCKET = Path(__file__).parents[1] / "spec_lab" / "zoo" / "pocket"
-
-
-@pytest.mark.parametrize(
-    ("num_emitted", "num_draft_tokens", "relaxed", "expected"),
-    [
-        (1, 3, None, "c"),
-        (3, 3, None, "aac"),
-        (4, 3, None, "aaab"),
-        (1, 0, None, "b"),
-        (4, 3, [0, 1, 0], "arab"),
-        (2, 3, [1, 0, 0], "rc"),
-        (1, 3, [0, 0, 0], "c"),
-    ],
-)
-def test_origins_of_a_round(num_emitted: int, num_draft_tokens: int, relaxed: list[int] | None, expected: str) -> None:
-    assert round_origins(num_emitted, num_draft_tokens, relaxed) == expected
 
 
 class SaysItRelaxed(StrictAcceptance):
@@ -113,7 +96,3 @@ def test_ids_without_a_tokenizer_are_cut_too() -> None:
 def test_a_text_that_the_tokens_do_not_make_is_unknown(pocket: TargetTokenizer) -> None:
     assert text_ends(pocket, pocket.encode("one"), "two") is None
     assert text_ends(pocket, [], "") == []
-
-
-def test_letters_are_all_different() -> None:
-    assert len({origin.value for origin in TokenOrigin}) == len(TokenOrigin)

@@ -6,13 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import spec_lab
-from spec_lab.core.errors import UserError
-from spec_lab.workloads.own_turns import around_a_turn, openings, outputs_of, whole_sentences
+from spec_lab.workloads.own_turns import openings, outputs_of, whole_sentences
 from spec_lab.workloads.tokenizer import TargetTokenizer
-from tests.test_tokenizer import make_tokenizer
 
 POCKET = Path(spec_lab.__file__).parent / "zoo" / "pocket"
 CHEAP = ["references=[]", "repeats=1", "warmup_requests=0", "profile_rounds=0", "record.audit=false"]
@@ -55,11 +51,6 @@ def test_an_opening_depends_on_the_seed_and_its_number_alone(tmp_path: Path) -> 
         )
     )
     assert few == more[:4] != other[:4]
-
-
-def test_a_template_without_a_users_turn_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no chat template with a user's turn"):
-        around_a_turn(make_tokenizer(tmp_path, None))
 
 
 def test_a_turn_that_ran_into_its_limit_loses_its_last_sentence() -> None:

@@ -142,12 +142,6 @@ def test_no_source_is_hidden_from_git() -> None:
     assert not hidden
 
 
-def test_copying_the_tree_leaves_only_the_roots_folders_out() -> None:
-    names = ["build", "dist", "__pycache__", "spec_lab"]
-    assert ignore_leftovers(str(ROOT), names) == {"build", "dist", "__pycache__"}
-    assert ignore_leftovers(str(ROOT / "spec_lab"), names) == {"__pycache__"}
-
-
 def test_every_dependency_is_pinned_once() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [*project["dependencies"], *project["optional-dependencies"]["notebook"]]

@@ -11,7 +11,8 @@ import torch
 
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.config.choices import Dtype, KernelsChoice, Rollback
-from spec_lab.config.run import RecurrentConfig, Run, SamplingConfig, TrainedDrafterConfig
+from spec_lab.config.groups import TrainedDrafterConfig
+from spec_lab.config.run import RecurrentConfig, Run, SamplingConfig
 from spec_lab.core.prompts import PromptRounding, PromptSpan
 from spec_lab.core.ragged import build_metadata
 from spec_lab.core.types import Request, Sequence

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +10,13 @@ import pytest
 import torch
 
 from spec_lab.core.prompts import PromptPack
-from spec_lab.core.protocols import DrafterRequirements
 from spec_lab.core.results import RowCounts
 from spec_lab.core.types import (
-    DraftStep,
-    FeatureSpec,
-    NormSide,
     Request,
     Sequence,
     TargetOutput,
-    VerifiedRound,
 )
-from spec_lab.drafters.history import LookupState
-from spec_lab.drafters.picking import GivenDrafts
 from spec_lab.engine.engine import Engine
-from tests.fake_target import make_fake_engine
 from tests.lab import make_config, make_engine, make_pair
 
 PROMPT = tuple(3 + (11 * i) % 150 for i in range(23))
@@ -140,51 +132,3 @@ def test_the_ingest_pairs_the_next_token_with_the_feature_of_each_position(pair:
     positions = torch.cat([pack.attention.positions for pack in passed.packs]).tolist()
     assert positions == list(range(23))
     assert [pack.ends is None for pack in passed.packs] == [True] * 4 + [False]
-
-
-FINAL_HIDDEN = DrafterRequirements(FeatureSpec((0,), final_hidden=NormSide.POST_NORM))
-
-
-@dataclass
-class FinalHiddenDrafter(GivenDrafts):
-    """A drafter that asks for the target's final hidden state, as an MTP head does, and keeps what it was given."""
-
-    num_draft_tokens: int = 2
-    requirements: DrafterRequirements = FINAL_HIDDEN
-    features: list[torch.Tensor] = field(default_factory=list)
-
-    def admit(self, slot: int, request: Request) -> None:
-        self.features.clear()
-
-    def ingest(self, pack: PromptPack) -> LookupState | None:
-        assert pack.features is not None
-        self.features.append(pack.features)
-        return None if pack.ends is None else self._drafts(len(pack.ends.tokens))
-
-    def catch_up(self, verified: VerifiedRound) -> LookupState:
-        assert verified.features is not None
-        assert len(verified.features) == verified.batch.num_rows * (self.num_draft_tokens + 1)
-        return self._drafts(verified.batch.num_rows)
-
-    def step(self, state: LookupState, step: DraftStep) -> None:
-        state.take(step)
-
-    def _drafts(self, batch_size: int) -> LookupState:
-        proposals = torch.zeros(batch_size, self.num_draft_tokens, dtype=torch.int64)
-        return LookupState(proposals[:, 0], proposals)
-
-
-@pytest.mark.parametrize("chunk", [4, 512])
-def test_a_drafter_that_reads_the_final_hidden_gets_it_for_every_row(chunk: int) -> None:
-    """Then the target's last layer keeps all rows, but logits are still of one."""
-    drafter = FinalHiddenDrafter()
-    engine, target = make_fake_engine(lambda target: drafter, prefill_chunk=chunk, num_slots=1)
-    request = Request("r", "x", tuple(range(3, 13)), 1)
-    result = engine.generate([request])
-    assert result.requests[0].output_ids == target.expected(request)
-    assert target.kept_rows == target.forward_rows and sum(target.kept_rows) == 10
-    assert sum(target.logit_rows) == 1
-    features = torch.cat(drafter.features)
-    assert features[:, 0].tolist() == list(range(3, 13)) and features[:, 1].tolist() == list(range(10))
-    assert features.shape[1] > 2 and features.isfinite().all()
-    assert result.prefills[0].rows.prefill_hidden == 10

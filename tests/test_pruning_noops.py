@@ -12,7 +12,6 @@ import torch
 import spec_lab
 from spec_lab.attention.torch_backend import TorchAttention
 from tests.lab import Reference, make_config, make_engine, make_pair, random_requests
-from tests.tiny_checkpoints import refused
 
 SHORT = ["device=cpu", "workload.limit=2", "max_new_tokens=12", "repeats=1", "warmup_requests=0", "profile_rounds=0"]
 
@@ -60,18 +59,6 @@ def test_post_attention_prunes_the_catch_up_step_where_kv_is_written_with_attent
         assert record.rows.catchup_attention > record.rows.catchup_live
     rows = [prefill.rows.prefill_logits for prefill in result.prefills]
     assert sum(rows) == sum(len(request.prompt_ids) for request in requests)
-
-
-@pytest.mark.usefixtures("writes_with_attention")
-def test_a_run_says_so_and_its_reference_of_plain_decoding_runs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cheap = [*SHORT, "kernels=torch", "attention=torch", "graph=eager", f"output_dir={tmp_path}"]
-    result = spec_lab.run(spec_lab.compose([*cheap, "drafter=eagle3", "prune=prefill"]))
-    assert "prune.prefill=last_row changes nothing" in capsys.readouterr().err
-    assert set(result.run.references) == {"plain"}
-    with refused("attention=torch", "prune.catchup=pre_attention", "prune=post_attention"):
-        spec_lab.run(spec_lab.compose([*cheap, "drafter=eagle3", "prune=catchup"]))
 
 
 def test_a_block_drafter_in_a_graph_writes_all_rows_and_says_so(

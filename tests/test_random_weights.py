@@ -25,8 +25,8 @@ from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.record.reading import read_run
 from tests import tiny_gemma4
 from tests.covering import each_value
-from tests.tiny_checkpoints import TINY_SIZES, make_tiny_target
-from tests.tiny_experts import QWEN, make_tiny_experts
+from tests.tiny_checkpoints import make_tiny_target
+from tests.tiny_experts import make_tiny_experts
 from tests.tiny_hybrid import make_tiny_hybrid
 from tests.tiny_latent import make_latent_target
 
@@ -60,21 +60,6 @@ def test_any_config_json_runs_with_random_weights(shape: Path, tmp_path: Path) -
     [summary] = [read_run(file.parent) for file in out.rglob("summary.json")]
     assert summary.status == "finished"
     assert summary["divergence.bugs"] == 0
-
-
-def test_a_shape_with_experts_prints_what_it_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its random EAGLE-3 head has none."""
-    (tmp_path / "shape").mkdir()
-    config = TINY_SIZES | QWEN | {"model_type": "qwen3_moe", "num_hidden_layers": 7}
-    (tmp_path / "shape" / "config.json").write_text(json.dumps(config))
-    out = tmp_path / "out"
-    target = ["target=hf", f"target.path={tmp_path / 'shape'}", *RANDOM, "prune=catchup", "graph=round"]
-    assert main([*target, *IDS, *CHEAP, f"output_dir={out}"]) == 0
-    assert "Experts read a round" in capsys.readouterr().out
-    [summary] = [read_run(file.parent) for file in out.rglob("summary.json")]
-    read = summary.under("experts_read")
-    assert 7 * 3 < read["verify"] <= 7 * 8
-    assert read["catchup"] == read["recur"] == 0
 
 
 def make_shape(kind: str, folder: Path) -> Path:

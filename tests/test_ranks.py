@@ -9,7 +9,6 @@ from functools import cache
 import pytest
 
 import spec_lab
-from spec_lab.__main__ import main
 from spec_lab.config.checks import problems
 from spec_lab.config.run import Run
 from spec_lab.core.ranks import Ranks, ranks
@@ -66,10 +65,3 @@ def test_there_is_a_process_for_each_part(
     found = list(problems(config_of(tensor_parallel)))
     assert bool(found) == bool(fragments)
     assert all(fragment in found[0] for fragment in fragments)
-
-
-@pytest.mark.usefixtures("empty_folder")
-def test_a_multirun_under_torchrun_is_refused(started: Start, capsys: pytest.CaptureFixture[str]) -> None:
-    started(2)
-    assert main(["-m", "target.tensor_parallel=2", "drafter=none,ngram"]) == 2
-    assert "refused: a multirun works in one process" in capsys.readouterr().err

@@ -9,12 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from spec_lab.core.errors import UserError
 from spec_lab.record.models import Run
 from spec_lab.record.provenance import git_revision, machine_of
 from spec_lab.record.reading import find_runs, read_requests, read_rounds, read_run
-from spec_lab.record.recorder import FileSink, Recorder, amend, ended, write_run
+from spec_lab.record.recorder import FileSink, Recorder, ended
 from spec_lab.record.verdict import verdict
 from tests.fake_runs import MAIN, PLAIN, make_begun, make_request, make_run, measure, record_run
 
@@ -105,21 +106,15 @@ def test_another_sink_that_cannot_start_fails_the_run_in_the_files(tmp_path: Pat
     assert read_run(tmp_path).reason == "ValueError: no server"
 
 
-def test_a_record_can_be_amended(tmp_path: Path) -> None:
-    write_run(tmp_path, make_begun())
-    amend(tmp_path, "failed", "rank 1 died")
-    assert (read_run(tmp_path).status, read_run(tmp_path).reason) == ("failed", "rank 1 died")
-
-
 @pytest.mark.parametrize("name", ["requests.jsonl", "rounds.jsonl"])
-def test_a_torn_last_line_is_dropped_and_a_broken_one_named(name: str, tmp_path: Path) -> None:
+def test_a_torn_last_line_is_dropped_and_a_broken_one_is_an_error(name: str, tmp_path: Path) -> None:
     record_run(tmp_path)
     path, read = tmp_path / name, {"requests.jsonl": read_requests, "rounds.jsonl": read_rounds}[name]
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"id": "r')
     assert len(read(tmp_path)) == len(whole.splitlines())
     path.write_bytes(b'{"id": 7}\n' + whole)
-    with pytest.raises(UserError, match=f"{name}, line 1: "):
+    with pytest.raises(ValidationError):
         read(tmp_path)
 
 
@@ -127,7 +122,7 @@ def test_a_record_of_another_version_is_named(tmp_path: Path) -> None:
     record_run(tmp_path / "old")
     path = tmp_path / "old" / "summary.json"
     path.write_text(path.read_text().replace('"version": 1', '"version": 7', 1))
-    with pytest.raises(UserError, match=r"summary.json: version: "):
+    with pytest.raises(ValidationError, match=r"version"):
         read_run(tmp_path / "old")
     record_run(tmp_path / "new")
     with pytest.warns(UserWarning, match="left out: .*old"):
@@ -138,7 +133,7 @@ def test_a_record_of_another_version_is_named(tmp_path: Path) -> None:
 
 def test_provenance_knows_versions_and_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("USER", "somebody")
-    machine = machine_of("cpu", 2)
+    machine = machine_of("cpu", num_threads=2)
     assert machine.versions["torch"] and machine.device_name == machine.cpu_model
     text = machine.model_dump_json()
     assert "somebody" not in text and os.uname().nodename not in text and str(Path.home()) not in text

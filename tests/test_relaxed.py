@@ -135,18 +135,6 @@ def test_ratio_form() -> None:
     assert emitted(rule.accept(make_inputs(rows, [[2]]))) == [[2, 5]]
 
 
-def test_rank_is_by_value_then_by_lowest_id() -> None:
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randint(0, 4, (50, 7, 12), generator=generator).float()
-    drafts = torch.randint(12, (50, 7), generator=generator)
-    standing = draft_standing(logits, drafts)
-    for b, j in ((b, j) for b in range(50) for j in range(7)):
-        row = logits[b, j].tolist()
-        order = sorted(range(12), key=lambda token: (-row[token], token))
-        assert standing.rank[b, j] == order.index(drafts[b, j])
-        assert standing.is_top[b, j] == (order[0] == drafts[b, j])
-
-
 def test_logits_that_differ_below_the_softmax() -> None:
     """Two logits apart by less than float32 probabilities can tell: the larger is the argmax, whatever the ids."""
     logits = torch.tensor([[[0.0, 1e-9, -5.0], [0.0, 0.0, 9.0]]])

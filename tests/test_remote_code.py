@@ -85,11 +85,3 @@ def test_code_of_a_checkpoint_is_not_run_and_nobody_is_asked(
     assert not (tmp_path / "canary").exists()
     assert "[y/N]" not in "".join(capfd.readouterr())
     assert runs is None or (requests is not None) == runs
-
-
-def test_a_foreign_family_is_refused_before_any_other_file_is_read(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(EVIL))
-    (tmp_path / "tokenizer.json").write_text("not a tokenizer")
-    with pytest.raises(ValueError, match=r"config\.json: model_type 'evil' is not supported") as refusal:
-        open_workload(make_config((tmp_path, tmp_path), "none"))
-    assert "deepseek_v3" in str(refusal.value) and "deepseek_v2" not in str(refusal.value)

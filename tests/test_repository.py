@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import tomllib
 from pathlib import Path
-from runpy import run_path
 
 import pytest
 import yaml
@@ -55,35 +53,6 @@ def test_make_alone_lists_every_target() -> None:
     done = subprocess.run(["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True)
     listed = [line.split()[1] for line in done.stdout.splitlines()]
     assert sorted(listed) == sorted(makefile_recipes())
-
-
-def test_blanks_comments_and_docstrings_are_no_code_lines(tmp_path: Path) -> None:
-    """As `make lines` counts."""
-    texts = {
-        "a.py": '"""Docstring\nof two lines."""\n\n# comment\nimport os\n\ndef f():\n    """One."""\n    return os\n',
-        "a.c": "/* a comment\n   in two lines */\nint x; // and one\n\n// alone\nint y;\n",
-        "a.yaml": "# python -m spec_lab\n# what it is\nname: a\n\nlist:\n  - b # here\n",
-        "a.html": "<!-- a comment -->\n{# another\n#}\n<p>{{ a }}</p>\n",
-        "a.md": "no code\n",
-    }
-    lines = run_path(str(ROOT / "scripts" / "lines.py"))["code_lines"]
-    for name, text in texts.items():
-        (tmp_path / name).write_text(text)
-    assert {name: lines(tmp_path / name) for name in texts} == {
-        "a.py": 3,
-        "a.c": 2,
-        "a.yaml": 3,
-        "a.html": 1,
-        "a.md": 0,
-    }
-
-
-def test_licence_is_declared_and_present() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["license"] == "Apache-2.0"
-    for name in project["license-files"]:
-        assert (ROOT / name).read_text().strip()
-    assert "Version 2.0, January 2004" in (ROOT / "LICENSE").read_text()
 
 
 def test_notice_names_every_prompt_file_with_python_s_text() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from spec_lab.measure.lab import note_given
 from spec_lab.workloads.prompt_files import read_jsonl
 from tests.graph_lab import MODES
 from tests.lab import generate, make_config, make_engine, make_pair, part, random_requests
@@ -39,16 +38,6 @@ def test_requests_offer_what_their_line_says(pair: tuple[Path, Path], graph: str
     assert is_plain[-1] and not all(is_plain)
     plain = [record.rows for record, each in zip(result.rounds, is_plain, strict=True) if each]
     assert all(rows.verified <= 2 and rows.drafted == rows.offered == 0 for rows in plain)
-
-
-def test_a_k_that_no_line_gives_is_said(pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    given, same = (make_config(pair, options={"plan": plan}) for plan in ("given", "none"))
-    [request] = random_requests(1)
-    note_given(given, [request, replace(request, num_draft_tokens=0)])
-    note_given(same, [request])
-    assert capsys.readouterr().err == ""
-    note_given(given, [request])
-    assert "changes nothing: no prompt has `num_draft_tokens`" in capsys.readouterr().err
 
 
 def read(folder: Path, value: Any) -> int | None:

@@ -15,23 +15,20 @@ from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.acceptance.phase import ThinkingMarkers
 from spec_lab.acceptance.token_laws import OverlapLaw, exact
 from spec_lab.build.lab import RuleFacts
-from spec_lab.config.run import AcceptanceConfig
+from spec_lab.config.groups import AcceptanceConfig
 from spec_lab.core.errors import UserError
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.drafters.random import RandomDrafter
 from spec_lab.engine.engine import Engine
 from spec_lab.measure import trajectory
-from spec_lab.measure.trajectory import fitting, likeliest, record_verify_rows
+from spec_lab.measure.trajectory import fitting, record_verify_rows
 from spec_lab.options.acceptance.lossy import Fly
-from spec_lab.options.acceptance.rejection import Rejection
 from spec_lab.options.acceptance.relaxed_thinking import RelaxedThinking
 from spec_lab.options.acceptance.strict import Strict
-from spec_lab.record.reading import find_runs
-from spec_lab.record.recorder import request_row, write_run
+from spec_lab.record.recorder import request_row
 from spec_lab.record.verify_rows import load_verify_rows, num_bytes_per_round, save_verify_rows
-from spec_lab.study.rescore import rescore, rescore_table, rules_in
-from tests.fake_runs import make_begun
+from spec_lab.study.rescore import rescore, rules_in
 from tests.fake_target import FakeTarget, PaddedGraph, make_fake_engine
 
 VOCAB, SLOTS, CHUNK, RECORDED = 11, 3, 4, 6
@@ -179,17 +176,6 @@ def test_rows_are_what_the_file_says(recordings: Recordings) -> None:
     assert 0 < size - len(rows.accepted) * num_bytes_per_round(3, RECORDED) < 2000
 
 
-def test_likeliest_ranks_by_logit_and_ties_by_id() -> None:
-    ids, probabilities = likeliest(torch.tensor([[1.0, 3.0, 1.0, 3.0, 2.0]]), 4)
-    assert ids.tolist() == [[1, 3, 4, 0]]
-    assert probabilities[0, 0] == probabilities[0, 1] > probabilities[0, 2] > probabilities[0, 3]
-
-
-def test_no_drafts_no_rows_beyond_the_first(tmp_path: Path) -> None:
-    record(tmp_path, make_engine(STRICT, num_draft_tokens=0))
-    assert set(np.concatenate(list(rescore(tmp_path, STRICT).values()))) == {0}
-
-
 def test_the_file_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole requests are left out at the end, so that what is there can be re-scored."""
     requests = make_requests()
@@ -197,33 +183,6 @@ def test_the_file_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     room = sum(len(r.emitted_per_round) for r in records[:2]) * num_bytes_per_round(3, RECORDED)
     monkeypatch.setattr(trajectory, "MAX_BYTES", room)
     assert fitting(requests, records, 3, RECORDED) == requests[:2]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (RelaxedThinking(topk=7), "set record.topk=7"),
-        (Rejection(), "acceptance=rejection draws"),
-    ],
-)
-def test_what_cannot_be_rescored_is_refused(options: AcceptanceConfig, message: str, recordings: Recordings) -> None:
-    with pytest.raises(ValueError, match=message):
-        rescore(recordings.of("strict")[0], options)
-
-
-def test_a_run_without_rows_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"run with record\.topk=16"):
-        rescore(tmp_path, STRICT)
-
-
-def test_the_table_has_a_line_a_rule_and_a_column_a_category(tmp_path: Path) -> None:
-    record(tmp_path, make_engine(STRICT))
-    write_run(tmp_path, make_begun(choices={"acceptance": "strict"}))
-    rules = {name: (RULES[name], ()) for name in ("wide delta", "strict")}
-    table = rescore_table(find_runs(tmp_path)[0], rules)
-    assert list(table.raw["rule"]) == ["strict (the run's own)", "wide delta", "strict"]
-    assert table.raw["change"].tolist()[::2] == [0.0, 0.0] and table.raw["change"][1] > 0
-    assert table.raw["test"].tolist() == table.raw["length"].tolist(), "there is one category"
 
 
 def test_rules_are_read_from_arguments() -> None:

@@ -11,7 +11,8 @@ from spec_lab.checkpoints.expert_sizes import ExpertSizes, RouterScores, expert_
 from spec_lab.engine.experts_read import ExpertsRead, ReadingStage
 from spec_lab.models.experts import build_experts
 from spec_lab.models.norms import RMSNorm
-from spec_lab.operators.triton_experts import AddExperts, ResidualExperts, TritonExperts, triton_router
+from spec_lab.operators.triton_experts import AddExperts, ResidualExperts
+from spec_lab.operators.triton_set import triton_set
 from tests.kernel_lab import DEVICE, randn
 from tests.test_triton_products import DTYPE, assert_alike
 
@@ -30,8 +31,7 @@ def test_it_gives_what_its_parts_give(sizes: ExpertSizes, num_rows: int) -> None
         name: randn(*shape, seed=seed, dtype=DTYPE) / shape[-1] ** 0.5
         for seed, (name, shape) in enumerate(expert_tensor_shapes(sizes, HIDDEN).items())
     }
-    mlp = build_experts(sizes, tensors, "")
-    mlp.router, mlp.experts = mlp.router.made_by(triton_router), mlp.experts.made_by(TritonExperts)
+    mlp = build_experts(sizes, tensors, "", triton_set().without_parts())
     norm = RMSNorm(1 + randn(HIDDEN, seed=20, dtype=DTYPE), 1e-5)
     stream = 3 * randn(num_rows, HIDDEN, seed=21, dtype=DTYPE)
     few, many, reads = ResidualExperts(mlp, norm), AddExperts(mlp), []

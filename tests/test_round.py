@@ -15,15 +15,13 @@ from spec_lab.acceptance.strict import StrictAcceptance
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.core.kv_cache import SCRATCH_PAGE
 from spec_lab.core.prompts import PromptEnds
-from spec_lab.core.protocols import Drafter
 from spec_lab.core.results import RoundRecord
 from spec_lab.core.types import AcceptanceInputs, AttentionMetadata, Request, Verification
-from spec_lab.drafters.none import NoDrafter
 from spec_lab.engine import accounts
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.pages import PageTable
 from spec_lab.engine.slots import SlotState
-from tests.fake_target import FakeTarget, PaddedGraph, ScriptedDrafter, make_fake_engine
+from tests.fake_target import PaddedGraph, ScriptedDrafter, make_fake_engine
 from tests.lab import make_config, make_engine, make_pair
 from tests.layer_rows import count_rows
 from tests.tiny_checkpoints import make_tiny_target
@@ -302,35 +300,6 @@ def test_commit_moves_l_by_n_and_leaves_inactive_rows() -> None:
     assert slots.input_ids[1].tolist() == [9, 1, 1, 1]
 
 
-def test_the_first_token_of_a_tie_is_the_lowest_id(pair: tuple[Path, Path]) -> None:
-    """The prompt pass and the rounds alike: with all logits equal every token is id 0."""
-    request = Request("a", "x", (5, 6, 7), 6, ignore_eos=True)
-    for drafter in ("none", "random"):
-        engine = make_engine(make_config(pair, drafter), [request])
-        target: Any = engine.parts.target
-        target.logits = lambda hidden: torch.zeros(len(hidden), 160)
-        assert engine.generate([request]).requests[0].output_ids == [0] * 6
-
-
-def test_stages_are_named_and_those_that_do_not_exist_are_left_out() -> None:
-    request = Request("a", "x", (5, 6, 7), 6, ignore_eos=True)
-    stages: dict[int, set[tuple[str, ...]]] = {}
-    for num_draft_tokens in (0, 1, 2):
-
-        def make(target: FakeTarget, num_draft_tokens: int = num_draft_tokens) -> Drafter[Any]:
-            return ScriptedDrafter(num_draft_tokens, target, [0]) if num_draft_tokens else NoDrafter()
-
-        engine, _ = make_fake_engine(make)
-        for record in engine.generate([request]).rounds:
-            stages.setdefault(num_draft_tokens, set()).add(tuple(sorted(record.stage_seconds)))
-            assert sum(record.stage_seconds.values()) <= record.seconds
-    assert stages == {
-        0: {("accept", "commit", "readback", "verify")},
-        1: {("accept", "catchup", "commit", "readback", "verify")},
-        2: {("accept", "catchup", "commit", "readback", "recur", "verify")},
-    }
-
-
 @pytest.mark.parametrize("looks_at_lengths", [False, True])
 def test_a_record_is_made_when_the_next_round_has_been_launched(
     looks_at_lengths: bool, monkeypatch: pytest.MonkeyPatch
@@ -401,9 +370,3 @@ def test_catchup_rows_are_counted_for_each_pass(
     result = engine.generate([request])
     assert {(r.rows.catchup_mlp, r.rows.catchup_live) for r in result.rounds} == {(computed, K)}
     assert sum(sum(rows.mlp) for rows in layers) == prompt + computed * len(result.rounds)
-
-
-def test_a_drafter_without_a_catchup_step_counts_none() -> None:
-    engine, _ = make_fake_engine(lambda target: ScriptedDrafter(K, target, [1]))
-    result = engine.generate([Request("a", "x", (5, 6, 7), 9)])
-    assert {(r.rows.catchup_mlp, r.rows.catchup_live) for r in result.rounds} == {(0, 0)}

@@ -19,8 +19,8 @@ from spec_lab.build import models
 from spec_lab.build.engine import build_teacher
 from spec_lab.build.limits import engine_limits
 from spec_lab.config.choices import Dtype, KernelsChoice
+from spec_lab.core.kernel_set import TORCH_FORMS
 from spec_lab.measure.lab import LoadedRun, load_lab
-from spec_lab.models.products import PLAIN
 from tests.kernel_lab import DEVICE
 from tests.lab import part
 from tests.tiny_checkpoints import make_tiny_target
@@ -80,10 +80,10 @@ def test_the_teacher_has_the_logits_of_plain_decoding(lab: LoadedRun) -> None:
     with kept_logits(lab) as found:
         lab.teacher.greedy_choices(record.prompt_ids, record.output_ids)
     assert torch.equal(torch.cat(found), torch.cat(expected))
-    limits = engine_limits(lab.config, lab.requests, 3)
+    limits = engine_limits(lab.config, lab.requests)
     with kept_logits(lab) as rounded_otherwise:
         target = copy(lab.models.target)
-        target.products = PLAIN
+        target.kernels = TORCH_FORMS
         no_promise = replace(lab.models, target=target)
         build_teacher(lab.config, no_promise, limits).greedy_choices(record.prompt_ids, record.output_ids)
     assert not torch.equal(torch.cat(rounded_otherwise)[-LIMIT:], torch.cat(expected))

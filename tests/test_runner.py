@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from spec_lab.config.choices import ReferenceChoice
-from spec_lab.config.run import AcceptanceConfig, GraphConfig, RecordConfig, Run
-from spec_lab.measure.lab import load_lab, note_references
+from spec_lab.config.groups import AcceptanceConfig, GraphConfig
+from spec_lab.config.run import RecordConfig, Run
+from spec_lab.measure.lab import load_lab
 from spec_lab.measure.runner import record_run
 from spec_lab.measure.world import ALONE
 from spec_lab.options.acceptance.relaxed_thinking import RelaxedThinking
@@ -23,10 +23,8 @@ from spec_lab.options.acceptance.synthetic import Synthetic
 from spec_lab.options.graphs import FullLoop, RoundGraph
 from spec_lab.record import models
 from spec_lab.record.reading import read_requests
-from spec_lab.record.verify_rows import VERIFY_ROWS_FILE, load_verify_rows
-from spec_lab.study.frame import load_frame
+from spec_lab.record.verify_rows import load_verify_rows
 from spec_lab.study.rescore import rescore
-from spec_lab.study.rounds import load_request, rounds_of_request
 from spec_lab.study.run_table import format_run
 from spec_lab.workloads.pocket_form import THINK_START
 from tests.fake_runs import CHOICES
@@ -40,16 +38,6 @@ PROMPTS = [
     {"id": "closed", "category": "plain", "prompt": "abcabc", "form": "continue", "answer": "7"},
     {"id": "free", "category": "plain", "prompt": "cab", "form": "continue"},
 ]
-
-
-def test_a_reference_that_the_run_is_itself_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    note_references(Run(), {})
-    both: dict[str, Any] = {"plain": None, "eager": None}
-    note_references(Run(references=[ReferenceChoice.eager]), both)
-    assert capsys.readouterr().err == ""
-    del both["eager"]
-    note_references(Run(references=[ReferenceChoice.plain, ReferenceChoice.eager]), both)
-    assert "the run itself is eager, so no such reference is measured" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
@@ -136,21 +124,6 @@ def test_rounds_carry_their_relaxed_hits(execute: Execute) -> None:
         assert ends is not None and ends[-1] == len(row.text)
 
 
-def test_a_run_can_be_shown_and_framed(execute: Execute) -> None:
-    """Of a real run: each token has its text and origin, and the frame a row a part."""
-    summary, folder = execute(LOOSE)
-    request = load_request(folder, "open")
-    _, *rounds = rounds_of_request(request)
-    looks = [token.look.word for each in rounds for token in each.tokens]
-    assert "relaxed" in looks and len(looks) == len(request.output_ids) - 1
-    for each, accepted in zip(rounds[:-1], request.accepted_per_round or (), strict=False):
-        is_full = accepted == summary.num_draft_tokens
-        assert each.tokens[-1].look.word == ("bonus" if is_full else "corrected")
-    frame = load_frame(folder)
-    assert list(frame["part"]) == ["this run", "plain"]
-    assert frame["emitted_tokens"][0] == summary["emitted_tokens"]
-
-
 def test_a_lossless_run_counts_thinking_too(execute: Execute) -> None:
     summary, folder = execute(Strict())
     assert summary.acceptance_lossless is True
@@ -176,11 +149,6 @@ def test_kept_rows_give_the_acceptance_that_was_timed(rule: AcceptanceConfig, ex
     accepted = {row.id: row.accepted_per_round for row in read_requests(folder)}
     assert rescore(folder, rule) == accepted
     assert len(load_verify_rows(folder).accepted) == summary["rounds"]
-
-
-def test_no_rows_are_kept_unless_asked_for(execute: Execute) -> None:
-    _, folder = execute(part("acceptance", "strict"))
-    assert not (folder / VERIFY_ROWS_FILE).exists()
 
 
 def test_a_tokenizer_without_markers_has_no_thinking(pair: tuple[Path, Path], execute: Execute) -> None:

@@ -201,22 +201,8 @@ def test_profiling_ends_where_the_requests_do(execute: Execute, tmp_path: Path) 
     assert attention_calls(summary) == 4 + 3
 
 
-def test_nothing_is_profiled_unless_asked_for(execute: Execute, tmp_path: Path) -> None:
-    assert execute(profile_rounds=0).kernels == []
-    assert not (tmp_path / "run" / TRACE_FILE).exists()
-
-
 def test_prompts_in_chunks_do_not_count_as_rounds(execute: Execute) -> None:
     """The last of a batch's prompts is still being read, chunk by chunk, while the first is already decoded."""
     summary = execute(batch_size=4, profile_rounds=2, max_new_tokens=24, cache={"prefill_chunk": 4})
     assert summary["divergence.bugs"] == 0
     assert attention_calls(summary) == 4 + 3
-
-
-def test_a_prompt_that_does_not_fit_is_refused_before_anything_is_recorded(
-    configure: Callable[..., Run], tmp_path: Path
-) -> None:
-    config = configure(cache={"max_seq_len": 40}, max_new_tokens=8)
-    with pytest.raises(ValueError, match=r"request r3.*raise cache\.max_seq_len"):
-        runner.record_run(config, CHOICES, tmp_path / "run")
-    assert not (tmp_path / "run").exists()

@@ -17,10 +17,8 @@ from spec_lab.checkpoints.packaged import ZOO
 from spec_lab.config.checks import admit
 from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
-from spec_lab.models.tensor_parallel import TensorParallel
 from spec_lab.workloads.thinking import thinking_markers
 from spec_lab.workloads.tokenizer import TargetTokenizer
-from tests.ranks import Meeting, ThreadCollectives
 
 SHIPPED = {"pocket_hybrid": "mtp_eagle", "pocket_gemma": "frozen_kv", "pocket_moe": "mtp_eagle"}
 """The shipped targets of other families, and the drafter that is shipped for each."""
@@ -57,7 +55,7 @@ def config_of(target: str, overrides: str) -> Run:
 def decode(config: Run) -> dict[str, list[int]]:
     tokenizer = TargetTokenizer(config.target.folder)
     requests = load_requests(config, tokenizer)
-    limits = engine_limits(config, requests, config.drafter.num_draft_tokens)
+    limits = engine_limits(config, requests)
     models = load_models(config, limits.max_seq_len, thinking_markers(tokenizer, config.target))
     engine = build_engine(config, models, limits)
     return {record.request_id: record.output_ids for record in engine.generate(requests).requests}
@@ -93,22 +91,11 @@ def test_it_runs_or_is_refused(overrides: str, target: str, refusal: str) -> Non
         assert outputs == plain(target)
 
 
-@pytest.mark.parametrize(
-    ("target", "reason"),
-    [("pocket_hybrid", "splits no layers that keep a state"), ("pocket_moe", "cannot split latent attention")],
-)
-def test_layers_that_cannot_be_split_are_refused(target: str, reason: str) -> None:
-    skip_without_weights(target)
-    half = TensorParallel(0, 2, ThreadCollectives(Meeting(2), 0))
-    with pytest.raises(UserError, match=reason):
-        load_models(config_of(target, "drafter=none"), 64, partition=half)
-
-
 @pytest.mark.parametrize("drafter", ["dflash", "dspark", "dflash2", "domino", "lilicorr", "p_eagle"])
 def test_shipped_drafters_of_a_whole_block_leave_plain_tokens_and_draft_well(drafter: str) -> None:
     chosen = config_of("pocket", f"drafter={drafter} max_new_tokens=16")
     requests = load_requests(chosen, TargetTokenizer(chosen.target.folder))
-    limits = engine_limits(chosen, requests, chosen.drafter.num_draft_tokens)
+    limits = engine_limits(chosen, requests)
     models = load_models(chosen, limits.max_seq_len)
     records = build_engine(chosen, models, limits).generate(requests).requests
     assert {record.request_id: record.output_ids for record in records} == plain("pocket", " max_new_tokens=16")

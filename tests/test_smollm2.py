@@ -96,19 +96,6 @@ def test_ids_follow_from_the_files_own_merges(path: Path, tokenizer: TargetToken
         assert tokenizer.decode(ids) == text
 
 
-@pytest.mark.parametrize(
-    ("text", "pieces"),
-    [
-        ("It is  7", ["It", " is", "  ", "7"]),
-        ("12345 o'clock.", ["1", "2", "3", "4", "5", " o", "'", "clock", "."]),
-        ("a  b\n\n 3", ["a", " ", " b", "\n\n ", "3"]),
-        ("<|im_start|>user", ["<|im_start|>", "user"]),
-    ],
-)
-def test_pieces_by_hand(tokenizer: TargetTokenizer, text: str, pieces: list[str]) -> None:
-    assert [tokenizer.decode([token_id]) for token_id in tokenizer.encode(text)] == pieces
-
-
 def test_a_chat_has_the_files_template(path: Path, tokenizer: TargetTokenizer) -> None:
     system = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
     turns = "user\nHi", "assistant\nHo", "user\nSo  5?"

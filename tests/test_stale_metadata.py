@@ -13,13 +13,11 @@ from spec_lab.build.engine import build_engine
 from spec_lab.build.limits import engine_limits
 from spec_lab.build.models import load_models
 from spec_lab.checkpoints.packaged import ZOO
-from spec_lab.config.run import GraphConfig
 from spec_lab.core.results import GenerationResult
 from spec_lab.measure.lab import MAIN, load_lab
-from spec_lab.options.graphs import FullLoop, RoundGraph, SplitSeed, StepReplay
+from spec_lab.options.graphs import StepReplay
 from spec_lab.record.draft_counts import acceptance_length
 from tests.lab import make_config, make_engine, make_pair, random_requests
-from tests.tiny_checkpoints import refused
 
 needs_weights = pytest.mark.skipif(not ZOO.is_dir(), reason="this checkout has no shipped weights")
 CHEAP = [
@@ -78,23 +76,11 @@ class Fixed:
         return getattr(self._backend, name)
 
 
-@pytest.mark.parametrize("graph", [SplitSeed(), FullLoop(), RoundGraph()])
-def test_a_backend_that_cannot_move_inside_a_graph_is_refused_by_name(graph: GraphConfig, tmp_path: Path) -> None:
-    requests = random_requests(1, 4)
-    config = dataclasses.replace(make_config(make_pair(tmp_path), device="cpu"), graph=graph)
-    chosen = config
-    limits = engine_limits(chosen, requests, 3)
-    models = load_models(chosen, limits.max_seq_len)
-    models = dataclasses.replace(models, backend=Fixed(models.backend))
-    with refused("attention=torch", f"graph={graph.name}", "graph=step_replay"):
-        build_engine(chosen, models, limits)
-
-
 def test_graph_step_replay_takes_any_backend(tmp_path: Path) -> None:
     requests = random_requests(1, 4)
     config = dataclasses.replace(make_config(make_pair(tmp_path), device="cpu"), graph=StepReplay())
     chosen = config
-    limits = engine_limits(chosen, requests, 3)
+    limits = engine_limits(chosen, requests)
     models = load_models(chosen, limits.max_seq_len)
     models = dataclasses.replace(models, backend=Fixed(models.backend))
     engine = build_engine(chosen, models, limits)

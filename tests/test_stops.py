@@ -13,7 +13,6 @@ import spec_lab
 from spec_lab.core.text_stops import TextStops
 from spec_lab.record.models import Request
 from spec_lab.workloads.prompt_files import shipped_prompts
-from tests.tiny_checkpoints import refused
 
 CHEAP = ["device=cpu", "drafter=oracle", "drafter.num_draft_tokens=3", "repeats=1", "warmup_requests=0"]
 CHEAP += ["profile_rounds=0", "max_new_tokens=16", "batch_size=2", "workload=jsonl"]
@@ -114,10 +113,3 @@ def test_a_stop_is_found_across_tokens_and_only_where_it_is_completed() -> None:
     long = b"x" * 500 + text
     assert stops.completed_by_last(long) and not stops.completed_by_last(long + b".")
     assert stops.cut("a\nb né\n\n") == "a\nb "
-
-
-def test_ends_that_would_not_be_what_was_meant_are_refused(lines: list[dict[str, Any]], tmp_path: Path) -> None:
-    with refused("stop"):
-        decoded(tmp_path, lines, "workload.stop=['']")
-    with refused("stop"):
-        decoded(tmp_path, [lines[0] | {"stop": [""]}])

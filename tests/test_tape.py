@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from spec_lab.engine.capture import CaptureError
 from spec_lab.engine.tape import TapeGraph
-from spec_lab.models.linear import PackedLinear
 from tests.captures import capture, flat, same
 
 ROWS, WIDTH, CAPACITY = 4, 8, 6
@@ -93,11 +92,6 @@ def halves(rows: torch.Tensor, counter: torch.Tensor) -> list[torch.Tensor]:
     return [half.clone() for half in rows.chunk(2)]
 
 
-def arithmetic(b: Buffers) -> Any:
-    scaled = (b.x * 2 + 1).clamp(min=0) / 3
-    return scaled, scaled.to(torch.bfloat16).float(), (b.x > 0) & ~(scaled > 1), 5 - b.x, -b.x
-
-
 def running_state(b: Buffers) -> Any:
     b.total += b.x
     b.lens.add_(b.ids).clamp_(max=40)
@@ -152,35 +146,6 @@ def several_results(b: Buffers) -> Any:
     return values, order, *top, *least, pieces, left * right, [row + 1 for row in b.x], *b.x.cummax(dim=1), *kept
 
 
-def joined(b: Buffers) -> Any:
-    return torch.cat((b.x, b.total)), torch.stack((b.x, b.total), dim=1), torch.roll(b.x, 2, -1), b.x.argmax(dim=-1)
-
-
-def model_pieces(b: Buffers) -> Any:
-    normed = F.rms_norm(b.x, b.x.shape[-1:], None, 1e-6)
-    heads = normed.view(1, ROWS, 2, 4).transpose(1, 2)
-    mask = torch.full((ROWS, ROWS), float("-inf")).triu(1)
-    attended = F.scaled_dot_product_attention(heads, heads, heads, attn_mask=mask[None, None], scale=0.5)
-    product = F.linear(attended.transpose(1, 2).reshape(ROWS, -1), b.bank)
-    return attended, product, torch.softmax(product, dim=-1, dtype=torch.float32), F.silu(b.x), product.logsumexp(-1)
-
-
-_PACKED = PackedLinear(torch.randn(5, WIDTH, generator=torch.Generator().manual_seed(0)), None)
-
-
-def packed_product(b: Buffers) -> Any:
-    return _PACKED(b.x), torch.einsum("rw,sw->rs", b.x, b.bank), b.x @ b.total.t(), torch.addmm(b.x, b.x[:, :4], b.x)
-
-
-def factories(b: Buffers) -> Any:
-    steps = torch.arange(ROWS), torch.arange(1, 9, 2), torch.zeros(2, 3), torch.full((2,), 4), torch.ones(3)
-    counted = torch.zeros(ROWS, dtype=torch.int64)
-    counted[1:] += b.ids[1:]
-    room = torch.empty(ROWS, WIDTH)
-    torch.mul(b.x, 3, out=room)
-    return steps, counted, room, torch.zeros_like(b.x) + b.x.new_full((1,), 2.0)
-
-
 def empty_tensors(b: Buffers) -> Any:
     none = b.x[:0]
     return none, none * 2, torch.cat((none, b.x)), none.sum(dim=0), b.x.new_zeros((0, 3)), b.ids[:0] + 1
@@ -194,26 +159,15 @@ def custom_operators(b: Buffers) -> Any:
     return room, first - second
 
 
-def spans(b: Buffers) -> Any:
-    with torch.profiler.record_function("verify"):
-        return b.x * 2
-
-
 SEQUENCES: list[Function] = [
-    arithmetic,
     running_state,
     written_views,
     aliases_of_inputs,
     written_after_a_view,
     indexing,
     several_results,
-    joined,
-    model_pieces,
-    packed_product,
-    factories,
     empty_tensors,
     custom_operators,
-    spans,
 ]
 
 

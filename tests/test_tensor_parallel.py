@@ -20,7 +20,6 @@ from spec_lab.checkpoints.random_weights import random_tensors
 from spec_lab.checkpoints.slices import kept_part
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.config.run import Run
-from spec_lab.core.errors import UserError
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
@@ -45,7 +44,7 @@ def load(folder: Path, partition: Partition) -> tuple[ModelConfig, dict[str, tor
 
 def split_engine(config: Run, requests: list[Request], partition: Partition) -> Engine:
     chosen = config
-    limits = engine_limits(chosen, requests, config.drafter.num_draft_tokens)
+    limits = engine_limits(chosen, requests)
     models = load_models(chosen, limits.max_seq_len, partition=partition)
     return build_engine(chosen, models, limits)
 
@@ -161,21 +160,3 @@ def test_ranks_that_emit_other_tokens_are_found(differs: bool) -> None:
 
     with pytest.raises(RuntimeError, match="emitted different tokens") if differs else nullcontext():
         on_ranks(2, compare)
-
-
-@pytest.mark.parametrize(
-    ("size", "changes", "fragments"),
-    [
-        (4, {}, ("num_key_value_heads, 2", "use target.tensor_parallel=2")),
-        (2, {"num_key_value_heads": 1}, ("num_key_value_heads, 1", "use target.tensor_parallel=1")),
-        (2, {"intermediate_size": 49}, ("intermediate_size, 49", "use target.tensor_parallel=1")),
-    ],
-)
-def test_what_does_not_divide_is_refused(
-    tmp_path: Path, size: int, changes: dict[str, Any], fragments: tuple[str, ...]
-) -> None:
-    make_tiny_target(tmp_path, "qwen3", **changes)
-    config = read_model_config(tmp_path)
-    with pytest.raises(UserError) as error:
-        on_ranks(size, lambda partition: partition.share(config.layers[0]))
-    assert all(part in str(error.value) for part in (f"target.tensor_parallel={size}", *fragments))

@@ -11,9 +11,8 @@ import pytest
 
 import spec_lab
 from spec_lab.acceptance.phase import ThinkingMarkers
-from spec_lab.checkpoints.packaged import PACKAGED
 from spec_lab.config.checks import admit
-from spec_lab.config.run import TargetConfig
+from spec_lab.config.groups import TargetConfig
 from spec_lab.core.errors import UserError
 from spec_lab.doctor.subject import load_subject
 from spec_lab.record.models import Request
@@ -81,13 +80,6 @@ def test_a_marker_is_given_by_its_text_or_its_id(
     assert thinking_markers(TargetTokenizer(tmp_path), options) == ThinkingMarkers(*found)
 
 
-@pytest.mark.parametrize(("begin", "end"), [("ab", "b"), ("a", "160"), ("a", None)])
-def test_what_is_not_two_tokens_is_refused(begin: str, end: str | None, tmp_path: Path) -> None:
-    write_template(tmp_path, TEMPLATE, ())
-    with pytest.raises(UserError, match=r"target\.thinking_begin"):
-        thinking_markers(TargetTokenizer(tmp_path), TargetConfig(thinking_begin=begin, thinking_end=end))
-
-
 def test_an_answer_stands_behind_the_markers_of_the_run() -> None:
     assert reply_of("hm[/THINK]42", pairs=[("[THINK]", "[/THINK]")]) == "42"
     assert reply_of("[THINK]hm", pairs=[("[THINK]", "[/THINK]")]) is None
@@ -126,23 +118,6 @@ def test_relaxed_acceptance_takes_every_draft_while_thinking_is_open(
     assert [thinking_in(row) for row in result.requests] == [12, 12]
     strict = spec_lab.run(spec_lab.compose(overrides(pair, tmp_path, *knobs)))
     assert sum(sum(row.accepted_per_round) for row in strict.requests) < K
-
-
-def test_without_markers_the_rule_is_refused_by_the_knobs_name(pair: tuple[Path, Path], tmp_path: Path) -> None:
-    write_template(pair[0], TEMPLATE, ())
-    with pytest.raises(UserError, match=r"target\.thinking_begin"):
-        spec_lab.run(spec_lab.compose(overrides(pair, tmp_path, "acceptance=relaxed_thinking")))
-
-
-@pytest.mark.skipif(PACKAGED["smollm2_135m"].find() is None, reason=PACKAGED["smollm2_135m"].command)
-def test_smollm2_runs_with_relaxed_thinking(tmp_path: Path) -> None:
-    """From the turn's beginning to its end everything is thinking, and its end is kept."""
-    run = ["target=smollm2_135m", "drafter=eagle3", "acceptance=relaxed_thinking", "acceptance.topk=50000"]
-    knobs = ["acceptance.delta=1.0", "target.thinking_begin='<|im_start|>'", "target.thinking_end='<|im_end|>'"]
-    short = [*SHORT, "workload.limit=1", f"output_dir={tmp_path}", "device=cpu"]
-    (row,) = spec_lab.run(spec_lab.compose([*run, *knobs, *short])).requests
-    assert row.accepted_per_round[:-1] == [K, K] and thinking_in(row) == 12
-    assert row.answer is None or row.correct is not None
 
 
 @pytest.mark.parametrize("switch", ["enable_thinking", "thinking"])

@@ -20,7 +20,6 @@ from spec_lab.workloads.pocket_form import (
     THINK_START,
     USER,
     Form,
-    render_prompt,
 )
 from spec_lab.workloads.tokenizer import TargetTokenizer
 
@@ -86,23 +85,6 @@ def test_a_system_prompt_is_the_templates_first_turn_in_every_turn_of_a_chat(tmp
         TargetTokenizer(ZOO / "pocket").encode_prompt("chat", "Hi", "Be brief.")
 
 
-def test_a_chat_turn_has_the_bos_of_its_template_and_no_other(tmp_path: Path) -> None:
-    tokenizer = make_tokenizer(tmp_path, TEMPLATE)
-    assert tokenizer.decode(tokenizer.encode_prompt("chat", "a time")) == f"{BOS} {TURN} a time"
-
-
-def test_a_base_model_without_a_template_gets_bos_and_the_bare_text(tmp_path: Path) -> None:
-    tokenizer = make_tokenizer(tmp_path, None)
-    assert tokenizer.decode(tokenizer.encode_prompt("chat", "a time")) == f"{BOS} a time"
-
-
-def test_a_conversation_has_one_bos_and_one_marker_a_turn(tmp_path: Path) -> None:
-    with_roles = TEMPLATE.replace(TURN, TURN + "{{ ' a ' if message['role'] == 'assistant' else '' }}")
-    tokenizer = make_tokenizer(tmp_path, with_roles)
-    text = tokenizer.decode(tokenizer.encode_conversation(["once upon", "time", "time"]))
-    assert text == f"{BOS} {TURN} once upon {TURN} a time {TURN} time"
-
-
 def test_a_base_model_reads_a_conversation_as_one_text(tmp_path: Path) -> None:
     tokenizer = make_tokenizer(tmp_path, None)
     assert tokenizer.decode(tokenizer.encode_conversation(["once", "upon", "a"])) == f"{BOS} once upon a"
@@ -125,13 +107,6 @@ def test_a_prompt_that_has_been_through_a_template_is_refused(
     tokenizer = make_tokenizer(tmp_path, template)
     with pytest.raises(UserError, match=BOS):
         tokenizer.encode_prompt(form, f"{before}{BOS} {TURN} a time")
-
-
-def test_a_pocket_prompt_with_its_markers_is_refused() -> None:
-    tokenizer = TargetTokenizer(ZOO / "pocket")
-    for form, text in (("chat", render_prompt("chat", "Hi")), ("continue", f"{END_OF_TEXT}Hi")):
-        with pytest.raises(UserError, match="leave it out"):
-            tokenizer.encode_prompt(form, text)
 
 
 def test_a_bos_that_nobody_else_puts_in_front_is_left(tmp_path: Path) -> None:
@@ -168,10 +143,3 @@ def test_a_template_that_leaves_out_the_message_is_refused(template: str, tmp_pa
     """As one that expects parts of a text and an image."""
     with pytest.raises(UserError, match="leaves out"):
         make_tokenizer(tmp_path, template).encode_prompt("chat", "a time")
-
-
-def test_a_template_that_leaves_out_the_system_prompt_is_refused(tmp_path: Path) -> None:
-    tokenizer = make_tokenizer(tmp_path, TURN + "{{ messages[-1].content }}")
-    tokenizer.encode_prompt("chat", "a time")
-    with pytest.raises(UserError, match="leaves out"):
-        tokenizer.encode_prompt("chat", "a time", "upon")

@@ -15,7 +15,7 @@ import pytest
 import torch
 from packaging.specifiers import SpecifierSet
 
-from spec_lab.engine.torch_internals import OperatorMode, is_composite, run_composite, storage_id
+from spec_lab.engine.torch_internals import OperatorMode
 
 ROOT = Path(__file__).parents[1]
 ADD = torch.ops.aten.add.Tensor
@@ -73,40 +73,6 @@ def test_no_other_private_name_of_torch_is_used() -> None:
         if (extra := {name for name in names if not name.startswith(tuple(USED.get(file, ("nothing",))))})
     }
     assert unknown == {}, "give it a public form, or a name in USED that says which torch has it"
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "from torch.utils._pytree import tree_leaves",
-        "import torch._inductor.config",
-        "key = torch._C.DispatchKey.CPU",
-        "product = torch.ops.mkldnn._linear_pointwise.default",
-        "if _aten._to_copy.default: ...",
-        "number = tensor.untyped_storage()._cdata",
-        "schema = func._schema.arguments",
-    ],
-)
-def test_a_private_name_is_seen(line: str) -> None:
-    assert private_names(line)
-
-
-@pytest.mark.parametrize("line", ["torch.__version__", "self._op(rows)", "torch.ops.aten.set_", "torch.nn.Module()._x"])
-def test_a_public_name_is_let_through(line: str) -> None:
-    assert not private_names(line)
-
-
-def test_composite_operators_are_told_from_their_parts() -> None:
-    assert is_composite(torch.ops.aten.linear.default) and not is_composite(ADD)
-    rows, weight = torch.randn(2, 3), torch.randn(4, 3)
-    assert torch.equal(run_composite(torch.ops.aten.linear.default, (rows, weight), {}), rows @ weight.T)
-
-
-def test_views_share_the_number_of_their_memory_and_nothing_else_does() -> None:
-    first, second = torch.empty(6), torch.empty(6)
-    assert len({storage_id(view) for view in (first, first[2:], first[:0], first.view(2, 3))}) == 1
-    others = [first, second, torch.empty(0), torch.empty(0)]
-    assert len({storage_id(tensor) for tensor in others}) == len(others)
 
 
 def test_torch_is_bounded_for_as_long_as_private_names_are_used() -> None:

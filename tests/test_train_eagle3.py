@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from spec_lab.checkpoints.families import read_model_config
-from spec_lab.export.eagle3_json import eagle3_json
-from spec_lab.export.folders import save_drafter
 from spec_lab.train.heads import Eagle3
 from spec_lab.train.heads.eagle3 import Eagle3Module, Eagle3Shape
 from spec_lab.train.target import FrozenTarget
@@ -71,46 +67,6 @@ def test_unrolled_rows_equal_drafting_step_by_step(head: Eagle3Module, num_rows:
                 hidden = drafter.row(embeddings[anchor + step], hidden, anchor + step)
             # The unrolling keeps norms and rotations in float32.
             torch.testing.assert_close(states[step][0, anchor + step].double(), hidden, rtol=1e-4, atol=1e-4)
-
-
-def test_checkpoint_has_the_names_and_config_that_engines_load(head: Eagle3Module, tmp_path: Path) -> None:
-    save_drafter(head.state_dict(), eagle3_json(SHAPE.config(2048), 8), tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
-    layer = "midlayer."
-    assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == {
-        "fc.weight": (12, 36),
-        layer + "input_layernorm.weight": (12,),
-        layer + "hidden_norm.weight": (12,),
-        layer + "post_attention_layernorm.weight": (12,),
-        layer + "self_attn.q_proj.weight": (24, 24),
-        layer + "self_attn.k_proj.weight": (12, 24),
-        layer + "self_attn.v_proj.weight": (12, 24),
-        layer + "self_attn.o_proj.weight": (12, 24),
-        layer + "mlp.gate_proj.weight": (20, 12),
-        layer + "mlp.up_proj.weight": (20, 12),
-        layer + "mlp.down_proj.weight": (12, 20),
-        "norm.weight": (12,),
-        "lm_head.weight": (10, 12),
-        "d2t": (10,),
-        "t2d": (30,),
-    }
-    assert tensors["d2t"].dtype == torch.int64 and tensors["t2d"].dtype == torch.bool
-    assert (torch.arange(10) + tensors["d2t"]).tolist() == DRAFT_TOKEN_IDS.tolist()
-    assert tensors["t2d"].nonzero().flatten().tolist() == DRAFT_TOKEN_IDS.tolist()
-    assert {tensor.dtype for name, tensor in tensors.items() if name not in ("d2t", "t2d")} == {torch.bfloat16}
-    config = json.loads((tmp_path / "config.json").read_text())
-    expected = {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "model_type": "llama",
-        "vocab_size": 30,
-        "draft_vocab_size": 10,
-        "head_dim": 6,
-        "rope_theta": 10000.0,
-        "norm_before_residual": False,
-        "tie_word_embeddings": False,
-    }
-    assert expected.items() <= config.items()
-    assert not {"eagle_config", "eagle_aux_hidden_state_layer_ids"} & config.keys()
 
 
 @pytest.mark.parametrize("norms", [False, True])

@@ -37,7 +37,6 @@ from spec_lab.train.truth import Truth
 from tests.tiny_checkpoints import make_tiny_target
 from tests.tiny_gemma4 import make_tiny_gemma4
 from tests.tiny_gpt_oss import make_tiny_gpt_oss
-from tests.tiny_latent import make_latent_target
 from tests.train_lab import CPU, HEADS, losses, record_run, small, texts_of
 
 EAGLE3 = HEADS["eagle3"]
@@ -264,36 +263,6 @@ def test_processes_of_torchrun_train_what_one_does(llama: Path, whole: tuple[Pat
     assert together["processes"] == 2
     for (step, loss), (expected_step, expected) in zip(together["losses"], alone["losses"], strict=True):
         assert step == expected_step and loss == pytest.approx(expected, abs=1e-5)
-
-
-def test_a_plan_says_what_a_training_takes_and_leaves_nothing(llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    train_head(small(llama / "target", EAGLE3, llama / "texts", plan=True), llama / "out")
-    said = capsys.readouterr().out
-    assert "0.01 M parameters" in said and "6 steps" in said and not (llama / "out").exists()
-
-
-def test_targets_whose_layers_are_not_packed_are_refused(tmp_path: Path) -> None:
-    make_latent_target(tmp_path / "target")
-    with pytest.raises(UserError, match="plain attention"):
-        FrozenTarget.load(tmp_path / "target", CPU, torch.float32, 48)
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"dtype": "float16"}, "dtype=float16"),
-        ({"layouts": ["deepspec"]}, "the layout deepspec is not known"),
-        ({"layouts": ["deepspec"], "drafter": HEADS["dflash2"]}, "deepspec cannot hold"),
-        ({"data": "nowhere-*"}, "matches no folder"),
-        ({"row_length": 5}, "room for prompts alone"),
-        ({"drafter": dataclasses.replace(HEADS["frozen_kv"], kv_source_layers=[9])}, "kv_source_layers"),
-        ({"drafter": dataclasses.replace(HEADS["draft_model"], hidden_size=64)}, "wider than the target's 32"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_what_cannot_be_trained_is_refused(changes: dict[str, Any], reason: str, llama: Path) -> None:
-    with pytest.raises(UserError, match=reason):
-        train(llama, **changes)
 
 
 def test_figures_go_to_wandb_while_a_head_is_trained(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from itertools import product
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from spec_kernels.tree_reference import rank_tokens_reference
-from spec_lab.attention.torch_tree import TorchTreeAttention
 from spec_lab.core.draft_paths import DraftPaths
-from spec_lab.core.draft_tree import DraftTree, ancestors_and_self
-from spec_lab.drafters.branching import BranchState, see_ancestors
-from spec_lab.drafters.growth import Branches, DynamicTree, StaticTree, TreeShape
+from spec_lab.core.draft_tree import DraftTree
+from spec_lab.drafters.growth import DynamicTree, StaticTree, TreeShape
 from spec_lab.drafters.siblings import Ranked, empty_ranks
 from tests.drafted_rows import no_rows
 
@@ -106,14 +103,6 @@ def test_ties_leave_no_draft_without_its_parent() -> None:
     assert (1, 1, 1, 1) in paths
 
 
-def test_tokens_are_ranked_by_their_logits_and_ties_by_their_ids() -> None:
-    logits = torch.tensor([[[1.0, 3.0, 3.0, float("-inf"), 2.0]]])
-    ranked = rank_tokens(logits, 4)
-    assert ranked.tokens.tolist() == [[[1, 2, 4, 0]]]
-    expected = logits.log_softmax(-1).gather(-1, ranked.tokens)
-    torch.testing.assert_close(ranked.log_probs, expected)
-
-
 @pytest.mark.parametrize(
     "ranks", [[[1], [0, 2], [0], [0, 0, 1], [0, 0], [2], [2, 1]], [[0], [0, 0], [0, 0, 0]], [[0], [1], [0, 0], [1, 1]]]
 )
@@ -128,25 +117,3 @@ def test_a_static_tree_has_the_ranks_of_its_paths(ranks: list[list[int]]) -> Non
                 tokens = (*tokens, int(table[tokens].sort(descending=True, stable=True).indices[rank]))
             expected.add(tokens)
         assert set(paths_of(tree, index)) == expected
-
-
-def test_ancestors_are_all_rows_on_the_way_from_the_root() -> None:
-    parents = torch.tensor([[0, 0, 1, 0, 2], [0, 0, 0, 0, 0]])
-    seen = ancestors_and_self(parents, 3)
-    of_first = [[0], [0, 1], [0, 1, 2], [0, 3], [0, 1, 2, 4]]
-    assert [row.nonzero().flatten().tolist() for row in seen[0]] == of_first
-    assert [row.nonzero().flatten().tolist() for row in seen[1]] == [[0], [0, 1], [0, 2], [0, 3], [0, 4]]
-
-
-def test_a_branch_sees_its_ancestors() -> None:
-    """Both branches of the second level come from branch 1 of the first; the slots of a cache of one page."""
-    live = SimpleNamespace(seq_lens=torch.tensor([0]), page_table=torch.tensor([[0, 1]]), max_seq_len=0)
-    state = BranchState(None, None, torch.zeros(1), live)  # type: ignore[arg-type]
-    tokens, backend = torch.tensor([[5, 6]]), TorchTreeAttention(8, 8)
-    seen = []
-    for came_from in ([[0, 0]], [[1, 1]]):
-        attention = see_ancestors(backend, state, Branches(tokens, torch.tensor(came_from), torch.zeros(2, 1)))
-        assert attention.tree is not None
-        seen.append(attention.tree.path_slots[0].tolist())
-    assert seen == [[[0], [1]], [[1, 2], [1, 3]]]
-    assert attention.positions.tolist() == [1, 1] and attention.slot_mapping.tolist() == [2, 3]

@@ -15,7 +15,7 @@ from spec_lab.acceptance.phase import ThinkingMarkers, TokenPhase
 from spec_lab.acceptance.relaxed import DeltaForm
 from spec_lab.acceptance.relaxed_tree import RelaxedThinkingTreeAcceptance
 from spec_lab.acceptance.tree import OneHotTreeAcceptance, StrictTreeAcceptance, SyntheticTreeAcceptance, follow
-from spec_lab.config.run import TreeConfig
+from spec_lab.config.groups import TreeConfig
 from spec_lab.core.tree_protocols import JudgedRows, TreeRule, Walk
 from spec_lab.core.types import Verification
 from spec_lab.options.acceptance.rejection import Rejection, RejectionMethodChoice

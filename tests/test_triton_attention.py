@@ -28,6 +28,7 @@ class Paged:
     page_table: torch.Tensor
     seq_lens: torch.Tensor
     page_size: int
+    powers: torch.Tensor | None = None
 
     @property
     def longest(self) -> int:
@@ -75,7 +76,18 @@ def attend(
     out = torch.full((queries.shape[0], queries[0].numel()), float("nan"), dtype=queries.dtype, device=DEVICE)
     max_seq_len = max_seq_len or paged.longest
     tables = (paged.kv, paged.page_table, paged.seq_lens, paged.page_size)
-    paged_attention(out, queries, *tables, max_seq_len, split, SCALE, window, *parts_of(tree), sinks=sinks)
+    paged_attention(
+        out,
+        queries,
+        *tables,
+        max_seq_len,
+        split,
+        SCALE,
+        window,
+        *parts_of(tree),
+        sinks=sinks,
+        powers=paged.powers,
+    )
     return out
 
 
@@ -88,7 +100,7 @@ def reference(
 ) -> torch.Tensor:
     tables = (paged.kv, paged.page_table, paged.seq_lens)
     shape = (paged.page_size, paged.longest, SCALE, window)
-    return paged_attention_reference(queries, *tables, *shape, *parts_of(tree), sinks=sinks)
+    return paged_attention_reference(queries, *tables, *shape, *parts_of(tree), sinks=sinks, powers=paged.powers)
 
 
 def parts_of(tree: TreeRows | None) -> tuple[Any, ...]:

@@ -12,9 +12,9 @@ from spec_kernels.attention_reference import paged_attention_reference
 from spec_lab.attention.stale import StaleMover
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.attention.triton_backend import TritonAttention
-from spec_lab.build.attention import BackendContext
-from spec_lab.build.kernels import TORCH
+from spec_lab.build.models import BackendContext
 from spec_lab.config.run import CacheConfig, Run
+from spec_lab.core.kernel_set import TORCH_FORMS
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.types import AttentionMetadata
@@ -77,7 +77,7 @@ def test_stale_windows_are_those_of_step_1_and_all_else_is_fresh(page_size: int)
 
 
 def test_the_option_makes_the_backend() -> None:
-    context = BackendContext(Run(), 64, DEVICE, torch.float32, TORCH)
+    context = BackendContext(Run(), 64, DEVICE, torch.float32, TORCH_FORMS)
     assert isinstance(part("attention", "triton").build(context), TritonAttention)
 
 

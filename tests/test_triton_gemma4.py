@@ -16,19 +16,18 @@ from spec_lab.checkpoints.gemma4_assistant_checkpoint import TOKEN_ORDERING, ass
 from spec_lab.checkpoints.gemma4_assistant_config import read_assistant_config
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.core.kept import Kept
+from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet
 from spec_lab.core.passes import Pass
 from spec_lab.core.pruning import Drop
-from spec_lab.core.types import AttentionMetadata, FeatureSpec
+from spec_lab.core.types import FeatureSpec
 from spec_lab.models.gemma4 import Gemma4Target
 from spec_lab.models.gemma4_assistant import Gemma4Assistant
-from spec_lab.models.products import PLAIN, Products
-from spec_lab.operators.triton_products import TritonProducts
+from spec_lab.operators.triton_set import triton_set
 from tests.kernel_lab import DEVICE, randn
-from tests.test_triton_products import DTYPE, MAX_POSITIONS, CountedKernels, Lane, assert_alike, prompt
+from tests.test_triton_products import DTYPE, MAX_POSITIONS, Lane, assert_alike, assert_rounds_are_plain, prompt
 from tests.tiny_checkpoints import random_weight
 from tests.tiny_gemma4 import FULL, KINDS, SLIDING, TEXT, VOCAB
 
-KERNELS_OF_A_LAYER = {"rope_write": 1, "paged_attention": 1, "product": 4, "add_normed": 2}
 ASSISTANT: dict[str, Any] = {
     "architectures": ["Gemma4AssistantForCausalLM"],
     "model_type": "gemma4_assistant",
@@ -61,9 +60,9 @@ def read_target(folder: Path, kind: str) -> ModelConfig:
     return read_model_config(folder)
 
 
-def make_target(config: ModelConfig, lane: Lane, products: Products) -> Gemma4Target:
+def make_target(config: ModelConfig, lane: Lane, kernels: KernelSet) -> Gemma4Target:
     tensors = weights(decoder_tensor_shapes(config))
-    return Gemma4Target(config, tensors, lane.backend, MAX_POSITIONS, products=products)
+    return Gemma4Target(config, tensors, lane.backend, MAX_POSITIONS, kernels=kernels)
 
 
 def caches(lane: Lane) -> list[torch.Tensor]:
@@ -75,10 +74,10 @@ def test_a_target_gives_what_it_gives_without(tmp_path: Path, kind: str, num_row
     """Prompt rows first, of which the last layers take the last alone, then rows of two requests: few, which have
     products of ours with norms inside, and more, which have the library's with kernels between them."""
     config, outcomes = read_target(tmp_path, kind), []
-    not_invariant = [TritonProducts(row_invariant=False)] if num_rows == 10 else []
-    for products in (PLAIN, TritonProducts(), *not_invariant):
+    not_invariant = [triton_set(row_invariant=False)] if num_rows == 10 else []
+    for kernels in (TORCH_FORMS, triton_set(), *not_invariant):
         lane = Lane.of(config.layers)
-        target, last = make_target(config, lane, products), torch.tensor([5, 11], device=DEVICE)
+        target, last = make_target(config, lane, kernels), torch.tensor([5, 11], device=DEVICE)
         for tensor in caches(lane):
             tensor.zero_()
         kept = Kept(Drop.AFTER_ATTENTION, last, lane.metadata([5, 5], 1))
@@ -98,7 +97,7 @@ def test_heads_through_the_kernel_are_those_of_torch(tmp_path: Path, kind: str) 
     for kernel in (None, rope_write):
         lane = Lane.of(config.layers)
         lane.backend.rope_write = kernel
-        target = make_target(config, lane, PLAIN)
+        target = make_target(config, lane, TORCH_FORMS)
         for tensor in caches(lane):
             tensor.zero_()
         begin = prompt(2, 6).flatten(), Pass(lane.cache, lane.metadata([0, 0], 6)), FeatureSpec()
@@ -107,59 +106,15 @@ def test_heads_through_the_kernel_are_those_of_torch(tmp_path: Path, kind: str) 
         assert_alike(got, expected)
 
 
-@pytest.mark.parametrize("kind", ["e4b"])
-def test_a_row_of_a_round_is_the_row_of_plain_decoding(tmp_path: Path, kind: str) -> None:
-    """Four rows of each of three requests, at once, and the first's one by one: bit-equal, with the logits."""
-    config = read_target(tmp_path, kind)
-    lane = Lane.of(config.layers)
-    target, starts, tokens = make_target(config, lane, TritonProducts()), [9, 3, 1], prompt(3, 13)
-    assert all(TritonProducts().is_row_invariant(plan) for plan in config.layers)
-    for slot, start in enumerate(starts):
-        target.forward(
-            tokens[slot, :start], Pass(lane.cache, of_slot(lane, slot, start), Kept(Drop.EVERYTHING)), FeatureSpec()
-        )
-    rows = torch.stack([tokens[slot, start : start + 4] for slot, start in enumerate(starts)])
-    verified = target.forward(rows.flatten(), Pass(lane.cache, lane.metadata(starts, 4)), FeatureSpec())
-    together = target.logits(verified.hidden).view(3, 4, -1)
-    for column in (0, 3):
-        metadata = lane.metadata([starts[0] + column], 1)
-        alone = target.forward(rows[0, column : column + 1], Pass(lane.cache, metadata), FeatureSpec())
-        assert torch.equal(target.logits(alone.hidden)[0], together[0, column])
-
-
-def of_slot(lane: Lane, slot: int, length: int) -> AttentionMetadata:
-    """The metadata of one request's first rows."""
-    positions = torch.arange(length, device=DEVICE).unsqueeze(0)
-    pages = lane.table.pages[slot : slot + 1]
-    return lane.backend.build(positions, torch.tensor([length], device=DEVICE), pages, length)
-
-
-def test_a_layer_is_eight_kernels_and_three_more_with_embeddings_of_its_own(tmp_path: Path) -> None:
-    for kind, more in (("31b", {}), ("e4b", {"product": 2, "add_normed": 1})):
-        config = read_target(tmp_path / kind, kind)
-        lane = Lane.of(config.layers)
-        target, metadata = make_target(config, lane, TritonProducts()), lane.metadata([6, 4], 4)
-        with CountedKernels() as launched:
-            target.forward(prompt(2, 4).flatten(), Pass(lane.cache, metadata), FeatureSpec())
-        num_layers, before = len(config.layers), {"product": 1, "layer_embeddings": 1} if more else {}
-        expected = {
-            name: num_layers * (KERNELS_OF_A_LAYER.get(name, 0) + more.get(name, 0)) + before.get(name, 0)
-            for name in (*KERNELS_OF_A_LAYER, *before)
-        }
-        assert launched.count == expected | {"rms_norm": 1}
-
-
-def test_small_weights_have_the_librarys_products_beyond_sixteen_rows(tmp_path: Path) -> None:
+def test_a_row_of_a_round_is_the_row_of_plain_decoding(tmp_path: Path) -> None:
     config = read_target(tmp_path, "e4b")
+    assert all(triton_set().is_row_invariant(plan) for plan in config.layers)
     lane = Lane.of(config.layers)
-    target, metadata = make_target(config, lane, TritonProducts()), lane.metadata([6, 4], 10)
-    with CountedKernels() as launched:
-        target.forward(prompt(2, 10).flatten(), Pass(lane.cache, metadata), FeatureSpec())
-    assert launched.count["product"] == 0 and launched.count["gated"] == 2 * len(config.layers)
+    assert_rounds_are_plain(lane, make_target(config, lane, triton_set()))
 
 
 def make_assistant(
-    folder: Path, config: ModelConfig, centroids: bool, lane: Lane, products: Products
+    folder: Path, config: ModelConfig, centroids: bool, lane: Lane, kernels: KernelSet
 ) -> Gemma4Assistant:
     of_head = (
         {"use_ordered_embeddings": True, "num_centroids": 8, "centroid_intermediate_top_k": 2} if centroids else {}
@@ -170,18 +125,18 @@ def make_assistant(
     if centroids:
         tensors[TOKEN_ORDERING] = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     embedding = randn(VOCAB, config.hidden_size, seed=3, dtype=DTYPE)
-    return Gemma4Assistant(assistant, tensors, embedding, lane.backend, MAX_POSITIONS, products=products)
+    return Gemma4Assistant(assistant, tensors, embedding, lane.backend, MAX_POSITIONS, kernels=kernels)
 
 
 @pytest.mark.parametrize("centroids", [True, False])
 def test_an_assistant_gives_what_it_gives_without(tmp_path: Path, centroids: bool) -> None:
     config, outcomes = read_target(tmp_path / "target", "e4b"), []
-    for products in (PLAIN, TritonProducts()):
+    for kernels in (TORCH_FORMS, triton_set()):
         lane = Lane.of(config.layers)
-        lane.backend.rope_write = None if products is PLAIN else rope_write
+        lane.backend.rope_write = None if kernels is TORCH_FORMS else rope_write
         for seed, tensor in enumerate(caches(lane)):
             tensor.copy_(randn(*tensor.shape, seed=seed, dtype=DTYPE))
-        head = make_assistant(tmp_path, config, centroids, lane, products)
+        head = make_assistant(tmp_path, config, centroids, lane, kernels)
         read = [lane.cache.layers[source] for source in head.config.kv_sources]
         given = prompt(1, 2).flatten(), randn(2, config.hidden_size, seed=5, dtype=DTYPE)
         out = head.forward(*given, read, lane.metadata([6, 4], 1))

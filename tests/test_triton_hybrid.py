@@ -14,31 +14,28 @@ from spec_kernels.delta_chunks import CHUNK
 from spec_kernels.norms import rms_norm
 from spec_kernels.utils import INTERPRETED
 from spec_lab.attention.torch_backend import TorchAttention
-from spec_lab.build.caches import cache_row
-from spec_lab.build.kernels import make_kernels
+from spec_lab.build.caches import cache_maker, cache_row
 from spec_lab.checkpoints.delta_net_checkpoint import delta_net_tensor_shapes
 from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.config.choices import Rollback
 from spec_lab.config.run import RecurrentConfig, Run
+from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.passes import Pass
 from spec_lab.core.types import AttentionMetadata, FeatureSpec
 from spec_lab.engine.states import RecurrentStates
-from spec_lab.engine.tape import TapeRecorder
-from spec_lab.models.delta_caches import TORCH_DELTA, DeltaParts
 from spec_lab.models.delta_net import build_delta_net
 from spec_lab.models.norms import Float32Norm
-from spec_lab.models.products import PLAIN
 from spec_lab.models.target_loader import WeightSource, load_target
-from spec_lab.operators.triton_delta import TRITON_DELTA
+from spec_lab.operators.triton_layers import TwoWays
 from spec_lab.operators.triton_linear import TritonNorm
-from spec_lab.operators.triton_products import TritonProducts, TwoWays
+from spec_lab.operators.triton_set import triton_set
 from tests.graph_lab import MODES
 from tests.kept_states import spoil_unread
-from tests.kernel_lab import DEVICE, randn
+from tests.kernel_lab import DEVICE, LaunchedKernels, randn
 from tests.lab import make_config, random_requests
-from tests.test_kernels_wiring import LaunchedKernels, make_engine, outcome
+from tests.test_kernels_wiring import make_engine, outcome
 from tests.tiny_hybrid import VOCAB, make_tiny_nextn
 
 HIDDEN, NUM_SLOTS, MOST_ROWS = 24, 3, 4
@@ -57,13 +54,12 @@ IN_GRAPHS = EVERYWHERE if INTERPRETED else [(mode, rollback) for mode in ("eager
 class Lane:
     """A layer of given weights on some parts, with a cache of its own."""
 
-    def __init__(self, parts: DeltaParts, rollback: Rollback, dtype: torch.dtype) -> None:
+    def __init__(self, kernels: KernelSet, rollback: Rollback, dtype: torch.dtype) -> None:
         shapes = delta_net_tensor_shapes(SIZES, HIDDEN)
         tensors = {name: 0.5 * randn(*shape, seed=seed) for seed, (name, shape) in enumerate(shapes.items())}
         kept = {name: tensor if name in ("A_log", "dt_bias") else tensor.to(dtype) for name, tensor in tensors.items()}
-        self.layer = build_delta_net(SIZES, kept, "", 1e-6)
-        self.layer.use(parts.steps)
-        make: Any = getattr(parts, rollback)
+        self.layer = build_delta_net(SIZES, kept, "", 1e-6, kernels=kernels)
+        make = cache_maker(kernels, rollback)
         self.cache = make(SIZES, NUM_SLOTS, MOST_ROWS, dtype, DEVICE)
         self.states = RecurrentStates([self.cache])
 
@@ -101,8 +97,8 @@ class Lane:
 def test_a_long_prompt_is_run_in_chunks_where_the_model_has_16_bits(dtype: torch.dtype, rollback: Rollback) -> None:
     rows, slot = randn(CHUNK + 9, HIDDEN, seed=5, dtype=dtype), torch.tensor([1], device=DEVICE)
     outputs = []
-    for parts in (TORCH_DELTA, TRITON_DELTA):
-        lane = Lane(parts, rollback, dtype)
+    for kernels in (TORCH_FORMS, triton_set()):
+        lane = Lane(kernels, rollback, dtype)
         with LaunchedKernels() as launched:
             outputs.append(lane.run(rows, len(rows), lane.states.of_prompts(slot)))
     assert ("delta_chunks" in launched.names) == (dtype == torch.float16)
@@ -113,29 +109,10 @@ def test_a_long_prompt_is_run_in_chunks_where_the_model_has_16_bits(dtype: torch
 @pytest.mark.parametrize("rollback", Rollback)
 def test_a_layer_equals_torch_over_rounds(rollback: Rollback) -> None:
     """Outputs of prompts and of rounds after which any number of rows stays, beside a padded row."""
-    expected = Lane(TORCH_DELTA, rollback, torch.float32).text(torch.float32, 4)
-    found = Lane(TRITON_DELTA, rollback, torch.float32).text(torch.float32, 4)
+    expected = Lane(TORCH_FORMS, rollback, torch.float32).text(torch.float32, 4)
+    found = Lane(triton_set(), rollback, torch.float32).text(torch.float32, 4)
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-5)
-
-
-@pytest.mark.skipif(not INTERPRETED, reason="on a GPU whole engines are captured")
-@torch.inference_mode()
-@pytest.mark.parametrize("rollback", Rollback)
-def test_rounds_on_a_tape_give_what_they_give_without(rollback: Rollback) -> None:
-    """The round before keeps other rows than when it was captured, and the slots are others."""
-    given, slots = torch.zeros(3 * 2, HIDDEN), torch.tensor([0, 1, NUM_SLOTS])
-    lane, eager = (Lane(TRITON_DELTA, rollback, torch.float32) for _ in range(2))
-    graph = TapeRecorder().capture(lambda: lane.run(given, 2, lane.states.of_round(slots)))
-    lane.cache.clear(NUM_SLOTS)
-    slots.copy_(torch.tensor([2, 0, NUM_SLOTS]))
-    for index, last in enumerate(([1, 0, 0], [0, 1, 0], [0, 0, 0])):
-        given.copy_(randn(*given.shape, seed=index))
-        graph.replay()
-        expected = eager.run(given, 2, eager.states.of_round(slots))
-        assert_close(graph.outputs[:4], expected[:4])
-        for each in (lane, eager):
-            each.states.commit(slots, torch.tensor(last))
 
 
 @pytest.fixture(scope="module")
@@ -177,18 +154,13 @@ def test_few_rows_in_16_bits_go_through_the_fused_products(folder: Path) -> None
     """Norms of float32 weights, delta nets and gated attention: a prompt, and two rounds behind it."""
     config = read_model_config(folder)
     outputs = []
-    for kernels in ("torch", "triton"):
-        parts = make_kernels(kernels, DEVICE, torch.float16)
+    for kernels in (TORCH_FORMS, triton_set()):
         backend = TorchAttention(4, 64)
-        products = TritonProducts() if kernels == "triton" else PLAIN
-        target = load_target(config, WeightSource(folder, torch.float16, DEVICE), backend, 64, products)
-        assert all(isinstance(layer, TwoWays) == (kernels == "triton") for layer in target.layers)
-        for net in target.delta_nets:
-            net.use(parts.delta.steps)
+        target = load_target(config, WeightSource(folder, torch.float16, DEVICE), backend, 64, kernels)
+        assert all(isinstance(layer, TwoWays) == (kernels is not TORCH_FORMS) for layer in target.layers)
         nets = {index: plan.delta_net for index, plan in enumerate(config.layers) if plan.delta_net is not None}
-        recurrent: Any = {
-            index: parts.delta.checkpoints(net, 1, 3, torch.float16, DEVICE) for index, net in nets.items()
-        }
+        make = cache_maker(kernels, Rollback.checkpoints)
+        recurrent: Any = {index: make(net, 1, 3, torch.float16, DEVICE) for index, net in nets.items()}
         cache = PagedKVCache([cache_row(plan) for plan in config.layers], 12, 4, torch.float16, DEVICE, recurrent)
         states, first = RecurrentStates(cache.recurrent), torch.zeros(1, dtype=torch.int64, device=DEVICE)
         found, start = [], 0

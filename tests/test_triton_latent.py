@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from spec_kernels.attention_tiles import choose_latent_split_keys, choose_latent_tiles
 from spec_kernels.latent_attention import latent_attention, latent_attention_reference
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.attention.triton_backend import TritonAttention
@@ -18,6 +17,7 @@ from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.random_weights import random_eagle3, random_tensors
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.config.option import get
+from spec_lab.core.kernel_set import TORCH_FORMS
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.passes import Pass
 from spec_lab.engine.tape import TapeRecorder
@@ -25,10 +25,8 @@ from spec_lab.models.eagle3 import Eagle3Head
 from spec_lab.models.latent import NarrowQuery
 from spec_lab.models.linear import make_linear
 from spec_lab.models.norms import RMSNorm
-from spec_lab.models.products import PLAIN
-from spec_lab.operators.triton_experts import TritonExperts, triton_router
 from spec_lab.operators.triton_mixers import SkinnyQuery
-from spec_lab.operators.triton_products import TritonProducts
+from spec_lab.operators.triton_set import triton_set
 from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
 from tests.lab import Reference, generate, make_config, part, random_requests
 from tests.test_expert_mtp import make_nextn
@@ -96,7 +94,7 @@ def test_equals_the_reference(num_heads: int, rows: tuple[int, int | None]) -> N
 @pytest.mark.parametrize("num_heads", [3, 40])
 @pytest.mark.parametrize("dtype", DTYPES[1:])
 def test_any_dtype_equals_the_reference(dtype: torch.dtype, num_heads: int) -> None:
-    """Few pairs of a row and a head are columns of the products, and many are rows."""
+    """Few pairs of a row and a head are columns of the kernels, and many are rows."""
     paged = fill_latents([13, 70], dtype)
     queries = random_queries(6, num_heads, dtype)
     assert_near(attend(paged, queries), reference(paged, queries))
@@ -160,18 +158,6 @@ def test_a_request_does_not_depend_on_the_batch_or_the_bound(dtype: torch.dtype)
             assert torch.equal(attend(alone, queries[rows], max_seq_len=bound), together[rows]), (request, bound)
 
 
-def test_tiles_follow_from_the_model_alone() -> None:
-    """The heads of a row fill a tile, up to one of 64 pairs."""
-    rows = [choose_latent_tiles(num_heads, 128, 2).rows for num_heads in (8, 20, 128)]
-    assert rows == [16, 32, 64] and choose_latent_tiles(20, 128, 4).rows == choose_latent_tiles(20, 64, 2).rows == 16
-
-
-def test_splits_follow_from_the_run_alone() -> None:
-    """A context of one request is cut until its tiles fill a GPU; those of many requests are not cut."""
-    assert choose_latent_split_keys(600, 1, 20) == 64 and choose_latent_split_keys(32_768, 1, 20) == 832
-    assert choose_latent_split_keys(8192, 64, 20) == 8192 and choose_latent_split_keys(8192, 1, 128) == 256
-
-
 def test_the_backend_equals_that_of_torch() -> None:
     paged = fill_latents([13, 70], garbage=0.0)
     backends = [kind(paged.page_size, 96) for kind in (TritonAttention, TorchAttention)]
@@ -197,11 +183,9 @@ def test_a_target_of_16_bits_gives_what_it_gives_without_fused_products(
     (tmp_path / "config.json").write_text(json.dumps(SIZES | architecture | changes))
     config = read_model_config(tmp_path)
     outputs, lanes, targets = [], [], []
-    for products in (PLAIN, TritonProducts()):
+    for kernels in (triton_set().without_parts(), triton_set()):
         lane = Lane.of(config.layers)
-        target = make_target(config, lane, products)
-        for mlp in target.expert_parts:
-            mlp.router, mlp.experts = mlp.router.made_by(triton_router), mlp.experts.made_by(TritonExperts)
+        target = make_target(config, lane, kernels)
         lane.cache.kv.zero_()
         target.forward(prompt(2, 34).flatten(), Pass(lane.cache, lane.metadata([0, 0], 34)), FEATURES)
         round_ = target.forward(prompt(2, 4).flatten(), Pass(lane.cache, lane.metadata([30, 9], 4)), FEATURES)
@@ -234,13 +218,13 @@ def test_an_eagle3_head_of_16_bits_gives_what_it_gives_without_fused_products(tm
     (tmp_path / "config.json").write_text(json.dumps(SIZES | {"model_type": "deepseek_v3"}))
     target = read_model_config(tmp_path)
     results = []
-    for products in (PLAIN, TritonProducts()):
+    for kernels in (TORCH_FORMS, triton_set()):
         head_config, tensors = random_eagle3(target, 16, DTYPE, DEVICE, 1)
         assert head_config.layer.only_layer.latent is not None
         lane = Lane.of(head_config.layer.layers)
         weights = random_tensors(decoder_tensor_shapes(target), DTYPE, DEVICE, 3)
         shared = weights["model.embed_tokens.weight"], weights["lm_head.weight"], lane.backend, MAX_POSITIONS
-        results.append(run_head(Eagle3Head(head_config, tensors, *shared, None, products), lane, selection))
+        results.append(run_head(Eagle3Head(head_config, tensors, *shared, None, kernels), lane, selection))
     for got, expected in zip(*reversed(results), strict=True):
         assert_alike(got, expected)
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from spec_kernels.rope_write import rope_write
 from spec_lab.attention.triton_backend import TritonAttention
@@ -17,11 +15,12 @@ from spec_lab.build.caches import cache_row
 from spec_lab.build.kernels import make_kernels
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families import read_model_config
-from spec_lab.checkpoints.keep_fp8 import with_narrow_products, with_wide_products
+from spec_lab.checkpoints.keep_narrow import FP8, with_narrow_products, with_wide_products
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.checkpoints.random_weights import random_eagle3, random_mtp, random_tensors
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.core.kept import ALL_ROWS, Kept
+from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.passes import Pass
 from spec_lab.core.pruning import Drop
@@ -31,11 +30,11 @@ from spec_lab.models.decoder import DecoderTarget
 from spec_lab.models.eagle3 import Eagle3Head
 from spec_lab.models.linear import DenseLinear, GatedMLP, make_linear
 from spec_lab.models.mtp import MtpModule
-from spec_lab.models.products import PLAIN, Products
 from spec_lab.models.rope import rotary_table
+from spec_lab.operators.triton_layers import TwoWays
 from spec_lab.operators.triton_linear import TritonGatedMLP, dense
-from spec_lab.operators.triton_products import TritonProducts, TwoWays
-from tests.kernel_lab import DEVICE, randn
+from spec_lab.operators.triton_set import triton_set
+from tests.kernel_lab import DEVICE, LaunchedKernels, randn
 from tests.tiny_checkpoints import make_tiny_target
 
 DTYPE = torch.float16
@@ -81,23 +80,10 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
     return read_model_config(folder)
 
 
-def make_target(config: ModelConfig, lane: Lane, products: Products, narrow: bool = False) -> DecoderTarget:
+def make_target(config: ModelConfig, lane: Lane, kernels: KernelSet, narrow: bool = False) -> DecoderTarget:
     tensors = random_tensors(decoder_tensor_shapes(config), DTYPE, DEVICE, 3)
-    tensors = with_narrow_products(tensors) if narrow else tensors
-    return DecoderTarget(config, tensors, lane.backend, MAX_POSITIONS, products=products)
-
-
-class CountedKernels(TorchDispatchMode):
-    """A dispatch mode that counts the operators of `spec_kernels` by name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "spec_kernels":
-            self.count[func._schema.name.removeprefix("spec_kernels::")] += 1
-        return func(*args, **(kwargs or {}))
+    tensors = with_narrow_products(tensors, FP8) if narrow else tensors
+    return DecoderTarget(config, tensors, lane.backend, MAX_POSITIONS, kernels=kernels)
 
 
 def prompt(num_requests: int, num_rows: int) -> torch.Tensor:
@@ -123,9 +109,9 @@ def selections(lane: Lane) -> dict[str, Kept]:
 def test_a_target_gives_what_it_gives_without(config: ModelConfig) -> None:
     """Prompt rows first, whose last layer writes KV alone, then a round of two requests."""
     outputs, caches = [], []
-    for products in (PLAIN, TritonProducts()):
+    for kernels in (TORCH_FORMS, triton_set()):
         lane = Lane.of(config.layers)
-        target = make_target(config, lane, products)
+        target = make_target(config, lane, kernels)
         lane.cache.kv.zero_()
         target.forward(
             prompt(2, 6).flatten(), Pass(lane.cache, lane.metadata([0, 0], 6), Kept(Drop.EVERYTHING)), FEATURES
@@ -144,9 +130,9 @@ def test_rows_of_prompts_give_what_they_give_without(llama: ModelConfig, num_row
     """Few rows or many: all go to the library, behind norms of their own."""
     lane, outputs = Lane.of(llama.layers), []
     rows, metadata = prompt(1, num_rows).flatten(), lane.metadata([0], num_rows)
-    for products in (PLAIN, TritonProducts()):
-        target = make_target(llama, lane, products)
-        with products.prompt_rounding.products():
+    for kernels in (TORCH_FORMS, triton_set()):
+        target = make_target(llama, lane, kernels)
+        with kernels.prompt_rounding.products():
             outputs.append(target.logits(target.forward(rows, Pass(lane.cache, metadata), FEATURES).hidden))
     assert_alike(outputs[1], outputs[0])
 
@@ -157,11 +143,11 @@ def test_more_rows_give_what_they_give_without(llama: ModelConfig, num_rows: int
     lane = Lane.of(llama.layers)
     rows, metadata = prompt(2, num_rows).flatten(), lane.metadata([0, 0], num_rows)
     outputs = [
-        make_target(llama, lane, products)
+        make_target(llama, lane, kernels)
         .forward(rows, Pass(lane.cache, metadata, Kept(Drop.AFTER_ATTENTION, last)), FEATURES)
         .hidden
         for last in [torch.tensor([num_rows - 1, 2 * num_rows - 1], device=DEVICE)]
-        for products in (PLAIN, TritonProducts())
+        for kernels in (TORCH_FORMS, triton_set())
     ]
     assert_alike(outputs[1], outputs[0])
 
@@ -172,28 +158,22 @@ def test_a_target_in_e4m3_gives_what_its_numbers_give(llama: ModelConfig, num_ro
     one by one, and for 66 the weights are widened."""
     lane = Lane.of(llama.layers)
     rows, metadata = prompt(2, num_rows).flatten(), lane.metadata([0, 0], num_rows)
-    target = make_target(llama, lane, TritonProducts(), narrow=True)
-    with CountedKernels() as launched:
+    target = make_target(llama, lane, triton_set(), narrow=True)
+    with LaunchedKernels() as launched:
         got = target.forward(rows, Pass(lane.cache, metadata), FEATURES).hidden
     assert launched.count["product"] + launched.count["project_heads"] == ours * len(llama.layers)
     assert launched.count["dequantise"] == (4 - ours) * len(llama.layers)
-    tensors = with_narrow_products(random_tensors(decoder_tensor_shapes(llama), DTYPE, DEVICE, 3))
-    wide = DecoderTarget(llama, with_wide_products(tensors, DTYPE), lane.backend, MAX_POSITIONS)
+    tensors = with_narrow_products(random_tensors(decoder_tensor_shapes(llama), DTYPE, DEVICE, 3), FP8)
+    wide = DecoderTarget(llama, with_wide_products(tensors, FP8, DTYPE), lane.backend, MAX_POSITIONS)
     assert_alike(got, wide.forward(rows, Pass(lane.cache, metadata), FEATURES).hidden)
 
 
-@pytest.mark.parametrize("narrow", [False, True])
-def test_a_row_of_a_round_is_the_row_of_plain_decoding(config: ModelConfig, narrow: bool) -> None:
-    """Four rows of each of three requests, at once, and one by one: bit-equal, with the logits."""
-    lane = Lane.of(config.layers)
-    target, starts, tokens = make_target(config, lane, TritonProducts(), narrow), [9, 3, 1], prompt(3, 13)
+def assert_rounds_are_plain(lane: Lane, target: Any) -> None:
+    """Four rows of each of three requests, at once, and the first's one by one: bit-equal, with the logits."""
+    starts, tokens = [9, 3, 1], prompt(3, 13)
     for slot, start in enumerate(starts):
-        metadata = lane.backend.build(
-            torch.arange(start, device=DEVICE).unsqueeze(0),
-            torch.tensor([start], device=DEVICE),
-            lane.table.pages[slot : slot + 1],
-            start,
-        )
+        positions, pages = torch.arange(start, device=DEVICE).unsqueeze(0), lane.table.pages[slot : slot + 1]
+        metadata = lane.backend.build(positions, torch.tensor([start], device=DEVICE), pages, start)
         target.forward(tokens[slot, :start], Pass(lane.cache, metadata, Kept(Drop.EVERYTHING)), FeatureSpec())
     rows = torch.stack([tokens[slot, start : start + 4] for slot, start in enumerate(starts)])
     verified = target.forward(rows.flatten(), Pass(lane.cache, lane.metadata(starts, 4)), FeatureSpec())
@@ -202,6 +182,12 @@ def test_a_row_of_a_round_is_the_row_of_plain_decoding(config: ModelConfig, narr
         metadata = lane.metadata([starts[0] + column], 1)
         alone = target.forward(rows[0, column : column + 1], Pass(lane.cache, metadata), FeatureSpec())
         assert torch.equal(target.logits(alone.hidden)[0], together[0, column])
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_a_row_of_a_round_is_the_row_of_plain_decoding(config: ModelConfig, narrow: bool) -> None:
+    lane = Lane.of(config.layers)
+    assert_rounds_are_plain(lane, make_target(config, lane, triton_set(), narrow))
 
 
 def run_head(head: Eagle3Head | MtpModule, lane: Lane, name: str) -> list[torch.Tensor]:
@@ -223,12 +209,12 @@ def run_head(head: Eagle3Head | MtpModule, lane: Lane, name: str) -> list[torch.
 def test_an_eagle3_head_gives_what_it_gives_without(tmp_path: Path, selection: str) -> None:
     make_tiny_target(tmp_path, "llama")
     llama, results = read_model_config(tmp_path), []
-    for products in (PLAIN, TritonProducts()):
+    for kernels in (TORCH_FORMS, triton_set()):
         head_config, tensors = random_eagle3(llama, 16, DTYPE, DEVICE, 1)
         lane = Lane.of(head_config.layer.layers)
         weights = random_tensors(decoder_tensor_shapes(llama), DTYPE, DEVICE, 3)
         shared = weights["model.embed_tokens.weight"], weights["lm_head.weight"], lane.backend, MAX_POSITIONS
-        results.append(run_head(Eagle3Head(head_config, tensors, *shared, None, products), lane, selection))
+        results.append(run_head(Eagle3Head(head_config, tensors, *shared, None, kernels), lane, selection))
     for got, expected in zip(*reversed(results), strict=True):
         assert_alike(got, expected)
 
@@ -238,7 +224,7 @@ def test_an_mtp_module_gives_what_it_gives_without(llama: ModelConfig, side: Nor
     from dataclasses import replace
 
     results = []
-    for products in (PLAIN, TritonProducts()):
+    for kernels in (TORCH_FORMS, triton_set()):
         mtp, (tensors,) = random_mtp(llama, 1, DTYPE, DEVICE, 1)
         mtp = replace(mtp, recycled_hidden=side)
         plan = mtp.layer.only_layer
@@ -246,47 +232,25 @@ def test_an_mtp_module_gives_what_it_gives_without(llama: ModelConfig, side: Nor
         weights = random_tensors(decoder_tensor_shapes(llama), DTYPE, DEVICE, 3)
         rotary = rotary_table(plan.rope, plan.head_dim, MAX_POSITIONS, DTYPE, DEVICE)
         head = make_linear(weights["lm_head.weight"])
-        shared = weights["model.embed_tokens.weight"], head, rotary, lane.backend, products
+        shared = weights["model.embed_tokens.weight"], head, rotary, lane.backend, kernels
         results.append(run_head(MtpModule(mtp, tensors, *shared), lane, "after"))
     for got, expected in zip(*reversed(results), strict=True):
         assert_alike(got, expected)
 
 
 def test_float32_keeps_the_librarys_products(llama: ModelConfig) -> None:
-    assert make_kernels("triton", DEVICE, torch.float32).products is PLAIN
+    assert not make_kernels("triton", DEVICE, torch.float32).parts
     lane = Lane.of(llama.layers)
-    target = make_target(llama, lane, make_kernels("triton", DEVICE, torch.float16).products)
+    target = make_target(llama, lane, make_kernels("triton", DEVICE, torch.float16))
     assert all(type(layer) is TwoWays for layer in target.layers)
-
-
-def kernels_of_a_layer(config: ModelConfig, products: Products, num_rows: int = 4) -> tuple[int, int, int]:
-    """Count a layer's products, rotations, and products that rotate, all of them ours, in a round of two requests."""
-    lane = Lane.of(config.layers)
-    target, metadata = make_target(config, lane, products), lane.metadata([6, 4], num_rows)
-    with CountedKernels() as launched:
-        target.forward(prompt(2, num_rows).flatten(), Pass(lane.cache, metadata), FEATURES)
-    counts = [launched.count[name] / len(config.layers) for name in ("product", "rope_write", "project_heads")]
-    return tuple(counts)  # type: ignore[return-value]
-
-
-def test_without_row_invariance_products_are_the_librarys(llama: ModelConfig) -> None:
-    assert kernels_of_a_layer(llama, TritonProducts(row_invariant=False)) == (0, 1, 0)
-    assert kernels_of_a_layer(llama, TritonProducts()) == (3, 0, 1)
-    assert kernels_of_a_layer(llama, TritonProducts(), 10) == (2, 1, 0)
-
-
-def test_heads_with_norms_are_rotated_in_a_launch_of_their_own(config: ModelConfig) -> None:
-    """A norm needs all channels of a head (Qwen3), of which a program of the product has a part; Qwen2 has none."""
-    expected = (4, 1, 0) if config.layers[0].qk_norm else (3, 0, 1)
-    assert kernels_of_a_layer(config, TritonProducts()) == expected
 
 
 def test_what_is_row_invariant(llama: ModelConfig) -> None:
     plan = llama.layers[0]
-    assert TritonProducts().is_row_invariant(plan)
-    assert not TritonProducts(row_invariant=False).is_row_invariant(plan) and not PLAIN.is_row_invariant(plan)
+    assert triton_set().is_row_invariant(plan)
+    assert not triton_set(row_invariant=False).is_row_invariant(plan) and not TORCH_FORMS.is_row_invariant(plan)
     for change in ({"attention_gate": True}, {"float32_norms": True}, {"mlp_bias": True}):
-        assert not TritonProducts().is_row_invariant(replace(plan, **change))  # type: ignore[arg-type]
+        assert not triton_set().is_row_invariant(replace(plan, **change))  # type: ignore[arg-type]
 
 
 def test_many_rows_of_an_mlp_are_added_to_the_stream_in_place() -> None:

@@ -119,21 +119,6 @@ def test_rows_of_a_new_level_see_earlier_rows_of_the_tree(monkeypatch: pytest.Mo
             assert torch.equal(attend(paged, queries, window, tree=tree), shared)
 
 
-def test_a_row_does_not_see_a_strangers_key() -> None:
-    """Row 2 and row 3 are siblings: what row 2 wrote changes no bit of row 3, nor the other way round."""
-    paged = fill([40])
-    tree = tree_rows(paged, [[0, 0, 1, 1]])
-    queries = randn(4, 4, 16, seed=1)
-    expected = attend(paged, queries, tree=tree)
-    for row, sibling in ((2, 3), (3, 2)):
-        other = fill([40])
-        position = 40 - 4 + row
-        other.kv[other.page_table[0, position // 16] * 16 + position % 16] = 7.0
-        out = attend(other, queries, tree=tree)
-        assert torch.equal(out[sibling], expected[sibling]) and torch.equal(out[:2], expected[:2])
-        assert not torch.equal(out[row], expected[row])
-
-
 def as_seen(metadata: AttentionMetadata, page_size: int) -> list[Any]:
     """Tell where rows stand, and which slots each sees behind the prefix."""
     rows = metadata.tree

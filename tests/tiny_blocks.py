@@ -107,19 +107,9 @@ def make_tiny_p_eagle(
     rewrite_config(folder, transformer_layer_config=layers | {"num_hidden_layers": num_layers})
     generator, hidden = torch.Generator().manual_seed(1), target.hidden_size
     shapes: dict[str, tuple[int, ...]] = {}
+    of_layer = {name: shape for name, shape in _layer_shapes(hidden).items() if "_norm." not in name}
     for index in range(1, num_layers):
-        prefix = f"layers.{index}."
-        shapes |= {
-            f"{prefix}self_attn.q_proj.weight": (HEADS * HEAD_DIM, hidden),
-            f"{prefix}self_attn.k_proj.weight": (KV_HEADS * HEAD_DIM, hidden),
-            f"{prefix}self_attn.v_proj.weight": (KV_HEADS * HEAD_DIM, hidden),
-            f"{prefix}self_attn.o_proj.weight": (hidden, HEADS * HEAD_DIM),
-            f"{prefix}mlp.gate_proj.weight": (INNER, hidden),
-            f"{prefix}mlp.up_proj.weight": (INNER, hidden),
-            f"{prefix}mlp.down_proj.weight": (hidden, INNER),
-            f"{prefix}input_layernorm.weight": (hidden,),
-            f"{prefix}post_attention_layernorm.weight": (hidden,),
-        }
+        shapes |= {f"layers.{index}.{name}": shape for name, shape in of_layer.items()}
     more = {name: random_weight(name, shape, generator) for name, shape in shapes.items()}
     more["mask_hidden"] = torch.randn(1, 1, 3 * hidden, generator=generator)
     rewrite_tensors(folder, more)
@@ -220,15 +210,9 @@ def _head_keys(block: TinyBlock) -> dict[str, Any]:
     return keys[block.head] | conv
 
 
-def _shapes(block: TinyBlock, target: ModelConfig) -> dict[str, tuple[int, ...]]:
-    hidden, vocab = target.hidden_size, target.vocab_size
-    draft_vocab = block.draft_vocab_size or vocab
-    shapes: dict[str, tuple[int, ...]] = {
-        "fc.weight": (hidden, len(block.outputs) * hidden),
-        "hidden_norm.weight": (hidden,),
-        "norm.weight": (hidden,),
-    }
-    layer: dict[str, tuple[int, ...]] = {
+def _layer_shapes(hidden: int) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a layer with norms of queries and keys."""
+    return {
         "self_attn.q_proj.weight": (HEADS * HEAD_DIM, hidden),
         "self_attn.k_proj.weight": (KV_HEADS * HEAD_DIM, hidden),
         "self_attn.v_proj.weight": (KV_HEADS * HEAD_DIM, hidden),
@@ -241,6 +225,17 @@ def _shapes(block: TinyBlock, target: ModelConfig) -> dict[str, tuple[int, ...]]
         "input_layernorm.weight": (hidden,),
         "post_attention_layernorm.weight": (hidden,),
     }
+
+
+def _shapes(block: TinyBlock, target: ModelConfig) -> dict[str, tuple[int, ...]]:
+    hidden, vocab = target.hidden_size, target.vocab_size
+    draft_vocab = block.draft_vocab_size or vocab
+    shapes: dict[str, tuple[int, ...]] = {
+        "fc.weight": (hidden, len(block.outputs) * hidden),
+        "hidden_norm.weight": (hidden,),
+        "norm.weight": (hidden,),
+    }
+    layer = _layer_shapes(hidden)
     if block.conv:
         for half in ("attention_conv", "mlp_conv"):
             layer[f"{half}.base_kernel"] = (2, 2, hidden)

@@ -1,4 +1,4 @@
-"""Helpers for tiny random targets with experts: their transformers configs, and their logits over a paged cache."""
+"""Helpers for tiny random targets with experts."""
 
 from __future__ import annotations
 
@@ -7,15 +7,6 @@ from typing import Any
 
 import torch
 
-from spec_lab.attention.torch_backend import TorchAttention
-from spec_lab.build.caches import cache_row
-from spec_lab.checkpoints.families import read_model_config
-from spec_lab.core.kv_cache import NULL_PAGE, PagedKVCache
-from spec_lab.core.passes import Pass
-from spec_lab.core.types import FeatureSpec
-from spec_lab.engine.pages import PageTable
-from spec_lab.models.decoder import DecoderTarget
-from spec_lab.models.target_loader import WeightSource, load_target
 from tests.tiny_checkpoints import make_tiny_target, randomize, rewrite_tensors
 
 SIZES: dict[str, Any] = {"num_hidden_layers": 4, "moe_intermediate_size": 24, "num_experts_per_tok": 3}
@@ -41,7 +32,6 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         QWEN | {"norm_topk_prob": False, "mlp_only_layers": [3], "decoder_sparse_step": 2, "attention_bias": True},
     ),
 }
-PAGE_SIZE = 4
 
 
 def make_tiny_experts(folder: Path, kind: str, **overrides: Any) -> Any:
@@ -49,35 +39,6 @@ def make_tiny_experts(folder: Path, kind: str, **overrides: Any) -> Any:
     family, options = KINDS[kind]
     any_family: Any = family
     return make_tiny_target(folder, any_family, **options | {"head_dim": 16} | overrides)
-
-
-def load(folder: Path, length: int) -> tuple[DecoderTarget, TorchAttention]:
-    backend = TorchAttention(PAGE_SIZE, length)
-    source = WeightSource(folder, torch.float32, torch.device("cpu"))
-    return load_target(read_model_config(folder), source, backend, length), backend
-
-
-@torch.inference_mode()
-def logits_in_parts(folder: Path, token_ids: torch.Tensor, parts: list[int]) -> torch.Tensor:
-    """The logits [length, vocab] of one text, run in stretches of so many rows over a cache that was NaN before."""
-    length = len(token_ids)
-    target, backend = load(folder, length)
-    table = PageTable(1, length, PAGE_SIZE, torch.device("cpu"))
-    num_pages = 2 + -(-length // PAGE_SIZE)
-    table.assign(0, list(range(2, num_pages))[::-1])
-    rows = [cache_row(plan) for plan in target.layer_plans]
-    cache = PagedKVCache(rows, num_pages, PAGE_SIZE, torch.float32, torch.device("cpu"))
-    cache.kv[:, (NULL_PAGE + 1) * PAGE_SIZE :] = float("nan")
-    logits, start = [], 0
-    for count in parts:
-        end = start + count
-        positions, seq_lens = torch.arange(start, end).unsqueeze(0), torch.tensor([end])
-        attention = backend.build(positions, seq_lens, table.pages[:1], end)
-        output = target.forward(token_ids[start:end], Pass(cache, attention), FeatureSpec())
-        logits.append(target.logits(output.hidden))
-        start = end
-    assert start == length
-    return torch.cat(logits)
 
 
 def make_tiny_nextn(folder: Path, num_modules: int = 1, seed: int = 3, **overrides: Any) -> tuple[Any, Any]:

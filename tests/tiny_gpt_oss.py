@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from spec_lab.checkpoints.gpt_oss_checkpoint import NUMBERS
+from spec_lab.checkpoints.widening import E2M1
 from tests.tiny_checkpoints import make_tiny_target
 
 SIZES: dict[str, Any] = {
@@ -62,6 +62,6 @@ def by_formula(blocks: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
     values = torch.empty(experts, rows, groups, 32)
     for half in (0, 1):
         codes = blocks >> 4 if half else blocks & 15
-        numbers = torch.tensor(NUMBERS)[(codes & 7).long()] * torch.where(codes >= 8, -1.0, 1.0)
+        numbers = torch.tensor(E2M1)[(codes & 7).long()] * torch.where(codes >= 8, -1.0, 1.0)
         values[..., half::2] = numbers * 2.0 ** (exponents.float() - 127).unsqueeze(-1)
     return values.flatten(2)

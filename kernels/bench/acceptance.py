@@ -29,7 +29,7 @@ from spec_lab.acceptance.draft_sampling import sample_and_keep
 from spec_lab.acceptance.rejection import METHODS, rejection_sample
 from spec_lab.acceptance.standing import stand
 from spec_lab.acceptance.strict import strict_accept
-from spec_lab.operators.kernel_set import Op
+from spec_lab.core.kernel_set import Op
 from spec_lab.operators.triton_set import TRITON_FUNCTIONS
 
 Call = Callable[[int], object]

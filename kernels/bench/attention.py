@@ -1,6 +1,7 @@
 """Times the paged attention kernel on a GPU, and compares it with torch's SDPA and with the bytes that have to move.
 
-    PYTHONPATH=.:kernels python kernels/bench/attention.py [--batch 1 16 64] [--keys 512 4096] [--rows 1 4] [--tree]
+    PYTHONPATH=.:kernels python kernels/bench/attention.py [--batch 1 16 64] [--keys 512 4096] [--rows 1 4]
+        [--tree] [--fp8]
 
 Lower bound: with few query rows per request, attention reads the keys and values in reach once and does little
 arithmetic. So the bound is `2 * keys * num_kv_heads * head_dim * bytes` per request, divided by the memory bandwidth
@@ -13,7 +14,10 @@ of its rows.
 
 Times are for one launch inside a CUDA graph of many, which cycles through up to 64 caches. Together these exceed L2
 from about 1 MB a cache on, so that keys are not read from L2. SDPA gets keys and values that are already contiguous, so
-its time does not include gathering them from pages; it reads the same number of bytes.
+its time does not include gathering them from pages; it reads the same number of bytes. With `--fp8` the last columns
+are the kernel over keys and values in e4m3, and this time over that in bfloat16:
+
+    python kernels/bench/attention.py --fp8 --batch 8 --keys 64000 --rows 1 4
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ from figures import Figure, options_of, write_figures
 
 from spec_kernels.attention import paged_attention
 from spec_kernels.attention_tiles import choose_split_keys
+from spec_kernels.narrow_kv_reference import narrowed
 
 BANDWIDTH = 4.2e12
 L2_BYTES = 60e6
@@ -103,13 +108,16 @@ def binary_tree(shape: Shape, page_table: torch.Tensor) -> tuple[torch.Tensor, t
     return slots.view(shape.batch, *table.shape), depths, shape.rows
 
 
-def kernel_time(shape: Shape, split_keys: int, of_tree: bool = False) -> float:
-    """Time the kernel for rows of a chain, or of a tree."""
+def kernel_time(shape: Shape, split_keys: int, of_tree: bool = False, is_narrow: bool = False) -> float:
+    """Time the kernel for rows of a chain, or of a tree, over keys in bfloat16 or e4m3."""
     columns = -(-shape.keys // shape.page_size)
     pages = torch.randperm(shape.batch * columns, device="cuda").view(shape.batch, columns) + 2
     page_table = torch.cat((pages, torch.ones_like(pages[:, :1])), dim=1)
     cells = (num_copies(shape), (shape.batch * columns + 2) * shape.page_size, 2, shape.num_kv_heads, shape.head_dim)
-    caches = torch.randn(cells, device="cuda", dtype=torch.bfloat16)
+    caches: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+    for _ in range(cells[0]):
+        kv = torch.randn(cells[1:], device="cuda", dtype=torch.bfloat16)
+        caches.append(narrowed(kv) if is_narrow else (kv, None))
     num_rows = shape.batch * shape.rows
     queries = torch.randn(num_rows, shape.num_heads, shape.head_dim, device="cuda", dtype=torch.bfloat16)
     out = queries.new_empty(num_rows, shape.num_heads * shape.head_dim)
@@ -117,10 +125,11 @@ def kernel_time(shape: Shape, split_keys: int, of_tree: bool = False) -> float:
     tree = binary_tree(shape, page_table) if of_tree else ()
 
     def launch(index: int) -> None:
+        kv, powers = caches[index % len(caches)]
         paged_attention(
             out,
             queries,
-            caches[index % len(caches)],
+            kv,
             page_table,
             seq_lens,
             shape.page_size,
@@ -129,6 +138,7 @@ def kernel_time(shape: Shape, split_keys: int, of_tree: bool = False) -> float:
             shape.head_dim**-0.5,
             shape.window,
             *tree,
+            powers=powers,
         )
 
     return microseconds(launch)
@@ -166,10 +176,15 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--window", type=int)
     parser.add_argument("--tree", action="store_true", help="time rows of a binary tree too, in a last column")
+    parser.add_argument("--fp8", action="store_true", help="time keys and values in e4m3 too, in last columns")
     options = options_of(parser)
     torch.backends.cuda.enable_cudnn_sdp(False)  # plans anew for every shape
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bfloat16, medians of {REPEATS} replays")
-    print("batch   keys  rows  split   kernel us    sdpa us   floor us   of floor" + "    tree us" * options.tree)
+    print(
+        "batch   keys  rows  split   kernel us    sdpa us   floor us   of floor"
+        + "    tree us" * options.tree
+        + "     fp8 us    to bf16" * options.fp8
+    )
     figures = []
     for batch, keys, rows in itertools.product(options.batch, options.keys, options.rows):
         shape = Shape(
@@ -187,6 +202,9 @@ def main() -> None:
             kernel = kernel_time(shape, split_keys)
             cells = f"{kernel:11.2f}{sdpa:11.2f}{floor:11.2f}{floor / kernel:11.0%}"
             tree = f"{kernel_time(shape, split_keys, of_tree=True):11.2f}" if options.tree else ""
+            if options.fp8:
+                narrow = kernel_time(shape, split_keys, is_narrow=True)
+                tree += f"{narrow:11.2f}{narrow / kernel:11.2f}"
             print(f"{batch:5}{keys:7}{rows:6}{split_keys:7} {cells}{tree}")
             figures.append(Figure("paged attention", str(shape), shape.kv_bytes, shape.flops, kernel, sdpa))
     write_figures(options.csv, figures)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import torch
 import triton
@@ -24,6 +25,7 @@ from spec_kernels.attention_tiles import (
     tree_tiles,
 )
 from spec_kernels.early import placed_if_few
+from spec_kernels.narrow_kv_reference import assert_cache_of
 from spec_kernels.operators import operator
 from spec_kernels.split_merge import empty_partials, merge_partials
 from spec_kernels.utils import assert_rows_of, launch_on
@@ -48,6 +50,7 @@ def paged_attention(
     depths: torch.Tensor | None = None,
     num_tail: int = 0,
     sinks: torch.Tensor | None = None,
+    powers: torch.Tensor | None = None,
 ) -> None:
     """Attention of the newest query rows of each request over its paged keys and values.
 
@@ -61,7 +64,8 @@ def paged_attention(
     Args:
         out: [batch * num_queries, num_heads * head_dim], contiguous, written.
         queries: [batch * num_queries, num_heads, head_dim], any stride but that of the last dimension, which is 1.
-        kv: [num_slots, 2, num_kv_heads, head_dim], contiguous, of the queries' dtype; slot = page * page_size + offset.
+        kv: [num_slots, 2, num_kv_heads, head_dim], contiguous, of the queries' dtype, or e4m3; slot = page * page_size
+            + offset.
         page_table: [batch, num_pages + 1] int64; the last column is the scratch page and is not read.
         seq_lens: [batch] int64 number of keys of each request up to its last query row; for a tree, of all keys.
         max_seq_len: upper bound of `seq_lens` known to the host; bounds the launch grid and the positions read.
@@ -74,13 +78,17 @@ def paged_attention(
         num_tail: the number of a tree's keys after the prefix.
         sinks: [num_heads] float32, contiguous: for each head the score of one more key, whose value is zero; None for
             none.
+        powers: [num_slots, num_kv_heads, 2] bfloat16, contiguous, of a cache in e4m3 (`narrow_kv_reference`); None for
+            another.
     """
     _assert_shapes(out, queries, kv, page_table)
+    assert_cache_of(kv, powers, queries.dtype)
     num_queries = queries.shape[0] // page_table.shape[0]
     reach = (min(max_seq_len, (page_table.shape[1] - 1) * page_size), _EVERY_KEY if window is None else window)
     heads = _heads(queries, kv, page_size)
     assert sinks is None or (sinks.dtype == torch.float32 and sinks.is_contiguous())
-    inputs = (queries, kv, page_table, seq_lens, sinks)
+    pairs = None if powers is None else powers.view(torch.int32)
+    inputs = _Inputs(queries, kv, pairs, page_table, seq_lens, sinks)
     with launch_on(out):
         if path_slots is not None:
             assert depths is not None and path_slots.is_contiguous() and depths.is_contiguous()
@@ -90,6 +98,17 @@ def paged_attention(
             _launch_chunk(out, inputs, reach, scale, heads)
         else:
             _launch_splits(out, inputs, (seq_lens, seq_lens), 0, reach, scale, split_keys, heads)
+
+
+class _Inputs(NamedTuple):
+    """What both kernels read; `powers` as numbers of 32 bits."""
+
+    queries: torch.Tensor
+    kv: torch.Tensor
+    powers: torch.Tensor | None
+    page_table: torch.Tensor
+    seq_lens: torch.Tensor
+    sinks: torch.Tensor | None
 
 
 def _heads(queries: torch.Tensor, kv: torch.Tensor, page_size: int) -> dict[str, int]:
@@ -115,7 +134,7 @@ def _strides(queries: torch.Tensor, kv: torch.Tensor, page_table: torch.Tensor) 
 
 def _launch_splits(
     out: torch.Tensor,
-    inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None],
+    inputs: _Inputs,
     tree: tuple[torch.Tensor, ...],
     num_tail: int,
     reach: tuple[int, int],
@@ -128,15 +147,14 @@ def _launch_splits(
     A tree also has programs for each query row and each split from the root's on. Those of the root's split come first.
 
     Args:
-        inputs: queries, kv, page_table, seq_lens, sinks.
         tree: path slots and depths; ignored for a chain, whose `num_tail` is 0.
         reach: the number of positions that can be read, and the window.
     """
-    queries, kv, page_table, seq_lens, sinks = inputs
+    queries, kv, powers, page_table, seq_lens, sinks = inputs
     batch, num_rows, num_heads, head_dim = page_table.shape[0], *queries.shape
     path_len = tree[0].shape[2] if num_tail > 0 else 0
     num_splits = max(1, triton.cdiv(reach[0], split_keys))
-    division = _division(queries.shape, kv.shape, batch, kv.element_size(), split_keys, num_splits, path_len)
+    division = _division(queries.shape, kv.shape, batch, queries.element_size(), split_keys, num_splits, path_len)
     partials = empty_partials(division.num_entries, num_rows, num_heads, head_dim, out.device)
     attend_split[division.grid](
         out,
@@ -145,6 +163,7 @@ def _launch_splits(
         partials.maxima,
         queries,
         kv,
+        powers,
         page_table,
         seq_lens,
         tree[0],
@@ -227,19 +246,20 @@ def _division(
 
 def _launch_chunk(
     out: torch.Tensor,
-    inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None],
+    inputs: _Inputs,
     reach: tuple[int, int],
     scale: float,
     heads: dict[str, int],
 ) -> None:
     """Launch a program for each row tile of each head of each request's prompt chunk."""
-    queries, kv, page_table, seq_lens, sinks = inputs
+    queries, kv, powers, page_table, seq_lens, sinks = inputs
     num_queries = queries.shape[0] // page_table.shape[0]
-    tiles = prompt_tiles(heads["CHANNEL_TILE"], kv.element_size())
+    tiles = prompt_tiles(heads["CHANNEL_TILE"], queries.element_size())
     attend_chunk[triton.cdiv(num_queries, tiles.rows), queries.shape[1], page_table.shape[0]](
         out,
         queries,
         kv,
+        powers,
         page_table,
         seq_lens,
         seq_lens if sinks is None else sinks,
@@ -265,4 +285,4 @@ def _assert_shapes(out: torch.Tensor, queries: torch.Tensor, kv: torch.Tensor, p
     assert_rows_of(out, num_rows, num_heads * head_dim)
     assert_rows_of(kv, num_slots, 2, num_kv_heads, head_dim)
     assert out.is_contiguous() and kv.is_contiguous() and queries.stride(2) == 1 and page_table.stride(1) == 1
-    assert num_rows % page_table.shape[0] == 0 and num_heads % num_kv_heads == 0 and queries.dtype == kv.dtype
+    assert num_rows % page_table.shape[0] == 0 and num_heads % num_kv_heads == 0

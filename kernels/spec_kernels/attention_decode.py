@@ -9,6 +9,7 @@ import triton.language as tl
 
 from spec_kernels.attention_tree import tree_keys, tree_slots, tree_tile
 from spec_kernels.early import wait_for_inputs
+from spec_kernels.narrow_kv import load_powers
 from spec_kernels.online_softmax import add_keys_across, divisor, key_slots, merge, with_sink
 
 
@@ -46,6 +47,7 @@ def attend_split(
     maxima_ptr: tl.tensor,
     queries_ptr: tl.tensor,
     kv_ptr: tl.tensor,
+    powers_ptr: tl.tensor | None,
     page_table_ptr: tl.tensor,
     seq_lens_ptr: tl.tensor,
     path_slots_ptr: tl.tensor,
@@ -154,7 +156,11 @@ def attend_split(
         key_rows, value_rows = _load_keys(
             kv_ptr, slots, is_key, channels, is_channel, slot_stride, kv_head, NUM_KV_HEADS, HEAD_DIM
         )
-        scores = tl.dot(key_rows, queries, input_precision="ieee") * scale
+        powers = None
+        scores = tl.dot(key_rows.to(queries.dtype), queries, input_precision="ieee") * scale
+        if powers_ptr is not None:
+            key_powers, powers = load_powers(powers_ptr, slots, kv_head, is_key, NUM_KV_HEADS)
+            scores *= key_powers[:, None]
         is_visible = keys[:, None] >= start[None, :]
         if not IS_TREE:
             is_visible = is_visible & (keys[:, None] < end[None, :])
@@ -166,7 +172,7 @@ def attend_split(
             done = tl.where(is_first, maxima, float("-inf"))
             total_maxima, total_sums, total_acc = merge(total_maxima, total_sums, total_acc, done, sums, acc, 0)
             maxima = tl.where(is_first, float("-inf"), maxima)
-        maxima, sums, acc = add_keys_across(maxima, sums, acc, scores, value_rows)
+        maxima, sums, acc = add_keys_across(maxima, sums, acc, scores, value_rows.to(queries.dtype), powers)
 
     out_head = out_row * (NUM_KV_HEADS * GROUP) + head
     if IS_WHOLE:

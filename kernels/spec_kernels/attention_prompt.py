@@ -11,6 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from spec_kernels.narrow_kv import load_powers
 from spec_kernels.online_softmax import divisor, key_slots, with_sink
 from spec_kernels.vocabulary import finite_or_zero
 
@@ -22,6 +23,8 @@ def _attend_span(
     acc: tl.tensor,
     queries: tl.tensor,
     kv_ptr: tl.tensor,
+    powers_ptr: tl.tensor | None,
+    kv_head: tl.tensor,
     pages_ptr: tl.tensor,
     low: tl.tensor,
     high: tl.tensor,
@@ -29,7 +32,7 @@ def _attend_span(
     end: tl.tensor,
     scale: tl.tensor,
     slot_stride: tl.tensor,
-    VALUE_OFFSET: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     CHANNEL_TILE: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
@@ -48,9 +51,12 @@ def _attend_span(
         if IS_MASKED:
             is_entry = is_key[:, None] & is_channel
         key_ptrs = kv_ptr + (slots * slot_stride)[:, None] + channels[None, :]
-        key_rows = tl.load(key_ptrs, mask=is_entry, other=0.0)
-        value_rows = tl.load(key_ptrs + VALUE_OFFSET, mask=is_entry, other=0.0)
+        key_rows = tl.load(key_ptrs, mask=is_entry, other=0.0).to(queries.dtype)
+        value_rows = tl.load(key_ptrs + NUM_KV_HEADS * HEAD_DIM, mask=is_entry, other=0.0).to(queries.dtype)
         scores = tl.dot(queries, tl.trans(key_rows), input_precision="ieee") * scale
+        if powers_ptr is not None:
+            key_powers, value_powers = load_powers(powers_ptr, slots, kv_head, is_key, NUM_KV_HEADS)
+            scores *= key_powers[None, :]
         if IS_MASKED:
             is_visible = (keys[None, :] >= start[:, None]) & (keys[None, :] < end[:, None])
             scores = tl.where(is_visible & is_key[None, :], scores, float("-inf"))
@@ -59,6 +65,8 @@ def _attend_span(
         weights = tl.exp2(scores - shift[:, None])
         decay = tl.exp2(maxima - shift)
         sums = sums * decay + tl.sum(weights, 1)
+        if powers_ptr is not None:
+            weights *= value_powers[None, :]
         acc = tl.dot(weights.to(value_rows.dtype), value_rows, acc * decay[:, None], input_precision="ieee")
         maxima = new_maxima
     return maxima, sums, acc
@@ -69,6 +77,7 @@ def attend_chunk(
     out_ptr: tl.tensor,
     queries_ptr: tl.tensor,
     kv_ptr: tl.tensor,
+    powers_ptr: tl.tensor | None,
     page_table_ptr: tl.tensor,
     seq_lens_ptr: tl.tensor,
     sinks_ptr: tl.tensor,
@@ -115,7 +124,6 @@ def attend_chunk(
     maxima = tl.full((ROW_TILE,), float("-inf"), tl.float32)
     sums = tl.zeros((ROW_TILE,), tl.float32)
     acc = tl.zeros((ROW_TILE, CHANNEL_TILE), tl.float32)
-    kv_ptr += head // GROUP * HEAD_DIM
     pages_ptr = page_table_ptr + request * page_table_stride
     masked_from = low
     if not IS_WINDOWED:
@@ -127,7 +135,9 @@ def attend_chunk(
             sums,
             acc,
             queries,
-            kv_ptr,
+            kv_ptr + head // GROUP * HEAD_DIM,
+            powers_ptr,
+            head // GROUP,
             pages_ptr,
             masked_from if is_masked else 0,
             high if is_masked else masked_from,
@@ -135,7 +145,7 @@ def attend_chunk(
             end,
             scale,
             slot_stride,
-            NUM_KV_HEADS * HEAD_DIM,
+            NUM_KV_HEADS,
             HEAD_DIM,
             CHANNEL_TILE,
             PAGE_SIZE,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from spec_kernels.narrow_kv_reference import widened
+
 
 def paged_attention_reference(
     queries: torch.Tensor,
@@ -18,9 +20,12 @@ def paged_attention_reference(
     depths: torch.Tensor | None = None,
     num_tail: int = 0,
     sinks: torch.Tensor | None = None,
+    powers: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute what `paged_attention` computes, in float32; returns [batch * num_queries, num_heads * head_dim] in the
     queries' dtype. The arguments are the same, except that `out` and `split_keys` are missing."""
+    if powers is not None:
+        kv = widened(kv, powers, torch.float32)
     batch, num_columns = page_table.shape
     num_rows, num_heads, head_dim = queries.shape
     num_queries, num_kv_heads = num_rows // batch, kv.shape[2]

@@ -25,15 +25,22 @@ def key_slots(
 
 @triton.jit
 def add_keys_across(
-    maxima: tl.tensor, sums: tl.tensor, acc: tl.tensor, scores: tl.tensor, value_rows: tl.tensor
+    maxima: tl.tensor,
+    sums: tl.tensor,
+    acc: tl.tensor,
+    scores: tl.tensor,
+    value_rows: tl.tensor,
+    powers: tl.tensor | None = None,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Adds the keys of a tile to the rows' running sums. `scores` [keys, rows] are -inf for keys that a row does not
-    see; `acc` is [channels, rows]."""
+    see; `acc` is [channels, rows]. `value_rows` are multiplied by `powers` [keys] of two, if there are any."""
     new_maxima = tl.maximum(maxima, tl.max(scores, 0))
     shift = finite_or_zero(new_maxima)
     weights = tl.exp2(scores - shift[None, :])
     decay = tl.exp2(maxima - shift)
     sums = tl.fma(sums, decay, tl.sum(weights, 0))
+    if powers is not None:
+        weights *= powers[:, None]
     weights = weights.to(value_rows.dtype)
     acc = tl.dot(tl.trans(value_rows), weights, acc * decay[None, :], input_precision="ieee")
     return new_maxima, sums, acc

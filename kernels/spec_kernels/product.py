@@ -12,8 +12,9 @@ import torch
 import triton
 import triton.language as tl
 
-from spec_kernels.block_fp8_reference import dequantise_reference, rows_of_scale
+from spec_kernels.block_fp8_reference import rows_of_scale
 from spec_kernels.early import loads_ahead, placed
+from spec_kernels.four_bits_reference import inputs_of_scale, is_four_bits, pairs_of, widen_reference
 from spec_kernels.gate import ACTIVATIONS, activate, activate_reference
 from spec_kernels.operators import operator
 from spec_kernels.product_loads import Operands, ProductForm, Tiling
@@ -50,7 +51,7 @@ def _product(
     STAGES: tl.constexpr,
     TURNED: tl.constexpr,
     WHOLE_TILES: tl.constexpr,
-    SCALE_ROWS: tl.constexpr,
+    SCALED: tl.constexpr,
     NORMED: tl.constexpr,
     GATED: tl.constexpr,
     IS_GELU: tl.constexpr,
@@ -72,7 +73,7 @@ def _product(
         out_features,
         rows_stride,
         Tiling(IN_FEATURES, SPLITS, GROUPS, ROW_TILE, COLUMN_TILE, DEPTH, REST, STAGES, TURNED, WHOLE_TILES),
-        ProductForm(SCALE_ROWS, NORMED, GATED, AHEAD, EARLY),
+        ProductForm(SCALED, NORMED, GATED, AHEAD, EARLY),
     )
     if is_last:
         if NORMED:
@@ -114,8 +115,8 @@ def product(
     Args:
         out: [rows, out_features], contiguous, written; not one of the inputs.
         rows: [rows, in_features].
-        weight: [out_features, in_features], contiguous; if gated, [2 * out_features, in_features], gates first. An e4m3
-            weight is as returned by `block_fp8_reference.packed`.
+        weight: [out_features, in_features], contiguous; if gated, [2 * out_features, in_features], gates first. A
+            narrow weight is as returned by `block_fp8_reference.packed`, or `four_bits_reference.packed_codes`.
         arrivals: [tiles or more] int32 zeros, and zero again afterwards; only kernels of one stream may share it.
         bias: [out_features]; not if gated.
         norm_weight: [in_features] float32, of an RMSNorm of the rows with `eps`.
@@ -124,6 +125,7 @@ def product(
         activation: one of `gate.ACTIVATIONS`.
         multiplied: [rows, out_features]: the result is activation(product) * multiplied; not if gated.
         scales: for an e4m3 weight, float32 [blocks of 128 rows, blocks of 128 inputs], or [rows, blocks of 128 inputs].
+            For 4 bits as in `four_bits_reference`, of the rows' dtype.
     """
     (num_rows, in_features), out_features = rows.shape, out.shape[1]
     assert not (gated and (bias is not None or multiplied is not None)) and activation in ACTIVATIONS
@@ -137,7 +139,7 @@ def product(
             out,
             rows,
             weight,
-            out if scales is None else scales,
+            out if scales is None else pairs_of(scales),
             out if bias is None else bias,
             out if norm_weight is None else norm_weight,
             out if multiplied is None else multiplied,
@@ -150,7 +152,7 @@ def product(
             0 if multiplied is None else multiplied.stride(0),
             0 if residual is None else residual.stride(0),
             eps,
-            SCALE_ROWS=scale_rows_of(weight, scales, rows, out_features * (2 if gated else 1)),
+            SCALED=scaled_of(weight, scales, rows, out_features * (2 if gated else 1)),
             NORMED=norm_weight is not None,
             GATED=gated,
             IS_GELU=activation == "gelu_tanh",
@@ -174,9 +176,11 @@ def _assert_entries(
         assert entries is None or (entries.shape == out.shape and entries.stride(1) == 1)
 
 
-def scale_rows_of(weight: torch.Tensor, scales: torch.Tensor | None, rows: torch.Tensor, out_features: int) -> int:
-    """Check a product's weight, and return how many of its rows share a scale; 0 without scales."""
+def scaled_of(weight: torch.Tensor, scales: torch.Tensor | None, rows: torch.Tensor, out_features: int) -> int:
+    """Check a product's weight, and return `ProductForm.SCALED`."""
     assert weight.is_contiguous()
+    if scales is not None and is_four_bits(scales):
+        return -inputs_of_scale(weight, scales, out_features, rows.shape[1], rows.dtype)
     if scales is not None:
         return rows_of_scale(weight, scales, out_features, rows.shape[1])
     assert rows.dtype == weight.dtype
@@ -207,7 +211,9 @@ def product_reference(
     if scales is None:
         wide_weight.copy_(weight)
     else:
-        dequantise_reference(wide_weight, weight, scales)
+        narrow = rows.new_empty(wide_weight.shape) if is_four_bits(scales) else wide_weight
+        widen_reference(narrow, weight, scales)
+        wide_weight.copy_(narrow)
     sums = wide @ wide_weight.T
     if norm_weight is not None:
         sums = sums * scale

@@ -36,9 +36,13 @@ class Tiling(NamedTuple):
 
 
 class ProductForm(NamedTuple):
-    """What a product computes, and when its program loads and waits. SCALE_ROWS is 0 without scales."""
+    """What a product computes, and when its program loads and waits.
 
-    SCALE_ROWS: tl.constexpr
+    SCALED is 0 without scales. For an e4m3 weight it is how many of its rows share one; for 4 bits, less than 0, how
+    many inputs do.
+    """
+
+    SCALED: tl.constexpr
     NORMED: tl.constexpr
     GATED: tl.constexpr
     AHEAD: tl.constexpr

@@ -8,6 +8,7 @@ import triton.language as tl
 
 from spec_kernels.block_fp8 import BLOCK, load_scale, multiplier, widened
 from spec_kernels.early import wait_for_inputs
+from spec_kernels.four_bits import four_bits_widened
 from spec_kernels.product_at_once import sums_at_once
 from spec_kernels.product_loads import (
     Operands,
@@ -55,33 +56,49 @@ def _add_product(
 ) -> tl.tensor:
     """Add to `sums` the product of rows with the weight rows `first + columns`, for one step of inputs.
 
-    With an e4m3 weight a step is one block, whose sums are scaled before they are added.
+    With a narrow weight a step is one block. In e4m3 its sums are scaled before they are added; in 4 bits its numbers
+    are.
     """
-    if form.SCALE_ROWS == 0:
+    if form.SCALED == 0:
         weight_ptr = operands.weight + first.to(tl.int64) * tiling.IN_FEATURES
         inputs = first_input + tl.arange(0, tiling.DEPTH)
         weight = load_weight(weight_ptr, columns, inputs, out_features, tiling.IN_FEATURES, tiling.WHOLE_TILES)
         sums = multiply(rows, weight, sums, tiling.TURNED)
     else:
-        WIDTH: tl.constexpr = (tiling.IN_FEATURES + BLOCK - 1) // BLOCK * (BLOCK // 2)
+        IS_FOUR: tl.constexpr = form.SCALED < 0
+        WORDS: tl.constexpr = BLOCK // 4 if IS_FOUR else BLOCK // 2
+        WIDTH: tl.constexpr = (tiling.IN_FEATURES + BLOCK - 1) // BLOCK * WORDS
         block = first_input // BLOCK
-        pairs = block * (BLOCK // 2) + tl.arange(0, BLOCK // 2)
+        words = block * WORDS + tl.arange(0, WORDS)
         weight_ptr = operands.weight + first.to(tl.int64) * WIDTH
-        weight = load_weight(weight_ptr, columns, pairs, out_features, WIDTH, tiling.WHOLE_TILES)
-        of_block = multiply(rows, widened(weight, rows.dtype), tl.zeros(sums.shape, tl.float32), tiling.TURNED)
-        scale = load_scale(
-            operands.scales,
-            first,
-            columns,
-            block,
-            out_features,
-            IN_FEATURES=tiling.IN_FEATURES,
-            SCALE_ROWS=form.SCALE_ROWS,
-            COLUMN_TILE=tiling.COLUMN_TILE,
-            WHOLE_TILES=tiling.WHOLE_TILES,
-            TURNED=tiling.TURNED,
-        )
-        sums += of_block * multiplier(rows.dtype) * scale
+        weight = load_weight(weight_ptr, columns, words, out_features, WIDTH, tiling.WHOLE_TILES)
+        if IS_FOUR:
+            wide = four_bits_widened(
+                weight,
+                operands.scales,
+                first + columns,
+                columns < out_features,
+                block,
+                tiling.IN_FEATURES,
+                -form.SCALED,
+                rows.dtype,
+            )
+            sums = multiply(rows, wide, sums, tiling.TURNED)
+        else:
+            of_block = multiply(rows, widened(weight, rows.dtype), tl.zeros(sums.shape, tl.float32), tiling.TURNED)
+            scale = load_scale(
+                operands.scales,
+                first,
+                columns,
+                block,
+                out_features,
+                IN_FEATURES=tiling.IN_FEATURES,
+                SCALE_ROWS=form.SCALED,
+                COLUMN_TILE=tiling.COLUMN_TILE,
+                WHOLE_TILES=tiling.WHOLE_TILES,
+                TURNED=tiling.TURNED,
+            )
+            sums += of_block * multiplier(rows.dtype) * scale
     return sums
 
 

@@ -87,10 +87,10 @@ LARGE = 2**26
 """Above this number of elements our products are faster than the library's with 17 to 64 rows too."""
 
 
-def most_rows(out_features: int, in_features: int, is_fp8: bool = False) -> int:
+def most_rows(out_features: int, in_features: int, is_narrow: bool = False) -> int:
     """Return the number of rows up to which a plain product uses our kernel. It is `MAX_ROWS` for large weights, and
-    for e4m3, which the library lacks."""
-    return MAX_ROWS if is_fp8 or out_features * in_features > LARGE else INVARIANT_ROWS
+    for weights of 8 and 4 bits, which the library lacks."""
+    return MAX_ROWS if is_narrow or out_features * in_features > LARGE else INVARIANT_ROWS
 
 
 def row_tile(num_rows: int) -> int:
@@ -100,13 +100,13 @@ def row_tile(num_rows: int) -> int:
 
 
 @cache
-def choose_tiles(rows: int, out_features: int, in_features: int, gated: bool, is_fp8: bool = False) -> SkinnyTiles:
+def choose_tiles(rows: int, out_features: int, in_features: int, gated: bool, is_narrow: bool = False) -> SkinnyTiles:
     """Return the tiles of a product with the row tile `rows`. They are the same for all numbers of rows up to 16.
 
     A gated product has two weights [out_features, in_features], and so two tiles in each step.
     """
-    if is_fp8:
-        return _fp8_tiles(rows, out_features, in_features, gated)
+    if is_narrow:
+        return _narrow_tiles(rows, out_features, in_features, gated)
     if rows == INVARIANT_ROWS and not gated and (out_features, in_features) in TUNED:
         return TUNED[out_features, in_features]
     depth = min(128, _power_of_two(in_features))
@@ -130,14 +130,14 @@ _MOST_INPUTS = 3072
 
 @cache
 def tiles_of_product(
-    rows: int, out_features: int, in_features: int, gated: bool, element_size: int, is_fp8: bool
+    rows: int, out_features: int, in_features: int, gated: bool, element_size: int, is_narrow: bool
 ) -> SkinnyTiles:
     """Return the tiles of a product: for up to 16 rows those that load a small 16-bit weight at once, else those of
     `choose_tiles`."""
     height = 2 if gated else 1
     is_small = in_features * height <= _MOST_INPUTS and height * out_features * in_features <= _SMALL
-    if rows > INVARIANT_ROWS or is_fp8 or element_size != 2 or not is_small:
-        return choose_tiles(rows, out_features, in_features, gated, is_fp8)
+    if rows > INVARIANT_ROWS or is_narrow or element_size != 2 or not is_small:
+        return choose_tiles(rows, out_features, in_features, gated, is_narrow)
     least = 16 * _GROUPS
     depth = max(_power_of_two(in_features + 1) // 2, least)
     rest = max(_power_of_two(in_features - depth), least) if in_features > depth else 0
@@ -196,8 +196,8 @@ def _power_of_two(size: int) -> int:
     return max(16, 1 << (size - 1).bit_length())
 
 
-def _fp8_tiles(rows: int, out_features: int, in_features: int, gated: bool) -> SkinnyTiles:
-    """Return the tiles of a product with an e4m3 weight, whose steps are blocks of inputs.
+def _narrow_tiles(rows: int, out_features: int, in_features: int, gated: bool) -> SkinnyTiles:
+    """Return the tiles of a product with a weight of 8 or 4 bits, whose steps are blocks of inputs.
 
     A program computes more for each byte than with 16-bit weights, so more programs are needed to keep memory busy.
     """

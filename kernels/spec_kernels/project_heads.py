@@ -14,8 +14,9 @@ import triton.language as tl
 
 from spec_kernels.block_fp8_reference import BLOCK_SIZE
 from spec_kernels.early import placed
+from spec_kernels.four_bits_reference import pairs_of
 from spec_kernels.operators import operator
-from spec_kernels.product import product_reference, scale_rows_of
+from spec_kernels.product import product_reference, scaled_of
 from spec_kernels.product_loads import Operands, ProductForm, Tiling
 from spec_kernels.product_steps import tile_sums
 from spec_kernels.product_tiles import INVARIANT_ROWS, launch_of, tiles_of_product
@@ -56,7 +57,7 @@ def _project_heads(
     STAGES: tl.constexpr,
     TURNED: tl.constexpr,
     WHOLE_TILES: tl.constexpr,
-    SCALE_ROWS: tl.constexpr,
+    SCALED: tl.constexpr,
     NORMED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     EARLY: tl.constexpr,
@@ -84,7 +85,7 @@ def _project_heads(
         NUM_QKV_HEADS * HEAD_DIM,
         rows_stride,
         Tiling(IN_FEATURES, SPLITS, GROUPS, ROW_TILE, COLUMN_TILE, DEPTH, REST, STAGES, TURNED, WHOLE_TILES),
-        ProductForm(SCALE_ROWS, NORMED, False, False, EARLY),
+        ProductForm(SCALED, NORMED, False, False, EARLY),
     )
     if is_last:
         # Loaded together with the sums of the other splits. Both halves of a head have the same angles.
@@ -138,22 +139,22 @@ def project_heads(
         queries: [rows, num_heads, head_dim], contiguous, written: the rotated queries.
         kv: [num_slots, 2, num_kv_heads, head_dim], contiguous, written.
         rows: [rows, in_features].
-        weight: [(num_heads + 2 * num_kv_heads) * head_dim, in_features], contiguous: query, key, value heads. An e4m3
-            weight is as returned by `block_fp8_reference.packed`.
+        weight: [(num_heads + 2 * num_kv_heads) * head_dim, in_features], contiguous: query, key, value heads. A narrow
+            weight is as in `product`.
         arrivals: [tiles or more] int32 zeros, and zero again afterwards; only kernels of one stream may share it.
         bias: [(num_heads + 2 * num_kv_heads) * head_dim].
         norm_weight: [in_features] float32, of an RMSNorm of the rows with `eps`.
         cos: [rows, head_dim] of each row's position, the same in both halves.
         signed_sin: [rows, head_dim], likewise, but negated in the first half.
         slot_mapping: [rows] int64.
-        scales: for an e4m3 weight, as in `product`; only for heads that pass `fits_scales`.
+        scales: for a narrow weight, as in `product`; only for heads that pass `fits_scales`.
     """
     num_rows, num_heads, head_dim = queries.shape
-    num_kv_heads, is_fp8 = kv.shape[2], scales is not None
+    num_kv_heads, is_narrow = kv.shape[2], scales is not None
     out_features, in_features = (num_heads + 2 * num_kv_heads) * head_dim, rows.shape[1]
     _assert_shapes(queries, kv, rows, cos, signed_sin, slot_mapping)
-    assert not is_fp8 or fits_scales(head_dim)
-    tiles = tiles_of_product(INVARIANT_ROWS, out_features, in_features, False, weight.element_size(), is_fp8)
+    assert not is_narrow or fits_scales(head_dim)
+    tiles = tiles_of_product(INVARIANT_ROWS, out_features, in_features, False, weight.element_size(), is_narrow)
     launch = launch_of(tiles, INVARIANT_ROWS, out_features, in_features, False)
     with launch_on(rows):
         _project_heads[launch.grid](
@@ -161,7 +162,7 @@ def project_heads(
             kv,
             rows,
             weight,
-            queries if scales is None else scales,
+            queries if scales is None else pairs_of(scales),
             queries if bias is None else bias,
             queries if norm_weight is None else norm_weight,
             cos,
@@ -178,7 +179,7 @@ def project_heads(
             NUM_HEADS=num_heads,
             NUM_KV_HEADS=num_kv_heads,
             HALF=head_dim // 2,
-            SCALE_ROWS=scale_rows_of(weight, scales, rows, out_features),
+            SCALED=scaled_of(weight, scales, rows, out_features),
             NORMED=norm_weight is not None,
             HAS_BIAS=bias is not None,
             **placed(tiles.groups > 0),

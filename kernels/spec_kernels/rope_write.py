@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 
 from spec_kernels.early import placed_if_few, wait_behind_others
+from spec_kernels.narrow_kv import narrowed, store_row
+from spec_kernels.narrow_kv_reference import assert_cache_of, write_rows
 from spec_kernels.operators import operator
 from spec_kernels.utils import assert_rows_of, assert_whole, launch_on
 
@@ -34,6 +36,7 @@ def _write_kv(
     value_row_stride: tl.tensor,
     value_head_stride: tl.tensor,
     slot_stride: tl.tensor,
+    powers_ptr: tl.tensor | None,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PAIR_TILE: tl.constexpr,
@@ -50,12 +53,25 @@ def _write_kv(
     key_ptrs = keys_ptr + (row * key_row_stride + head * key_head_stride)[:, None] + channels
     value_ptrs = values_ptr + (row * value_row_stride + head * value_head_stride)[:, None] + channels
     kv_ptrs = kv_ptr + (slot * slot_stride + head * HEAD_DIM)[:, None] + channels
-    tl.store(kv_ptrs, tl.load(key_ptrs, mask=is_entry), mask=is_entry)
-    tl.store(kv_ptrs + NUM_KV_HEADS * HEAD_DIM, tl.load(value_ptrs, mask=is_entry), mask=is_entry)
+    keys = tl.load(key_ptrs, mask=is_entry, other=0.0)
+    values = tl.load(value_ptrs, mask=is_entry, other=0.0)
+    if powers_ptr is None:
+        tl.store(kv_ptrs, keys, mask=is_entry)
+        tl.store(kv_ptrs + NUM_KV_HEADS * HEAD_DIM, values, mask=is_entry)
+    else:
+        powers_ptrs = powers_ptr + (slot * NUM_KV_HEADS + head) * 2
+        store_row(kv_ptrs, powers_ptrs, keys, is_entry, is_pair)
+        store_row(kv_ptrs + NUM_KV_HEADS * HEAD_DIM, powers_ptrs + 1, values, is_entry, is_pair)
 
 
-@operator("write_kv", mutates_args=("kv",))
-def write_kv(kv: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+@operator("write_kv", mutates_args=("kv", "powers"))
+def write_kv(
+    kv: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    powers: torch.Tensor | None = None,
+) -> None:
     """Write row i of keys and values to cache slot `slot_mapping[i]`. If rows share a slot, each number in it is from
     any one of them.
 
@@ -64,13 +80,15 @@ def write_kv(kv: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slot_ma
         keys: [rows, num_kv_heads, head_dim], of the cache's dtype.
         values: the same.
         slot_mapping: [rows] int64.
+        powers: [num_slots, num_kv_heads, 2] bfloat16, contiguous, written, of a cache in e4m3; None for another.
     """
     num_rows, num_kv_heads, head_dim = keys.shape
     assert_rows_of(keys, num_rows, num_kv_heads, head_dim)
     assert_rows_of(values, num_rows, num_kv_heads, head_dim)
     assert_rows_of(kv, kv.shape[0], 2, num_kv_heads, head_dim)
     assert_rows_of(slot_mapping, num_rows)
-    assert kv.is_contiguous() and keys.dtype == values.dtype == kv.dtype
+    assert kv.is_contiguous() and keys.dtype == values.dtype
+    assert_cache_of(kv, powers, keys.dtype)
     with launch_on(kv):
         _write_kv[(triton.cdiv(num_rows * num_kv_heads, _PAIR_TILE),)](
             kv,
@@ -83,6 +101,7 @@ def write_kv(kv: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slot_ma
             values.stride(0),
             values.stride(1),
             kv.stride(0),
+            powers,
             NUM_KV_HEADS=num_kv_heads,
             HEAD_DIM=head_dim,
             PAIR_TILE=_PAIR_TILE,
@@ -90,9 +109,15 @@ def write_kv(kv: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slot_ma
         )
 
 
-def write_kv_reference(kv: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+def write_kv_reference(
+    kv: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    powers: torch.Tensor | None = None,
+) -> None:
     """Do what `write_kv` does."""
-    kv.index_copy_(0, slot_mapping, torch.stack((keys, values), dim=1))
+    write_rows(kv, powers, torch.stack((keys, values), dim=1), slot_mapping)
 
 
 @triton.jit
@@ -135,6 +160,7 @@ def _rope_write(
     cos_row_stride: tl.tensor,
     sin_row_stride: tl.tensor,
     slot_stride: tl.tensor,
+    powers_ptr: tl.tensor | None,
     eps: tl.tensor,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
@@ -220,13 +246,25 @@ def _rope_write(
         tl.store(query_ptrs + 2 * HALF + still, rest_out, mask=is_still & is_query)
     if NUM_KV_HEADS > 0:
         kv_ptrs = kv_ptr + (slot * slot_stride + (head - NUM_HEADS) * HEAD_DIM)[:, None]
-        tl.store(kv_ptrs + channels, left_out, mask=is_entry & (~is_query))
-        tl.store(kv_ptrs + HALF + channels, right_out, mask=is_entry & (~is_query))
+        if powers_ptr is not None:
+            largest = tl.maximum(tl.max(tl.abs(left_out), 1), tl.max(tl.abs(right_out), 1))
+            if REST > 0:
+                largest = tl.maximum(largest, tl.max(tl.abs(rest_out), 1))
+            left_out, powers = narrowed(left_out, largest)
+            right_out, _ = narrowed(right_out, largest)
+            if REST > 0:
+                rest_out, _ = narrowed(rest_out, largest)
+            kv_head, which = (head - NUM_HEADS) % NUM_KV_HEADS, (head - NUM_HEADS) // NUM_KV_HEADS
+            power_ptrs = powers_ptr + (slot * NUM_KV_HEADS + kv_head) * 2 + which
+            tl.store(power_ptrs, powers, mask=is_pair & (head >= NUM_HEADS))
+        kept: tl.constexpr = kv_ptr.dtype.element_ty
+        tl.store(kv_ptrs + channels, left_out.to(kept), mask=is_entry & (~is_query))
+        tl.store(kv_ptrs + HALF + channels, right_out.to(kept), mask=is_entry & (~is_query))
         if REST > 0:
-            tl.store(kv_ptrs + 2 * HALF + still, rest_out, mask=is_still & (~is_query))
+            tl.store(kv_ptrs + 2 * HALF + still, rest_out.to(kept), mask=is_still & (~is_query))
 
 
-@operator("rope_write", mutates_args=("queries", "kv"))
+@operator("rope_write", mutates_args=("queries", "kv", "powers"))
 def rope_write(
     queries: torch.Tensor,
     kv: torch.Tensor | None,
@@ -237,6 +275,7 @@ def rope_write(
     norm_weight: torch.Tensor | None = None,
     eps: float = 0.0,
     norms_values: bool = False,
+    powers: torch.Tensor | None = None,
 ) -> None:
     """Rotate queries and keys (rotate-half layout, in float32, rounded once), write K and V to `slot_mapping`.
 
@@ -251,6 +290,7 @@ def rope_write(
         norm_weight: [num_heads + num_kv_heads, head_dim] of an RMSNorm of each head before its rotation, with `eps`. It
             is applied and rounded as in `rms_norm`.
         norms_values: value heads are normed too, without a weight (Gemma 4).
+        powers: as in `write_kv`.
     """
     num_rows, num_heads, head_dim = queries.shape
     num_kv_heads, rotary_dim = 0 if kv is None else kv.shape[2], cos.shape[1]
@@ -262,7 +302,8 @@ def rope_write(
     assert queries.is_contiguous() and qkv.stride(1) == head_dim
     if kv is not None:
         assert_rows_of(kv, kv.shape[0], 2, num_kv_heads, head_dim)
-        assert kv.is_contiguous() and kv.dtype == qkv.dtype
+        assert kv.is_contiguous()
+        assert_cache_of(kv, powers, qkv.dtype)
     if norm_weight is not None:
         assert_whole((norm_weight,), num_heads + num_kv_heads, head_dim)
     assert norm_weight is not None or not norms_values
@@ -283,6 +324,7 @@ def rope_write(
             cos.stride(0),
             signed_sin.stride(0),
             0 if kv is None else kv.stride(0),
+            powers,
             eps,
             **sizes,
             NORMED=norm_weight is not None,
@@ -317,6 +359,7 @@ def rope_write_reference(
     norm_weight: torch.Tensor | None = None,
     eps: float = 0.0,
     norms_values: bool = False,
+    powers: torch.Tensor | None = None,
 ) -> None:
     """Do what `rope_write` does."""
     num_heads, rotary_dim = queries.shape[1], cos.shape[1]
@@ -333,4 +376,4 @@ def rope_write_reference(
     roped = torch.cat((roped, heads[..., rotary_dim:]), dim=-1)
     queries.copy_(roped[:, :num_heads])
     if kv is not None:
-        write_kv_reference(kv, roped[:, num_heads:], values, slot_mapping)
+        write_kv_reference(kv, roped[:, num_heads:], values, slot_mapping, powers)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
+from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
 
 
 def note_confidence(

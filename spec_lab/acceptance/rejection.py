@@ -18,9 +18,9 @@ from spec_lab.acceptance.distribution import SamplingParams, law_of, one_hot, pr
 from spec_lab.acceptance.emit import emit, leading, only_offered
 from spec_lab.acceptance.noise import NoiseKey, SlotSeeds
 from spec_lab.acceptance.tokenwise import Decision, residual_after, tokenwise_decision
+from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
 from spec_lab.core.protocols import RuleTraits
 from spec_lab.core.types import AcceptanceInputs, Request, Verification
-from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
 
 
 def sampled_proposal(inputs: AcceptanceInputs) -> torch.Tensor:

@@ -17,9 +17,9 @@ from spec_lab.acceptance.distribution import at_tokens
 from spec_lab.acceptance.emit import emit, leading, only_offered
 from spec_lab.acceptance.phase import RelaxationPhase
 from spec_lab.acceptance.standing import DraftStanding, round_standing, stand
+from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
 from spec_lab.core.protocols import RuleTraits
 from spec_lab.core.types import AcceptanceInputs, Request, Verification
-from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
 
 
 class RelaxedForm(Protocol):

@@ -6,9 +6,9 @@ import torch
 
 from spec_lab.acceptance.emit import leading, offered_alone
 from spec_lab.acceptance.standing import DraftStanding
+from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
 from spec_lab.core.protocols import RuleTraits
 from spec_lab.core.types import AcceptanceInputs, Request, Verification
-from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
 
 
 def strict_accept(

@@ -16,9 +16,9 @@ from spec_lab.acceptance.distribution import at_tokens
 from spec_lab.acceptance.emit import append, offered_alone
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.acceptance.rates import check_rates
+from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
 from spec_lab.core.protocols import RuleTraits
 from spec_lab.core.types import AcceptanceInputs, Request, Verification
-from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
 
 
 def synthetic_accept(

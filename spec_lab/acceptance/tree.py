@@ -15,9 +15,9 @@ from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.acceptance.rejection import METHODS, RejectionAcceptance
 from spec_lab.acceptance.strict import StrictAcceptance
 from spec_lab.acceptance.synthetic import SyntheticAcceptance, round_draws
+from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
 from spec_lab.core.tree_protocols import JudgedRows, Walk
 from spec_lab.core.types import Verification
-from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
 
 
 def follow_tree(

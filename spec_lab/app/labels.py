@@ -17,7 +17,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from spec_lab.config.run import LoggerConfig
+from spec_lab.config.groups import LoggerConfig
 
 MAX_LENGTH = 48
 UNFIT_FOR_A_FILE = re.compile(r"[^A-Za-z0-9._,+-]+")

@@ -20,11 +20,6 @@ import yaml
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-from spec_lab.core.errors import UserError
-
-EXPERIMENT = "experiment"
-LINE = "line"
-
 
 def store_lines(arguments: Sequence[str], folders: Iterable[Path], groups: Collection[str]) -> None:
     """Make the lines of the typed experiment known to Hydra.
@@ -33,35 +28,19 @@ def store_lines(arguments: Sequence[str], folders: Iterable[Path], groups: Colle
         folders: where its YAML may be, beside the folder of a typed `--config-dir`.
         groups: the groups of a run; an override of one of them chooses its option.
     """
-    names = [word.partition("=")[2] for word in arguments if word.startswith(f"{EXPERIMENT}=")]
+    names = [word.partition("=")[2] for word in arguments if word.startswith("experiment=")]
     own = [Path(place) for word, place in itertools.pairwise(arguments) if word in ("--config-dir", "-cd")]
-    for name in names:
-        for folder in (*own, *folders):
-            file = folder / EXPERIMENT / f"{name}.yaml"
-            if file.is_file():
-                lines = (yaml.safe_load(file.read_text(encoding="utf-8")).get("study") or {}).get("lines") or {}
-                for line, overrides in lines.items():
-                    ConfigStore.instance().store(
-                        str(line), _node(overrides, groups, file), group=LINE, package="_global_"
-                    )
-                break
+    files = [folder / "experiment" / f"{name}.yaml" for name in names for folder in (*own, *folders)]
+    for file in [file for file in files if file.is_file()][:1]:
+        study = yaml.safe_load(file.read_text(encoding="utf-8")).get("study") or {}
+        for line, overrides in (study.get("lines") or {}).items():
+            node = _node(overrides, groups)
+            ConfigStore.instance().store(str(line), node, group="line", package="_global_")
 
 
-def _node(overrides: Sequence[str], groups: Collection[str], file: Path) -> dict[str, Any]:
+def _node(overrides: Sequence[str], groups: Collection[str]) -> dict[str, Any]:
     """Return the configuration that some overrides make, with their options in the defaults."""
-    chosen, values = [], OmegaConf.create()
-    for override in overrides:
-        key, equals, value = override.partition("=")
-        if not equals:
-            raise UserError(f"{file}: {override} is no override; a line is a list of KEY=VALUE")
-        if key in groups:
-            chosen.append({f"override /{key}": value})
-        else:
-            OmegaConf.update(values, key, yaml.safe_load(value))
+    chosen = [word.partition("=") for word in overrides if word.partition("=")[0] in groups]
+    values = OmegaConf.from_dotlist([word for word in overrides if word.partition("=")[0] not in groups])
     node: Any = OmegaConf.to_container(values)
-    return {"defaults": ["_self_", *chosen], **node} if chosen else node
-
-
-def by_size(small: Any, full: Any, *, _root_: Any) -> Any:
-    """Return the one of two values that `size` asks for: `${by_size:9,180}`."""
-    return full if _root_.size == "full" else small
+    return {"defaults": ["_self_", *({f"override /{group}": option} for group, _, option in chosen)], **node}

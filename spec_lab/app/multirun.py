@@ -30,10 +30,7 @@ class Multirun(Callback):
         folder = Path(config.hydra.sweep.dir)
         runs = find_runs(folder)
         print(f"{sweep_text(runs)}\n\nmore: python -m spec_lab.report {display(folder)}\n{display(folder)}")
-        ended = {found.run.status for found in runs if _changed(found.folder) >= self._began}
+        changed = (found for found in runs if (found.folder / SUMMARY_FILE).stat().st_mtime >= self._began)
+        ended = {found.run.status for found in changed}
         if ended - {"finished"}:
             sys.exit(2 if ended <= {"finished", "refused"} else 1)
-
-
-def _changed(folder: Path) -> float:
-    return (folder / SUMMARY_FILE).stat().st_mtime

@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
 
 from spec_lab.app.compose import Composed
-from spec_lab.app.folder import NAMED_GROUPS, NOT_NAMED, folder_name, free
+from spec_lab.app.names import folder_name, free
 from spec_lab.app.run import run as run_in
-from spec_lab.record.models import Request, Run
-from spec_lab.record.reading import read_requests
+from spec_lab.record.reading import Found
 from spec_lab.study.run_table import format_run
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """The results of a finished run. `print` shows its tables and its verdict, and so does a notebook.
+class Result(Found):
+    """A finished run and its folder. `print` shows its tables and its verdict, and so does a notebook.
 
-    Attributes:
-        run: as in `summary.json`; `python -m spec_lab.report` prints the definition of every number.
-        folder: the folder with all of its files.
+    `run` is as in `summary.json`; `python -m spec_lab.report` prints the definition of every number. Of `requests`,
+    `spec_lab.study.frame.requests_frame` makes a frame.
     """
-
-    run: Run
-    folder: Path
-
-    @property
-    def requests(self) -> list[Request]:
-        """Return the requests; `spec_lab.study.frame.requests_frame` makes a frame of them."""
-        return read_requests(self.folder)
 
     def __str__(self) -> str:
         return format_run(self.run)
@@ -39,13 +27,7 @@ class Result:
 
 
 def run(composed: Composed) -> Result:
-    """Implement `spec_lab.run`."""
-    folder = folder_of(composed)
-    return Result(run_in(composed, folder), folder)
-
-
-def folder_of(composed: Composed) -> Path:
-    """Return a new folder for a run, in its `output_dir`."""
-    choices = composed.choices
-    named = [choices[group] for group in NAMED_GROUPS if choices.get(group, NOT_NAMED[0]) not in NOT_NAMED]
-    return free(Path(composed.config.output_dir).absolute() / folder_name(asdict(composed.config), named))
+    """Run in a new folder below its `output_dir`."""
+    config = composed.config
+    folder = free(Path(config.output_dir).absolute() / folder_name(config, composed.typed))
+    return Result(folder, run_in(composed, folder))

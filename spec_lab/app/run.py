@@ -6,88 +6,92 @@ import os
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from spec_lab.app.compose import Composed, chosen_options, to_composed
-from spec_lab.app.finished import READ_FILE, digest_of, finished
+from spec_lab.app.compose import Composed, to_composed
+from spec_lab.app.names import digest_of
 from spec_lab.config.checks import admit
 from spec_lab.config.extensions import load_options
 from spec_lab.config.option import get
 from spec_lab.core.ending import print_error
-from spec_lab.core.errors import Breakdown, UserError, describe_error
+from spec_lab.core.errors import Breakdown, UserError
 from spec_lab.core.ranks import ranks
 from spec_lab.record.models import Run
-from spec_lab.record.names import SUMMARY_FILE, Status
 from spec_lab.record.provenance import origins
 from spec_lab.record.reading import read_run
-from spec_lab.record.recorder import LOADING, NOT_ENDED, begun, ended, write_run
+from spec_lab.record.recorder import LOADING, NOT_ENDED, begun, ended, ending, write_run
 from spec_lab.study.run_table import format_run
 
 if TYPE_CHECKING:
     from spec_lab.build.models import LastModels
 
+READ_FILE = "read.txt"
+"""The file in a run's folder with the digest of what the run read."""
+
 
 def job(cfg: DictConfig) -> float | None:
     """Hydra's task: run what was composed, and return the number that `objective` names.
 
-    In a multirun it returns None after an error, which is printed and recorded, so that the other jobs go on.
+    A job of a multirun that finished is not run again while everything that it read is unchanged. After an error it
+    returns None, so that the other jobs go on.
     """
     settings = HydraConfig.get()
     folder, in_sweep = Path(settings.runtime.output_dir), not OmegaConf.is_missing(settings.job, "num")
+    if in_sweep and ranks().size > 1:
+        raise UserError("a multirun works in one process; start each of its runs with its own torchrun")
+    composed = to_composed(cfg, settings)
+    config = composed.config
+    if ranks().rank > 0:  # the first one records
+        config.logger = get("logger", "jsonl")()
+    if in_sweep:
+        config.logger.join_sweep(folder.parent.name)
+    done = finished(folder.parent, digest_of(config)) if in_sweep and not config.fresh else None
     try:
-        if in_sweep and ranks().size > 1:
-            raise UserError("a multirun works in one process; start each of its runs with its own torchrun")
-        composed = to_composed(cfg, settings)
-        if ranks().rank > 0:  # the first one records
-            composed.config.logger = get("logger", "jsonl")()
-        if in_sweep:
-            composed.config.logger.join_sweep(folder.parent.name)
-        done = run(composed, folder, folder.parent if in_sweep and not composed.config.fresh else None)
-        print(f"{format_run(done)}\n{display(folder)}")
-        return done.scalars().get(composed.config.objective)
+        done = done or run(composed, folder)
     except Exception as error:
-        # It could not be composed. An earlier refusal in this folder is written anew, since the sweep's exit code
-        # counts what this call wrote.
-        if not (folder / SUMMARY_FILE).exists() or read_run(folder).status == "refused":
-            values: Any = OmegaConf.to_container(cfg, throw_on_missing=False)
-            write_run(folder, ended(_begun(values, chosen_options(settings)), *_ending(error)))
         if not in_sweep:
             raise
         print_error(error)
         return None
+    print(f"{format_run(done)}\n{display(folder)}")
+    return done.scalars().get(config.objective)
 
 
-def run(composed: Composed, folder: Path, sweep: Path | None = None) -> Run:
+def finished(sweep: Path, read: str) -> Run | None:
+    """Return the finished run in the folder of a sweep that read the same; None if there is none."""
+    for file in sorted(sweep.glob(f"*/{READ_FILE}")):
+        if file.read_text() == read and (before := read_run(file.parent)).status == "finished":
+            print(f"finished before: {display(file.parent)}")
+            return before
+    return None
+
+
+def run(composed: Composed, folder: Path) -> Run:
     """Check a run, run it in `folder`, and return its record.
-
-    Args:
-        sweep: a folder of runs. If one of them finished and read the same, its record is returned instead.
 
     Raises:
         UserError: the run is refused, or the machine cannot do it.
     """
-    admit(composed.config)
-    read = digest_of(composed.config)
-    if sweep is not None and (before := finished(sweep, read)) is not None:
-        print(f"finished before: {display(before[0])}")
-        return before[1]
-    folder.mkdir(parents=True, exist_ok=True)
-    write_run(folder, ended(_begun(asdict(composed.config), composed.choices), "interrupted", LOADING))
-    (folder / READ_FILE).write_text(read)
+    config = composed.config
+    known = begun(asdict(config), composed.choices, origins(load_options(config.extensions)))
+    write_run(folder, ended(known, "interrupted", LOADING))
+    (folder / READ_FILE).write_text(digest_of(config))
     try:
+        admit(config)
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # silences the profiler; torch reads it when it loads
-        if composed.config.engine.name == "lab":
+        if config.engine.name == "lab":
             from spec_lab.measure.runner import record_run as record
         else:
             from spec_lab.measure.other_engine import record_engine_run as record
-        return record(composed.config, composed.choices, folder, last_models())
+        return record(config, composed.choices, folder, last_models())
     except BaseException as error:
-        if (so_far := read_run(folder)).reason in NOT_ENDED:
-            write_run(folder, ended(so_far, *_ending(error)))
-        elif isinstance(error, UserError):  # the run had begun
+        refused, so_far = isinstance(error, UserError), read_run(folder)
+        if so_far.reason in NOT_ENDED:
+            write_run(folder, ended(so_far, *(("refused", str(error)) if refused else ending(error))))
+        elif refused:  # the run had begun
             raise Breakdown(str(error)) from error
         raise
 
@@ -98,17 +102,6 @@ def last_models() -> LastModels:
     from spec_lab.build.models import LastModels
 
     return LastModels()
-
-
-def _begun(values: dict[str, Any], choices: dict[str, str]) -> Run:
-    return begun(values, choices, origins(load_options(values["extensions"])))
-
-
-def _ending(error: BaseException) -> tuple[Status, str]:
-    """Return how a run that did not begin ended by this error, and why."""
-    if isinstance(error, UserError):
-        return "refused", str(error)
-    return "interrupted" if isinstance(error, KeyboardInterrupt) else "failed", describe_error(error)
 
 
 def display(folder: Path) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 import torch.nn.functional as F
 
+from spec_kernels.narrow_kv_reference import read_rows
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.types import AttentionMetadata
 
@@ -99,7 +100,7 @@ def attend_long_chunk(
     assert metadata.known_len is not None
     num_rows, num_keys = metadata.num_queries, metadata.known_len
     num_before, num_filling = num_keys - num_rows, num_planned - num_rows
-    gathered = _gathered(cache, metadata, page_size, num_keys + num_filling)
+    gathered = _gathered(cache, metadata, page_size, num_keys + num_filling, queries.dtype)
     keys, values = gathered.permute(1, 2, 0, 3).unsqueeze(1).unbind(0)
     filled = F.pad(queries, (0, 0, 0, 0, 0, num_filling)) if num_filling else queries
     heads = filled.transpose(0, 1).unsqueeze(0)
@@ -115,13 +116,18 @@ def attend_long_chunk(
     return out
 
 
-def _gathered(cache: LayerCache, metadata: AttentionMetadata, page_size: int, num_keys: int) -> torch.Tensor:
+def _gathered(
+    cache: LayerCache, metadata: AttentionMetadata, page_size: int, num_keys: int, dtype: torch.dtype
+) -> torch.Tensor:
     """Return keys and values of a request in order, [num_keys, 2, KV heads, width], zeros after its end."""
     assert metadata.known_len is not None
-    by_page = cache.kv.view(-1, page_size, *cache.kv.shape[1:])
     num_pages = -(-metadata.known_len // page_size)
-    gathered = cache.kv.new_empty(max(num_keys, num_pages * page_size), *cache.kv.shape[1:])
-    pages = metadata.page_table[0, :num_pages]
-    torch.index_select(by_page, 0, pages, out=gathered[: num_pages * page_size].view(-1, *by_page.shape[1:]))
+    gathered = cache.kv.new_empty(max(num_keys, num_pages * page_size), *cache.kv.shape[1:], dtype=dtype)
+    pages, whole = metadata.page_table[0, :num_pages], gathered[: num_pages * page_size].unflatten(0, (-1, page_size))
+    by_page = cache.kv.unflatten(0, (-1, page_size))
+    if cache.powers is None:
+        torch.index_select(by_page, 0, pages, out=whole)
+    else:
+        whole.copy_(read_rows(by_page, cache.powers.unflatten(0, (-1, page_size)), pages, dtype))
     gathered[metadata.known_len :] = 0
     return gathered[:num_keys]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from spec_kernels.narrow_kv_reference import read_rows, write_rows
 from spec_lab.attention.torch_latent import TorchLatentAttention
 from spec_lab.core.kv_cache import NULL_PAGE, LayerCache, cache_slots
 from spec_lab.core.latent_protocols import LatentAttentionBackend
@@ -53,7 +54,7 @@ class TorchAttention:
 
     def write(self, cache: LayerCache, metadata: AttentionMetadata, keys: torch.Tensor, values: torch.Tensor) -> None:
         rows = torch.cat((keys, values), dim=1).view(-1, *cache.kv.shape[1:])
-        cache.kv.index_copy_(0, metadata.slot_mapping, rows)
+        write_rows(cache.kv, cache.powers, rows, metadata.slot_mapping)
 
     def attend(
         self,
@@ -69,7 +70,8 @@ class TorchAttention:
         num_queries = metadata.num_queries
         _, _, num_kv_heads, head_dim = cache.kv.shape
         group = queries.shape[1] // num_kv_heads
-        kv = cache.kv.index_select(0, slots.view(-1)).view(batch, num_keys, 2, num_kv_heads, head_dim)
+        kv = read_rows(cache.kv, cache.powers, slots.view(-1), queries.dtype)
+        kv = kv.view(batch, num_keys, 2, num_kv_heads, head_dim)
         keys, values = kv.permute(2, 0, 3, 1, 4).unbind(0)
         # The query heads that share a KV head become rows of one product, so keys are not repeated.
         grouped = queries.view(batch, num_queries, num_kv_heads, group, head_dim).permute(0, 2, 3, 1, 4)

@@ -77,7 +77,7 @@ class TritonAttention:
         """Do nothing: the kernel derives windows and key positions itself."""
 
     def write(self, cache: LayerCache, metadata: AttentionMetadata, keys: torch.Tensor, values: torch.Tensor) -> None:
-        write_kv(cache.kv, keys, values, metadata.slot_mapping)
+        write_kv(cache.kv, keys, values, metadata.slot_mapping, cache.powers)
 
     def attend(
         self,
@@ -109,6 +109,7 @@ class TritonAttention:
             None if tree is None else tree.depths,
             0 if tree is None else tree.num_tail,
             sinks,
+            cache.powers,
         )
         return out
 

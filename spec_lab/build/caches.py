@@ -11,10 +11,12 @@ import torch
 from spec_lab.build.limits import Limits
 from spec_lab.build.models import Models
 from spec_lab.checkpoints.plan import LayerPlan
-from spec_lab.config.choices import Rollback
+from spec_lab.config.choices import CacheDtype, Rollback
 from spec_lab.core.errors import UserError
+from spec_lab.core.kernel_set import KernelSet, Op
 from spec_lab.core.kv_cache import CacheRow, PagedKVCache
 from spec_lab.core.types import AttentionKind
+from spec_lab.models.delta_caches import CacheMaker, ReplayedUpdates, StateCheckpoints
 
 GIBI = 2**30
 
@@ -36,21 +38,26 @@ def attention_kinds(plans: Sequence[LayerPlan]) -> tuple[AttentionKind, ...]:
     )
 
 
-def build_cache(plans: Sequence[LayerPlan], limits: Limits, models: Models) -> PagedKVCache:
+def build_cache(plans: Sequence[LayerPlan], limits: Limits, models: Models, kept_in: CacheDtype) -> PagedKVCache:
     """Make a cache of `limits.num_pages` pages, with the states of its slots, for layers with these plans.
+
+    `kept_in` is the type of keys and values.
 
     Linux gives a process more memory than there is, and kills it later, when it is used.
 
     Raises:
-        UserError: it is larger than the device's memory.
+        UserError: it is larger than the device's memory, or latent rows were to be narrow.
     """
     rows = [cache_row(plan) for plan in plans]
     nets = {index: plan.delta_net for index, plan in enumerate(plans) if plan.delta_net is not None}
     item_size = models.dtype.itemsize
+    is_narrow = kept_in is CacheDtype.fp8
+    if is_narrow and any(plan.latent is not None for plan in plans):
+        raise UserError("cache.dtype=fp8 is for keys and values, not latent attention (MLA); use cache.dtype=auto")
     row_sizes = (prod(row.shape) for row in rows if row is not None and row.owner is None)
-    num_bytes = limits.num_pages * limits.page_size * sum(row_sizes) * item_size
+    num_bytes = limits.num_pages * limits.page_size * sum(row_sizes) * (1 if is_narrow else item_size)
     what = f"a cache of cache.num_pages={limits.num_pages} pages of {limits.page_size} tokens"
-    keeps_all, delta = limits.rollback == Rollback.checkpoints, models.kernels.delta
+    keeps_all = limits.rollback == Rollback.checkpoints
     if nets:
         for net in nets.values():
             bytes_of = net.checkpoint_bytes if keeps_all else net.replay_bytes
@@ -61,7 +68,7 @@ def build_cache(plans: Sequence[LayerPlan], limits: Limits, models: Models) -> P
             f"{what} needs {num_bytes / GIBI:.1f} GiB, {models.device} has {total / GIBI:.1f} GiB; use "
             "cache.num_pages=null and cache.page_size=16, or lower batch_size or max_new_tokens"
         )
-    make = delta.checkpoints if keeps_all else delta.replay
+    make = cache_maker(models.kernels, limits.rollback)
     recurrent = {
         index: make(net, limits.num_slots, limits.num_rows, models.dtype, models.device) for index, net in nets.items()
     }
@@ -72,7 +79,15 @@ def build_cache(plans: Sequence[LayerPlan], limits: Limits, models: Models) -> P
         dtype=models.dtype,
         device=models.device,
         recurrent=recurrent,
+        is_narrow=is_narrow,
     )
+
+
+def cache_maker(kernels: KernelSet, rollback: Rollback) -> CacheMaker:
+    """Choose the class of the states of gated delta nets."""
+    if rollback == Rollback.checkpoints:
+        return kernels.get(Op.STATE_CHECKPOINTS, StateCheckpoints)
+    return kernels.get(Op.REPLAYED_UPDATES, ReplayedUpdates)
 
 
 def memory_of(device: torch.device) -> int:

@@ -11,20 +11,22 @@ from typing import Any
 
 from spec_lab.acceptance.confidences import DraftConfidences
 from spec_lab.acceptance.noise import SlotSeeds
+from spec_lab.attention.stale import StaleMover
 from spec_lab.build.caches import build_cache
-from spec_lab.build.graphs import build_mover, prompt_pass_maker
 from spec_lab.build.lab import Lab
 from spec_lab.build.limits import Limits, overlaps
 from spec_lab.build.models import Models
+from spec_lab.config.choices import DraftMetadata
 from spec_lab.config.option import get
 from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
 from spec_lab.core.kept import AllPromptRows, PrunePolicy
-from spec_lab.core.layer_protocols import AttentionBackend
+from spec_lab.core.layer_protocols import AttentionBackend, MetadataMover
 from spec_lab.core.protocols import Drafter
 from spec_lab.core.pruning import Drop
 from spec_lab.engine.drafts import Chain, Tree, TreeBehindRoot, TreeParts
 from spec_lab.engine.engine import Engine
+from spec_lab.engine.graphs.prompts import CapturedPromptPass
 from spec_lab.engine.host_drafts import HostDrafts
 from spec_lab.engine.missed_rows import MissedRows
 from spec_lab.engine.offered import DraftOffers
@@ -33,6 +35,7 @@ from spec_lab.engine.pages import PageAllocator, PageTable
 from spec_lab.engine.parts import Parts
 from spec_lab.engine.plain_round import PlainRound
 from spec_lab.engine.plan import LaunchShape
+from spec_lab.engine.prefill import PromptPass
 from spec_lab.engine.round import DecodeRound
 from spec_lab.engine.rounds import Rounds
 from spec_lab.engine.scheduler import Scheduler
@@ -74,7 +77,7 @@ def build_engine(run: Run, models: Models, limits: Limits, make_drafter: Drafter
     sizes, kept = run.sizes, prune_policy(run, models.backend)
     seeds = SlotSeeds(limits.num_slots, run.seed, models.device)
     limits = dataclasses.replace(limits, num_rows=run.drafter.num_draft_tokens + 1, rollback=run.recurrent.rollback)
-    cache = build_cache(models.target.layer_plans, limits, models)
+    cache = build_cache(models.target.layer_plans, limits, models, run.cache.dtype)
     timer = make_timer(models.device)
     notes = run.record.confidences and run.drafter.notes_confidence and run.sizes is None
     confidences = DraftConfidences(limits.num_slots, run.drafter.num_draft_tokens, models.device, models.kernels)
@@ -98,32 +101,43 @@ def build_engine(run: Run, models: Models, limits: Limits, make_drafter: Drafter
         drafter=drafter,
         rule=rule,
         backend=models.backend,
-        mover=build_mover(run, models),
+        mover=_mover(run, models.backend),
         cache=cache,
         slots=SlotState(limits.num_slots, num_rows - 1, table=table, states=slot_states(cache), kernels=models.kernels),
         timer=timer,
         experts_read=models.experts_read,
     )
-    allocator = PageAllocator(limits.num_pages)
     scheduler = Scheduler(
         limits.num_slots,
-        allocator,
+        PageAllocator(limits.num_pages),
         page_size=limits.page_size,
         max_seq_len=limits.max_seq_len,
         margin=limits.margin,
         max_in_flight=run.workload.max_in_flight,
     )
     graph = run.graph.build(lab)
-    return Engine(
-        build_rounds(lab, parts, graph.recorder is not None),
-        kept,
-        graph=graph,
-        scheduler=scheduler,
-        prefill_chunk=run.cache.chunk_size,
-        prefill_tokens=run.cache.prefill_tokens,
-        overlap=overlaps(run),
-        make_prompt_pass=prompt_pass_maker(run, models),
-    )
+    rounds = build_rounds(lab, parts, graph.recorder is not None)
+    of_prompts = (rounds.widest, kept, run.cache.chunk_size, run.cache.prefill_tokens, models.prompt_rounding)
+    captures_prompts = getattr(run.graph, "prompts", False)
+    if captures_prompts and models.target.config.keeps_states:
+        raise UserError("graph.prompts=true captures no prompt of a target that keeps states; use graph.prompts=false")
+    prompt_pass = CapturedPromptPass(lab.recorder(), *of_prompts) if captures_prompts else PromptPass(*of_prompts)
+    return Engine(rounds, kept, graph, scheduler, prompt_pass, overlap=overlaps(run))
+
+
+def _mover(run: Run, backend: AttentionBackend) -> MetadataMover:
+    """Return what advances metadata between draft steps: the backend, or a wrong one with graph.metadata=stale.
+
+    Raises:
+        UserError: the mode advances attention metadata inside a graph, which the attention backend cannot do.
+    """
+    metadata = getattr(run.graph, "metadata", None)
+    if metadata is not None and not backend.supports_in_place_update:
+        raise UserError(
+            f"attention={run.attention.name} cannot move its metadata inside a graph, which graph={run.graph.name} "
+            "does; use graph=step_replay, which builds it again, or attention=torch"
+        )
+    return StaleMover(backend) if metadata == DraftMetadata.stale else backend
 
 
 def build_rounds(lab: Lab, parts: Parts, is_captured: bool) -> Rounds:
@@ -178,12 +192,10 @@ def _missed_rows(lab: Lab, parts: Parts) -> MissedRows:
 
 def build_teacher(run: Run, models: Models, limits: Limits) -> TeacherForcing:
     """Make the teacher-forcing pass of the target, with a KV cache that holds one text at a time."""
-    one_sequence = limits.one_sequence()
-    cache = build_cache(models.target.layer_plans, one_sequence, models)
     return TeacherForcing(
         models.target,
         models.backend,
-        cache,
+        build_cache(models.target.layer_plans, limits.one_sequence(), models, run.cache.dtype),
         page_size=limits.page_size,
         chunk_size=run.cache.chunk_size,
         invariant_rows=models.invariant_rows,

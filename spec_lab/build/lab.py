@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -15,15 +15,16 @@ from spec_lab.acceptance.draft_sampling import DraftLogits
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.acceptance.phase import ThinkingMarkers
 from spec_lab.build.caches import build_cache
-from spec_lab.build.kernels import Kernels
 from spec_lab.build.limits import Limits
 from spec_lab.build.models import Models
 from spec_lab.checkpoints.plan import LayerPlan
-from spec_lab.config.choices import DraftSampling
-from spec_lab.config.run import Run, TrainedDrafterConfig
+from spec_lab.config.choices import DraftSampling, KernelsChoice
+from spec_lab.config.groups import TrainedDrafterConfig
+from spec_lab.config.run import Run
 from spec_lab.core.draft_paths import DraftPaths
 from spec_lab.core.errors import UserError
 from spec_lab.core.kept import PrunePolicy
+from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.tree_protocols import TreeAttentionBackend
@@ -36,7 +37,6 @@ from spec_lab.engine.capture import CudaGraphRecorder, GraphRecorder
 from spec_lab.engine.graphs.draft_loops import DraftCarry, carry_every_tensor
 from spec_lab.engine.tape import TapeRecorder
 from spec_lab.models.decoder import Decoder
-from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
 
 Part = TypeVar("Part")
 
@@ -93,13 +93,17 @@ class Lab:
     @property
     def tree_backend(self) -> TreeAttentionBackend:
         """The attention backend of a run with a tree, typed as one that masks the rows of trees."""
-        backend: Any = self.models.backend
-        of_trees: TreeAttentionBackend = backend
-        return of_trees
+        return cast(TreeAttentionBackend, self.models.backend)
 
     @property
-    def kernels(self) -> Kernels:
+    def kernels(self) -> KernelSet:
         return self.models.kernels
+
+    @property
+    def draft_model_kernels(self) -> KernelSet:
+        """Return the kernels of a small model that drafts. With kernels=triton, torch computes its parts."""
+        is_native = self.run.kernels == KernelsChoice.native
+        return self.kernels if is_native else self.kernels.without_parts()
 
     @property
     def device(self) -> torch.device:
@@ -140,11 +144,11 @@ class Lab:
 
     def recorder(self) -> GraphRecorder:
         """Make the recorder that captures and replays graphs on the device."""
-        return graph_recorder(self.device)
+        return CudaGraphRecorder(self.device) if self.device.type == "cuda" else TapeRecorder()
 
     def cache(self, plans: Sequence[LayerPlan]) -> PagedKVCache:
-        """Make a cache for layers with these plans, of the engine's pages and slots."""
-        return build_cache(plans, self.limits, self.models)
+        """Make the drafter's cache for layers with these plans, of the engine's pages and slots."""
+        return build_cache(plans, self.limits, self.models, self.run.cache.drafter_dtype)
 
     def history(self) -> TokenHistory:
         """Make the token history of the engine's slots, for drafters that look drafts up."""
@@ -185,8 +189,3 @@ class Lab:
 
     def _logits(self, num_rows: int) -> DraftLogits:
         return DraftLogits(self.limits.num_slots, num_rows, self.target.vocab_size, self.device)
-
-
-def graph_recorder(device: torch.device) -> GraphRecorder:
-    """Make the recorder that captures and replays graphs on a device."""
-    return CudaGraphRecorder(device) if device.type == "cuda" else TapeRecorder()

@@ -6,13 +6,12 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.config.choices import Rollback
 from spec_lab.config.run import Run
-from spec_lab.core.errors import UserError
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES
 from spec_lab.core.types import Request
+from spec_lab.workloads.conversations import num_tokens, require_room
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,29 +42,20 @@ class Limits:
         return dataclasses.replace(self, num_slots=1, num_pages=num_pages)
 
 
-def engine_limits(run: Run, requests: list[Request], num_draft_tokens: int) -> Limits:
+def engine_limits(run: Run, requests: list[Request]) -> Limits:
     """Return sizes that hold `batch_size` of the longest requests (or all, if there are fewer), unless the cache group
     says otherwise.
 
     Raises:
-        UserError: the longest request exceeds the target's positions, or the length up to which the target attends
-            every key.
+        UserError: the longest request does not fit.
     """
-    longest = max(requests, key=_num_tokens)
-    target = read_model_config(run.target.folder)
-    num_positions = target.max_position_embeddings
-    if _num_tokens(longest) > num_positions:
-        raise UserError(
-            f"request {longest.request_id} of {len(longest.prompt_ids)} prompt and {longest.max_new_tokens} new "
-            f"tokens: {_num_tokens(longest)} tokens are longer than the target's {num_positions} positions; "
-            "lower max_new_tokens, use shorter prompts, or leave such prompts out with workload.unusable=skip"
-        )
-    _refuse_sparse_attention(target, longest, rows_behind(run, num_draft_tokens))
-    max_seq_len = run.cache.max_seq_len or _num_tokens(longest)
+    longest = max(requests, key=num_tokens)
+    require_room(longest, longest_sequence(run))
+    max_seq_len = run.cache.max_seq_len or num_tokens(longest)
     # Unless the device ends requests itself, a round runs past an end that the host has not read yet.
     device_ends = getattr(run.graph, "rounds_per_replay", 1) > 1
-    num_late_rows = num_draft_tokens + 1 if overlaps(run) and not device_ends else 0
-    margin = rows_behind(run, num_draft_tokens) + num_late_rows
+    num_late_rows = run.drafter.num_draft_tokens + 1 if overlaps(run) and not device_ends else 0
+    margin = rows_behind(run) + num_late_rows
     page_size = run.cache.page_size
     num_slots = min(run.batch_size, len(requests))
     pages_each = _num_pages(max_seq_len + margin, page_size)
@@ -73,23 +63,23 @@ def engine_limits(run: Run, requests: list[Request], num_draft_tokens: int) -> L
     return Limits(num_slots, max_seq_len, margin, page_size, num_pages, max_seq_len + num_late_rows)
 
 
-def _refuse_sparse_attention(target: ModelConfig, longest: Request, reach: int) -> None:
-    limit, needed = target.max_dense_positions, _num_tokens(longest) + reach
-    if limit is not None and needed > limit:
-        raise UserError(
-            f"request {longest.request_id}: prompt, output and drafts are {needed} tokens, and past {limit} "
-            "positions the target's attention changes (index_topk, or queries scaled by position), which is not "
-            "supported; lower max_new_tokens or use shorter prompts"
-        )
+def longest_sequence(run: Run) -> int:
+    """Return the most tokens, of prompt and output, that target and cache support. Past `max_dense_positions`, which
+    drafts reach first, the target's attention changes (index_topk, or queries scaled by position)."""
+    target = read_model_config(run.target.folder)
+    most = [target.max_position_embeddings, run.cache.max_seq_len]
+    if target.max_dense_positions is not None:
+        most.append(target.max_dense_positions - rows_behind(run))
+    return min(filter(None, most))
 
 
-def rows_behind(run: Run, num_draft_tokens: int) -> int:
+def rows_behind(run: Run) -> int:
     """Return how many positions past the last token a round may write: 2K for a chain, of which verify writes K + 1.
 
     A block drafter always writes a whole block. The branches of a tree have separate slots: verify writes one for each
     row, and a drafter one for each branch and level.
     """
-    sizes, reach = run.sizes, max(2 * num_draft_tokens, run.drafter.rows_written(run))
+    sizes, reach = run.sizes, run.drafter.rows_written(run)
     if sizes is None:
         return reach
     return max(reach, sizes.num_rows, sizes.depth + (sizes.depth - 1) * sizes.width)
@@ -98,10 +88,6 @@ def rows_behind(run: Run, num_draft_tokens: int) -> int:
 def overlaps(run: Run) -> bool:
     """Return whether the host is a round behind the device, which only some graph modes support."""
     return bool(getattr(run.graph, "overlap", False))
-
-
-def _num_tokens(request: Request) -> int:
-    return len(request.prompt_ids) + request.max_new_tokens
 
 
 def _num_pages(num_positions: int, page_size: int) -> int:

@@ -3,43 +3,65 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
 
 from spec_lab.acceptance.phase import ThinkingMarkers
-from spec_lab.build.attention import BackendContext
-from spec_lab.build.kernels import Kernels, make_kernels
+from spec_lab.build.kernels import make_kernels
 from spec_lab.build.limits import rows_behind
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families import read_model_config
-from spec_lab.checkpoints.quantization import problem_of_fp8
+from spec_lab.checkpoints.keep_narrow import FP8, INT4, MXFP4, NarrowForm
+from spec_lab.checkpoints.quantization import problem_of_narrow
 from spec_lab.config.choices import KernelsChoice, WeightDtype, Weights
 from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
 from spec_lab.core.file_stamps import file_stamps
-from spec_lab.core.layer_protocols import AttentionBackend
+from spec_lab.core.kernel_set import KernelSet, Op
+from spec_lab.core.layer_protocols import AttentionBackend, RopeWrite
 from spec_lab.core.prompts import NO_ROUNDING, PromptRounding
 from spec_lab.engine.experts_read import ExpertsRead
 from spec_lab.models.decoder import Decoder
-from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.partition import WHOLE, Partition
-from spec_lab.models.products import PLAIN
 from spec_lab.models.target_loader import WeightSource, load_target
 
 Part = TypeVar("Part")
-KEPT_IN: Mapping[WeightDtype, torch.dtype | None] = {
+KEPT_IN: Mapping[WeightDtype, NarrowForm | torch.dtype | None] = {
     WeightDtype.auto: None,
-    WeightDtype.fp8: torch.float8_e4m3fn,
+    WeightDtype.fp8: FP8,
+    WeightDtype.int4: INT4,
+    WeightDtype.mxfp4: MXFP4,
     WeightDtype.bfloat16: torch.bfloat16,
 }
-"""The dtype that weights are rounded to, by `target.weight_dtype`, as `WeightSource` takes it."""
+"""What weights are rounded to, by `target.weight_dtype`, as `WeightSource` takes it."""
 
 
-POSITIONS_BEHIND = 32
-"""Minimum number of positions past the longest sequence in rotary tables, if the target has so many."""
+POSITIONS_BEHIND = 2 * 64 + 1
+"""Least number of positions past the longest sequence in rotary tables, if the target has so many: up to 64 drafts and
+the pending token of a verify pass, then a block of up to 64 rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackendContext:
+    """What `build` of an attention option gets: the run, and the sizes and types that its device settles.
+
+    Attributes:
+        max_positions: the most positions that a sequence may have, with those that a round writes past its end.
+    """
+
+    run: Run
+    max_positions: int
+    device: torch.device
+    dtype: torch.dtype
+    kernels: KernelSet
+
+    @property
+    def rope_write(self) -> RopeWrite | None:
+        """Return the kernel that rotates heads and writes KV; None if torch and the backend do."""
+        return self.kernels.get(Op.ROPE_WRITE, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +77,7 @@ class Models:
 
     target: Decoder
     backend: AttentionBackend
-    kernels: Kernels
+    kernels: KernelSet
     device: torch.device
     dtype: torch.dtype
     experts_read: ExpertsRead
@@ -75,16 +97,16 @@ class Models:
 
         It is 1 if there is no such guarantee.
         """
-        products, plans = self.target.products, self.target.layer_plans
-        by_products = getattr(self.backend, "row_invariant", False) and all(map(products.is_row_invariant, plans))
+        kernels, plans = self.target.kernels, self.target.layer_plans
+        by_plans = getattr(self.backend, "row_invariant", False) and all(map(kernels.is_row_invariant, plans))
         by_layers = all(getattr(layer, "row_invariant", False) for layer in self.target.layers)
-        return products.invariant_rows if by_products or by_layers else 1
+        return kernels.invariant_rows if by_plans or by_layers else 1
 
     @property
     def prompt_rounding(self) -> PromptRounding:
         """Return how prompt rows are computed. If verify rows are invariant, prompt rows round the same in every
         pack."""
-        return self.target.products.prompt_rounding if self.row_invariant else NO_ROUNDING
+        return self.target.kernels.prompt_rounding if self.row_invariant else NO_ROUNDING
 
     def with_backend(self, backend: AttentionBackend) -> Models:
         """Return the same target for drafters that attend with another backend; nothing made for them is shared."""
@@ -111,16 +133,8 @@ class Models:
             target_head=target.head_weight,
             backend=self.backend,
             max_positions=target.num_positions,
-            products=self.kernels.products,
+            kernels=self.kernels,
         )
-
-    def adopt(self, parts: Iterable[ExpertMLP]) -> None:
-        """Replace the routers and experts of `parts` by those of the run's kernels, and count the experts read."""
-        adopted = tuple(parts)
-        for part in adopted:
-            part.router = part.router.made_by(self.kernels.router)
-            part.experts = part.experts.made_by(self.kernels.experts)
-        self.experts_read.watch(adopted)
 
 
 def resolve_device(name: str) -> torch.device:
@@ -141,16 +155,13 @@ def load_models(
     max_seq_len: int,
     markers: ThinkingMarkers | None = None,
     partition: Partition = WHOLE,
-    behind: int = POSITIONS_BEHIND,
 ) -> Models:
     """Load the part of the target that `partition` keeps.
 
-    The rotary tables extend `behind` positions past the longest sequence, or more if the run drafter needs it, but
-    not past the target's last position.
+    The rotary tables extend past the longest sequence, but not past the target's last position.
 
     Raises:
-        UserError: the checkpoint is wrong, has too few positions for `max_seq_len`, cannot be split, or needs what the
-            run's tree, attention or device lacks.
+        UserError: the checkpoint is wrong, cannot be split, or needs what the run's tree, attention or device lacks.
     """
     device = resolve_device(run.device)
     dtype = resolve_dtype(run.dtype, device)
@@ -158,27 +169,32 @@ def load_models(
         # cuDNN plans its attention for every new shape, and a growing cache has one in every round.
         torch.backends.cuda.enable_cudnn_sdp(False)
     model_config = read_model_config(run.target.folder)
-    _refuse_target(run, model_config, max_seq_len)
+    _refuse_target(run, model_config)
     has_products = run.kernels == KernelsChoice.triton and dtype is not torch.float32 and run.row_invariant
-    if run.target.weight_dtype == WeightDtype.fp8 and device.type == "cuda" and not has_products:
+    kept_in = KEPT_IN[run.target.weight_dtype]
+    if isinstance(kept_in, NarrowForm) and device.type == "cuda" and not has_products:
         raise UserError(
-            "target.weight_dtype=fp8 on a GPU needs kernels=triton dtype=bfloat16 row_invariant=true; use them"
+            f"target.weight_dtype={run.target.weight_dtype} on a GPU needs kernels=triton dtype=bfloat16 "
+            "row_invariant=true; use them"
         )
     # Positions past the table's last row are clamped to it. A table reaches past the length before a scaling only if
     # sequences do, since its frequencies depend on that (`models.rope`).
-    behind = max(behind, rows_behind(run, run.drafter.num_draft_tokens))
+    behind = max(POSITIONS_BEHIND, rows_behind(run))
     ropes = (plan.rope for plan in model_config.layers if plan.rope.scaling in ("dynamic", "longrope"))
     ends = {rope.original_max_position_embeddings for rope in ropes} | {model_config.max_position_embeddings}
     max_positions = min(end for end in (*ends, max_seq_len + behind) if end >= max_seq_len)
     kernels = make_kernels(run.kernels, device, dtype, run.row_invariant)
-    backend = _make_backend(
-        run, model_config, BackendContext(run, max_positions, device=device, dtype=dtype, kernels=kernels)
-    )
+    backend = run.attention.build(BackendContext(run, max_positions, device=device, dtype=dtype, kernels=kernels))
+    if backend.latent is not None:
+        backend.latent.expect(run.batch_size)
+    elif any(plan.latent is not None for plan in model_config.layers):
+        raise UserError(
+            f"attention={run.attention.name} has no latent attention (MLA), which the target needs; use attention=torch"
+        )
     checkpoint = None if run.target.weights == Weights.random else run.target.folder
-    kept_in = KEPT_IN[run.target.weight_dtype]
     source = WeightSource(checkpoint, dtype, device=device, partition=partition, seed=run.seed, kept_in=kept_in)
-    products = kernels.products if partition is WHOLE else PLAIN
-    target = load_target(model_config, source, backend, max_positions, products)
+    own = kernels if partition is WHOLE else kernels.without_parts()
+    target = load_target(model_config, source, backend, max_positions, own)
     models = Models(
         target,
         backend,
@@ -188,9 +204,7 @@ def load_models(
         experts_read=ExpertsRead(device, run.batch_size),
         markers=markers,
     )
-    models.adopt(target.expert_parts)
-    for net in target.delta_nets:
-        net.use(kernels.delta.steps)
+    models.experts_read.watch(target.expert_parts)
     return models
 
 
@@ -203,7 +217,7 @@ class LastModels:
 
     def load(self, run: Run, max_seq_len: int, markers: ThinkingMarkers | None, partition: Partition) -> Models:
         """Return the models of the last run if `load_models` would make the same; else free them, and load others."""
-        behind = max(POSITIONS_BEHIND, rows_behind(run, run.drafter.num_draft_tokens))
+        behind = max(POSITIONS_BEHIND, rows_behind(run))
         key = (
             run.seed if run.target.weights == Weights.random else None,
             *(repr(run.target), file_stamps([run.target.folder]), repr(run.attention)),
@@ -219,31 +233,13 @@ class LastModels:
         return replace(self._models, markers=markers, warnings=[])
 
 
-def _refuse_target(run: Run, target: ModelConfig, max_seq_len: int) -> None:
-    """Refuse too few positions, states where the run has a tree, and layers that cannot be narrow."""
-    if max_seq_len > target.max_position_embeddings:
-        raise UserError(
-            f"cache.max_seq_len={max_seq_len} is longer than the target's {target.max_position_embeddings} "
-            "positions; use cache.max_seq_len=null"
-        )
+def _refuse_target(run: Run, target: ModelConfig) -> None:
+    """Refuse states where the run has a tree, and layers that cannot be narrow."""
     if target.keeps_states and run.sizes is not None:
         raise UserError(
             f"tree={run.tree.name}: layers of the target keep a state, which branches cannot share "
             f"({run.target.folder}); use tree=none"
         )
-    narrow, kind = run.target.weight_dtype, problem_of_fp8(target)
+    narrow, kind = run.target.weight_dtype, problem_of_narrow(target)
     if narrow != WeightDtype.auto and kind is not None:
         raise UserError(f"target.weight_dtype={narrow}: the target has {kind}; use target.weight_dtype=auto")
-
-
-def _make_backend(run: Run, target: ModelConfig, context: BackendContext) -> AttentionBackend:
-    """Make the attention backend, before any weight is read; UserError if it lacks latent attention that the target
-    has."""
-    backend = run.attention.build(context)
-    if any(plan.latent is not None for plan in target.layers) and backend.latent is None:
-        raise UserError(
-            f"attention={run.attention.name} has no latent attention (MLA), which the target needs; use attention=torch"
-        )
-    if backend.latent is not None:
-        backend.latent.expect(run.batch_size)
-    return backend

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from spec_lab.config.groups import TreeConfig
 from spec_lab.config.option import get
-from spec_lab.config.run import PruneConfig, RecurrentConfig, Run, TreeConfig
+from spec_lab.config.run import PruneConfig, RecurrentConfig, Run
 
 UNPRUNED = PruneConfig(prefill="all_rows", catchup="none")
 
@@ -15,12 +14,9 @@ def plain_config(run: Run) -> Run:
 
     After the last KV write, its prompt pass computes only the last row, and logits for it alone, as in serving engines.
     """
-    rule: Any = get("acceptance", "strict")() if run.sampling.temperature == 0 else get("acceptance", "rejection")()
-    if run.sampling.temperature > 0:
-        rule.method = type(rule.method)("one_hot")
     return run.with_parts(
         drafter=get("drafter", "none")(),
-        acceptance=rule,
+        acceptance=get("acceptance", "rejection" if run.sampling.temperature > 0 else "strict")(),
         prune=PruneConfig(prefill="last_row", catchup="none"),
         tree=TreeConfig(),
         recurrent=RecurrentConfig(),

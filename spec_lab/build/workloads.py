@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
+from spec_lab.build.limits import longest_sequence
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.gguf_file import is_gguf
@@ -39,21 +41,9 @@ def open_workload(run: Run) -> tuple[Tokenizer, list[Request]]:
         )
     requests = load_requests(run, tokenizer)
     if run.workload.unusable == Unusable.skip:
-        longest = longest_sequence(run)
-
-        def fitting(request: Request) -> Request:
-            require_room(request, longest)
-            return request
-
-        requests = keep_usable(requests, fitting, Unusable.skip)
+        requests = keep_usable(requests, partial(require_room, most=longest_sequence(run)), Unusable.skip)
     check_requests(run, requests, target)
     return tokenizer, requests
-
-
-def longest_sequence(run: Run) -> int:
-    """Return the largest number of tokens, prompt and output, that the target and the cache support."""
-    num_positions = read_model_config(run.target.folder).max_position_embeddings
-    return min(run.cache.max_seq_len or num_positions, num_positions)
 
 
 def _tokenizer(run: Run, folder: Path, vocab_size: int) -> Tokenizer:

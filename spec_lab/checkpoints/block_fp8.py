@@ -10,11 +10,12 @@ from pathlib import Path
 import torch
 
 from spec_kernels.block_fp8_reference import BLOCK_SIZE
-from spec_lab.checkpoints.checkpoint_files import BlockScales, StoredTensor
+from spec_lab.checkpoints.checkpoint_files import BlockScales, Packed, StoredTensor
 from spec_lab.checkpoints.checks import refuse_values
 from spec_lab.checkpoints.json_input import read_json
-from spec_lab.checkpoints.keep_fp8 import is_product, of_each_row
+from spec_lab.checkpoints.keep_narrow import is_product, of_each_row
 from spec_lab.checkpoints.quantization import SCALES_SUFFIX, Block, read_block, scales_shape
+from spec_lab.checkpoints.widening import scaled_blocks
 from spec_lab.core.errors import UserError
 
 
@@ -42,12 +43,14 @@ def with_scales(stored: Mapping[str, StoredTensor], folder: Path) -> dict[str, S
                 f"{scales.file}: {scales.name} is {list(scales.shape)}, which does not fit {list(shape)} in blocks of "
                 f"{list(block)}; take weights and config.json from the same checkpoint"
             )
-        result[name] = replace(stored[name], scales=BlockScales(scales, block))
+        parts = {"weight": stored[name], "scales": scales}
+        packed = Packed(parts, partial(dequantised, block=block))
+        result[name] = replace(stored[name], scales=BlockScales(scales, block), packed=packed)
     return result
 
 
 def with_products_as_stored(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Keep the fp8 products of layers as they are in the file, with their scales as separate tensors, as in `keep_fp8`.
+    """Keep the fp8 products of layers as they are in the file, with their scales as separate tensors (`keep_narrow`).
 
     Raises:
         UserError: a block width that no kernel here supports.
@@ -60,13 +63,11 @@ def with_products_as_stored(stored: Mapping[str, StoredTensor]) -> dict[str, Sto
             block_rows, block_columns = tensor.scales.block
             refuse_values(str(tensor.file), {"inputs in a block": block_columns}, {"inputs in a block": (BLOCK_SIZE,)})
             form = partial(of_each_row, block_rows=block_rows, num_rows=tensor.shape[0])
-            result[name] = replace(tensor, scales=None, as_stored=True)
+            result[name] = replace(tensor, scales=None, packed=None, as_stored=True)
             result[f"{name}{SCALES_SUFFIX}"] = replace(tensor.scales.tensor, form=form, in_float32=True)
     return result
 
 
-def dequantised(weight: torch.Tensor, scales: torch.Tensor, block: Block) -> torch.Tensor:
-    """Multiply each block of an fp8 matrix [rows, columns] by its scale, in float32."""
-    rows, columns = weight.shape
-    of_rows = scales.float().repeat_interleave(block[0], dim=0)[:rows]
-    return weight.float() * of_rows.repeat_interleave(block[1], dim=1)[:, :columns]
+def dequantised(parts: Mapping[str, torch.Tensor], block: Block) -> torch.Tensor:
+    """Multiply each block of an fp8 matrix `weight` [rows, columns] by its scale, in float32."""
+    return scaled_blocks({"weight": parts["weight"], "weight_scale": parts["scales"].float()}, block)

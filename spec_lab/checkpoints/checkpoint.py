@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from safetensors import safe_open
 
-from spec_lab.checkpoints.block_fp8 import dequantised, with_products_as_stored, with_scales
+from spec_lab.checkpoints.block_fp8 import with_products_as_stored, with_scales
 from spec_lab.checkpoints.checkpoint_files import (
     OpenedGguf,
     StoredTensor,
@@ -223,27 +223,13 @@ def _read(handle: safe_open | OpenedGguf, tensor: StoredTensor) -> torch.Tensor:
     """Read a tensor in its form, and cut it to its part."""
     file: Any = handle  # safetensors has no annotations
     value: torch.Tensor
-    if tensor.scales is None and tensor.packed is None and tensor.form is None and tensor.part is not None:
+    if tensor.packed is None and tensor.form is None and tensor.part is not None:
         value = file.get_slice(tensor.name)[tensor.part]
         return value
     value = file.get_tensor(tensor.name) if tensor.packed is None else tensor.packed.read()
-    if tensor.scales is not None:
-        value = dequantised(value, _scales(handle, tensor), tensor.scales.block)
     if tensor.form is not None:
         value = tensor.form(value)
     return value if tensor.part is None else value[tensor.part]
-
-
-def _scales(handle: safe_open | OpenedGguf, tensor: StoredTensor) -> torch.Tensor:
-    """Read the scales of an fp8 matrix, which an index may have placed in another file than the matrix."""
-    assert tensor.scales is not None
-    stored = tensor.scales.tensor
-    if stored.file == tensor.file:
-        scales = _read(handle, stored)
-    else:
-        with opened(stored.file) as other:
-            scales = _read(other, stored)
-    return scales
 
 
 def _check_tied_head(head: StoredTensor, embedding: StoredTensor | None) -> None:

@@ -65,6 +65,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2": Family({"qkv_bias": True}),
     "mistral": Family(has_windows=True),
     "ministral3": Family(has_windows=True),
+    "mistral4": Family(),
     "mixtral": Family(has_windows=True),
     "phi3": Family(has_windows=True),
     "smollm3": Family({**BIASES, "mlp_bias": "mlp_bias"}),
@@ -184,6 +185,8 @@ def _layer(config: Any, family: Family, index: int, types: list[str], source: st
     inner = get(config, "intermediate_size", get(config, "moe_intermediate_size"))
     owners = [earlier for earlier in range(first_shared) if types[earlier] == kind] if index >= first_shared else []
     rope = read_rope(config.rope_parameters.get(kind, config.rope_parameters), config.max_position_embeddings)
+    if is_latent:
+        rope = replace(rope, partial_rotary_factor=1.0)  # of `head_dim`, which is the rotated part (Mistral 4)
     if not get(config, "no_rope_layers", [True] * len(types))[index]:
         rope = RopeConfig(rope.theta, "linear", factor=inf)  # turns by nothing (SmolLM3)
     return LayerPlan(

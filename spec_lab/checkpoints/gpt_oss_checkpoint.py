@@ -13,8 +13,8 @@ from dataclasses import replace
 import torch
 
 from spec_lab.checkpoints.checkpoint_files import Packed, StoredTensor
+from spec_lab.checkpoints.widening import e2m1
 
-NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 EXPONENT_BIAS = 127
 IN_A_BYTE = 2
 
@@ -62,6 +62,4 @@ def widened(parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Return the values [..., groups * 32] of MXFP4 in bfloat16: `blocks` [..., groups, 16], and `scales` [..., groups]
     with their exponents, both uint8."""
     blocks, exponents = parts["blocks"], parts["scales"]
-    numbers = torch.tensor((*NUMBERS, *(-number for number in NUMBERS)), dtype=torch.bfloat16)
-    pairs = torch.stack((numbers[(blocks & 15).int()], numbers[(blocks >> 4).int()]), dim=-1).flatten(-2)
-    return torch.ldexp(pairs, exponents.int().unsqueeze(-1) - EXPONENT_BIAS).flatten(-2)
+    return torch.ldexp(e2m1(blocks).bfloat16(), exponents.int().unsqueeze(-1) - EXPONENT_BIAS).flatten(-2)

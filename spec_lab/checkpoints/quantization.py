@@ -1,4 +1,4 @@
-"""Says which quantized folders are read, and which layers can be fp8. Imports no torch. GGUF files are in `gguf`.
+"""Says which quantized folders are read, and which layers can be narrow. Imports no torch. GGUF files are in `gguf`.
 
 Only fp8 with a scale for each block is read, as in DeepSeek-V3. A matrix `X.weight` of float8_e4m3fn has its scales in
 `X.weight_scale_inv`. Despite that name, values are multiplied by them (README_WEIGHTS.md of DeepSeek-V3). Blocks at the
@@ -26,7 +26,7 @@ def read_block(config: Mapping[str, Any]) -> Block | None:
     return (rows, columns) if options.get("quant_method") == "fp8" and rows else None
 
 
-def problem_of_fp8(model: ModelConfig) -> str | None:
+def problem_of_narrow(model: ModelConfig) -> str | None:
     """Return the kind of layer whose weights `target.weight_dtype` cannot round; None if it supports all layers."""
     kinds = {
         "layers of Gemma 4": model.gemma4 is not None,

@@ -60,10 +60,14 @@ def scaled_blocks(parts: Mapping[str, Tensor], block: tuple[int, int]) -> Tensor
 
 def nvfp4(parts: Mapping[str, Tensor]) -> Tensor:
     """4-bit floats, two in a byte, the lower first; a scale in e4m3 for each 16 inputs, and one divisor of scales."""
-    packed, tables = parts["weight_packed"], torch.tensor((*E2M1, *(-value for value in E2M1)))
-    values = tables[torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(1).long()]
     scales = parts["weight_scale"].to(torch.bfloat16) / parts["weight_global_scale"]
-    return scaled(values, scales).to(torch.bfloat16)
+    return scaled(e2m1(parts["weight_packed"]), scales).to(torch.bfloat16)
+
+
+def e2m1(packed: Tensor) -> Tensor:
+    """The 4-bit floats [..., 2 * bytes] in bytes, the lower half first."""
+    table = torch.tensor((*E2M1, *(-value for value in E2M1)))
+    return table[torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(-2).int()]
 
 
 def awq(parts: Mapping[str, Tensor]) -> Tensor:

@@ -10,8 +10,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from spec_lab.config.choices import Dtype, KernelsChoice, WeightDtype
-from spec_lab.config.offers import fewer_drafts
+from spec_lab.config.choices import CacheDtype, Dtype, KernelsChoice, WeightDtype
 from spec_lab.config.option import VALUES, Part, options
 from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
@@ -23,7 +22,7 @@ WORDS = {"least": "at least", "most": "at most", "above": "above"}
 
 def admit(run: Run) -> Run:
     """Return the run; UserError with all that speaks against it, a line each."""
-    if found := list(problems(run)):
+    if found := list(dict.fromkeys(problems(run))):
         raise UserError("\n".join(found))
     return run
 
@@ -119,10 +118,7 @@ def _trees(run: Run) -> Iterator[str]:
 
 def _offers(run: Run) -> Iterator[str]:
     """Where a request may offer fewer than K drafts, every part of the run knows how many."""
-    drafter, fewer = run.drafter, fewer_drafts(run)
-    if run.record.confidences and (run.sizes is not None or not drafter.notes_confidence):
-        chain = f"drafter={drafter.name} tree={run.tree.name}"
-        yield f"record.confidences=true keeps those of a chain, and {chain} has none; use record.confidences=false"
+    drafter, fewer = run.drafter, run.fewer_drafts
     if fewer is None:
         return
     if not run.acceptance.takes_fewer_drafts:
@@ -155,7 +151,7 @@ def _graphs(run: Run) -> Iterator[str]:
     if drafter.drafts_on_host and getattr(graph, "overlap", False):
         yield f"drafter={drafter.name} needs tokens that graph.overlap=true reads late; use graph.overlap=false"
     if getattr(graph, "prompts", False) and (
-        not drafter.ingests_in_graphs or run.sizes is not None or fewer_drafts(run) is not None
+        not drafter.ingests_in_graphs or run.sizes is not None or run.fewer_drafts is not None
     ):
         yield "graph.prompts=true captures prompts of chains of K drafts alone, not this run's; use graph.prompts=false"
 
@@ -167,14 +163,15 @@ def _kernels(run: Run) -> Iterator[str]:
         f"attention={run.attention.name}": run.attention.name not in ("auto", "torch"),
         f"tree={run.tree.name}": run.sizes is not None,
         f"target.tensor_parallel={run.target.tensor_parallel}": run.target.tensor_parallel > 1,
+        "cache.dtype=fp8": CacheDtype.fp8 in (run.cache.dtype, run.cache.drafter_dtype),
     }
     for knob in (knob for knob, is_wrong in wrong.items() if is_wrong and run.kernels == KernelsChoice.native):
         yield f"kernels=native is for float32 chains on a CPU, not {knob}; use kernels=torch"
     narrow = run.target.weight_dtype
     if narrow == WeightDtype.bfloat16 and run.kernels not in (KernelsChoice.native, KernelsChoice.auto):
         yield f"target.weight_dtype=bfloat16 is for kernels=native, not kernels={run.kernels}; use dtype=bfloat16"
-    if narrow == WeightDtype.fp8 and run.target.tensor_parallel > 1:
-        yield "target.weight_dtype=fp8 cannot be split; use target.tensor_parallel=1"
+    if narrow not in (WeightDtype.auto, WeightDtype.bfloat16) and run.target.tensor_parallel > 1:
+        yield f"target.weight_dtype={narrow} cannot be split; use target.tensor_parallel=1"
 
 
 def _ranks(run: Run) -> Iterator[str]:

@@ -75,7 +75,16 @@ class WeightDtype(Choice):
 
     auto = "auto", "dtype"
     fp8 = "fp8", "products of layers in e4m3 with a float32 scale for each block of 128 x 128"
+    int4 = "int4", "products of layers in 4-bit integers with a multiplier and a zero point a group of 128 inputs"
+    mxfp4 = "mxfp4", "products of layers in 4-bit floats with a power of two a group of 32 inputs"
     bfloat16 = "bfloat16", "products of layers, embedding and head; for kernels=native, which computes in float32"
+
+
+class CacheDtype(Choice):
+    """The types that keys and values can be kept in."""
+
+    auto = "auto", "dtype"
+    fp8 = "fp8", "e4m3 with a power of two for each head of each token"
 
 
 class Rollback(Choice):

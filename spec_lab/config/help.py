@@ -9,20 +9,19 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from spec_lab.config.checks import WORDS
-from spec_lab.config.option import VALUES, options, schemas
+from spec_lab.config.option import VALUES, options
 from spec_lab.config.run import GROUPS, Run
 
 USAGE = """python -m spec_lab KEY=VALUE ...       one run; -m for a sweep over comma-separated values
 python -m spec_lab --help GROUP ...     the options and keys of a group; --hydra-help has Hydra's flags"""
 
 
-def keys(*of: type) -> Mapping[str, dataclasses.Field[Any]]:
-    """Return every key that can be typed, or those of the classes given, with its field."""
-    found: dict[str, dataclasses.Field[Any]] = {}
-    everything: dict[str, type] = {"run": Run, **schemas()}
-    for path, schema in everything.items():
-        if not of or schema in of:
-            found = dict(_keys(schema, "" if schema is Run else f"{path.partition('/')[0]}.")) | found
+def keys(own: bool = True) -> Mapping[str, dataclasses.Field[Any]]:
+    """Return every key that can be typed, with its field; `own`: also those that not all options of a group have."""
+    found = dict(_keys(Run, ""))
+    for group in GROUPS if own else ():
+        for schema in options(group).values():
+            found = dict(_keys(schema, f"{group}.")) | found
     return found
 
 
@@ -36,34 +35,23 @@ def _keys(schema: type, prefix: str) -> Iterator[tuple[str, dataclasses.Field[An
 
 def help_text(folders: Sequence[Path], groups: Sequence[str] = ()) -> str:
     """Return the help of these groups, or of all; the folders have a YAML file for each option."""
-    lines = [USAGE]
+    lines, known = [USAGE], keys()
     for group in groups or GROUPS:
-        lines.append(f"\n{group}=...")
         files = sorted(file for conf in folders for file in (conf / group).glob("*.yaml"))
-        lines += [f"  {file.stem:20} {_second_comment(file)}" for file in files]
-        shown = [key for key in keys() if key.startswith(f"{group}.") and not key.endswith(".name")]
-        lines += [f"    {key:34} {_explained(key)}" for key in shown]
+        comments = (file.read_text(encoding="utf-8").splitlines()[1].removeprefix("# ") for file in files)
+        lines += [f"\n{group}=...", *(f"  {file.stem:20} {text}" for file, text in zip(files, comments, strict=True))]
+        shown = (key for key in known if key.startswith(f"{group}.") and not key.endswith(".name"))
+        lines += [_line(key, known[key]) for key in shown]
     if not groups:
         lines.append("\nall other keys")
-        lines += [f"    {key:34} {_explained(key)}" for key in keys() if key.partition(".")[0] not in GROUPS]
+        lines += [_line(key, field) for key, field in known.items() if key.partition(".")[0] not in GROUPS]
     return "\n".join(lines)
 
 
-def _second_comment(file: Path) -> str:
-    return file.read_text(encoding="utf-8").splitlines()[1].removeprefix("# ")
-
-
-def _values(kind: type) -> Iterator[str]:
-    """Yield the values of a knob that has a fixed set of them, each with its explanation."""
-    for value in kind if issubclass(kind, StrEnum) else ():
-        explanation = getattr(value, "help", "")
-        yield f"{value} ({explanation})" if explanation else str(value)
-
-
-def _explained(key: str) -> str:
-    field = keys()[key]
+def _line(key: str, field: dataclasses.Field[Any]) -> str:
     default = field.default_factory() if callable(field.default_factory) else field.default
     bounds = [f"{word} {field.metadata[side]}" for side, word in WORDS.items() if field.metadata.get(side) is not None]
-    values = ", ".join(options(key)) if key in VALUES else ", ".join(_values(type(default)))
+    values = options(key) if key in VALUES else type(default) if isinstance(default, StrEnum) else ()
+    told = ", ".join(f"{value} ({more})" if (more := getattr(value, "help", "")) else value for value in values)
     shown = "" if default is dataclasses.MISSING or dataclasses.is_dataclass(default) else f" [{default}]"
-    return "; ".join(filter(None, [field.metadata.get("help", ""), values, ", ".join(bounds)])) + shown
+    return f"    {key:34} {'; '.join(filter(None, [field.metadata.get('help', ''), told, ', '.join(bounds)]))}{shown}"

@@ -11,8 +11,8 @@
 
             return CopycatDrafter(self.num_draft_tokens, self.offset)
 
-Importing the module registers the class: for `get`, for `--help`, and for Hydra as `/schema/GROUP/NAME` (`schemas`).
-A YAML file `conf/GROUP/NAME.yaml` that names this schema in its defaults puts the option on the menu.
+Importing the module registers the class: for `get`, for `--help`, and for Hydra as `/schema/GROUP/NAME`. A YAML
+file `conf/GROUP/NAME.yaml` that names this schema in its defaults puts the option on the menu.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ VALUES = ("drafter.plan", "prune.prefill", "prune.catchup", "workload.checker")
 """Groups whose options are the values of one knob. They have no knobs and no YAML file."""
 
 _options: dict[str, dict[str, type[Any]]] = {}
-_schemas: dict[str, type[Any]] = {}
 
 
 def knob(
@@ -76,26 +75,10 @@ def option(group: str, name: str) -> Callable[[Class], Class]:
         if group not in VALUES:
             cls.__annotations__ = {"name": "str", **inspect.get_annotations(cls)}
             cls = dataclass(cls)  # type: ignore[assignment]
-            _schemas[f"{group}/{name}"] = cls
         there[name] = cls
         return cls
 
     return register
-
-
-def schema(name: str) -> Callable[[Class], Class]:
-    """Make a dataclass known to Hydra as `/schema/NAME`, for a group whose options share it."""
-
-    def register(cls: Class) -> Class:
-        _schemas[name] = cls
-        return cls
-
-    return register
-
-
-def schemas() -> Mapping[str, type[Any]]:
-    """Return the classes that Hydra is to know as `/schema/NAME`."""
-    return _schemas
 
 
 def options(group: str) -> Mapping[str, type[Any]]:

@@ -22,10 +22,17 @@ NUM_RESERVED_PAGES = 2
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """The cache rows of one layer: keys and values, `kv` [num_pages * page_size, 2, num_kv_heads, head_dim], or rows of
-    latent attention, `kv` [num_pages * page_size, row_width]."""
+    """The cache rows of one layer.
+
+    Attributes:
+        kv: keys and values [num_pages * page_size, 2, num_kv_heads, head_dim], or rows of latent attention
+            [num_pages * page_size, row_width].
+        powers: [num_pages * page_size, num_kv_heads, 2] of keys and values in e4m3
+            (`spec_kernels.narrow_kv_reference`); None for those in the cache's dtype.
+    """
 
     kv: torch.Tensor
+    powers: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +52,10 @@ class PagedKVCache:
     """Cache rows of several layers, addressed by cache slot = page * page_size + offset. All layers share a page table.
 
     Attributes:
+        dtype: of queries, and of rows that are not narrow.
+        is_narrow: whether keys and values are in e4m3.
         tensors: [layers, num_pages * page_size, *shape], one tensor for all layers whose rows have the same shape.
+            Narrow rows are bytes here, and their powers follow them.
         layers: a `LayerCache` for each layer, a view of `tensors`. A layer that reads another layer's rows has that
             layer's cache. A layer with a state has a `RecurrentCache` instead.
         recurrent: all `RecurrentCache`s, which are indexed by request slot and have no pages.
@@ -59,12 +69,14 @@ class PagedKVCache:
         dtype: torch.dtype,
         device: torch.device,
         recurrent: Mapping[int, RecurrentCache] | None = None,
+        is_narrow: bool = False,
     ) -> None:
         """`rows`: the cache rows of each layer; None for layers whose caches are in `recurrent`."""
         by_layer = recurrent or {}
         self.recurrent = tuple(by_layer.values())
         self.num_pages = num_pages
         self.dtype = dtype
+        self.is_narrow = is_narrow
         self.device = device
         owned: dict[tuple[int, ...], list[int]] = {}
         for index, row in enumerate(rows):
@@ -73,9 +85,16 @@ class PagedKVCache:
         views: dict[int, Any] = dict(by_layer)
         self.tensors: tuple[torch.Tensor, ...] = ()
         for shape, indices in owned.items():
-            tensor = torch.zeros((len(indices), num_pages * page_size, *shape), dtype=dtype, device=device)
-            self.tensors += (tensor,)
-            views |= {index: LayerCache(view) for index, view in zip(indices, tensor, strict=True)}
+            size = len(indices), num_pages * page_size
+            if is_narrow:
+                kv = torch.zeros((*size, *shape), dtype=torch.uint8, device=device)
+                powers = torch.zeros((*size, shape[1], 2), dtype=torch.bfloat16, device=device)
+                self.tensors += kv, powers
+                made = map(LayerCache, kv.view(torch.float8_e4m3fn), powers)
+            else:
+                self.tensors += (torch.zeros((*size, *shape), dtype=dtype, device=device),)
+                made = map(LayerCache, self.tensors[-1])
+            views |= zip(indices, made, strict=True)
         self.layers = tuple(
             views[index if row is None or row.owner is None else row.owner] for index, row in enumerate(rows)
         )

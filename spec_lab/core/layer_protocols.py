@@ -37,6 +37,7 @@ class RopeWrite(Protocol):
         norm_weight: torch.Tensor | None = None,
         eps: float = 0.0,
         norms_values: bool = False,
+        powers: torch.Tensor | None = None,
     ) -> None: ...
 
 

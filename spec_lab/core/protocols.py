@@ -5,7 +5,7 @@ Implementations are in `spec_lab.models`, `spec_lab.drafters`, `spec_lab.accepta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -83,14 +83,14 @@ class DrafterRequirements:
             (N, N + 1, ...) for a module for each draft, (2K,) for P-EAGLE, () without a catch-up step.
         distinct_steps: the steps of a round differ in more than the column that they write, for instance in weights.
             So each needs a graph of its own.
-        learn_continuations: takes the outputs of plain decoding by request id, before anything is timed; None for a
-            drafter that does not replay them.
-        draft_rest: makes the given number of drafts [batch, drafts] at once from the state with draft 1, and itself
-            advances metadata, if there is any; None if the round runs `step` for each draft.
+        learns_continuations: its method `learn` takes the outputs of plain decoding by request id, before anything is
+            timed.
+        drafts_rest: its method `draft_rest` makes a number of drafts [batch, drafts] at once from the state with draft
+            1, and itself advances metadata, if there is any. Else the round runs `step` for each draft.
         has_loop: whether drafts are made one after another; False if all are ready with the first.
         on_host: the drafter that runs on the host, alone or in addition; None if there is none.
-        count_catchup: counts the rows that a catch-up step computes, from n of each request and the number of verified
-            rows; None if the pruning counts them.
+        counts_catchup: its method `count_catchup` counts the rows that a catch-up step computes, from n of each
+            request and the number of verified rows. Else the pruning counts them.
         step_kinds: the kinds of attention in a draft step, for which graph=step_replay builds metadata; empty if it is
             built once.
         prunes_catchup: whether `prune.catchup` changes the catch-up step, if there is one.
@@ -99,11 +99,11 @@ class DrafterRequirements:
     features: FeatureSpec = field(default_factory=FeatureSpec)
     catchup_rows: tuple[int, ...] = ()
     distinct_steps: bool = False
-    learn_continuations: Callable[[Mapping[str, Sequence[int]]], None] | None = None
-    draft_rest: Callable[[Any, int], torch.Tensor] | None = None
+    learns_continuations: bool = False
+    drafts_rest: bool = False
     has_loop: bool = True
     on_host: HostDrafter | None = None
-    count_catchup: Callable[[Sequence[int], int], int] | None = None
+    counts_catchup: bool = False
     step_kinds: tuple[AttentionKind, ...] = ()
     prunes_catchup: bool = True
 

@@ -72,11 +72,8 @@ def read_as(option: Any, config: Any, tensors: Any) -> DrafterMaker:
 
     def make(lab: Lab) -> Drafter[Any]:
         if not kept:
-            made = (
-                option.model(lab, config, tensors) if isinstance(option, Dflash) else option.head(lab, config, tensors)
-            )
-            kept.append(made if isinstance(made, tuple) else (made,))
-        drafter: Drafter[Any] = option.drafter(lab, *kept[0])
+            kept.append(option.model(lab, config, tensors))
+        drafter: Drafter[Any] = option.drafter(lab, kept[0])
         return drafter
 
     return make

@@ -6,8 +6,8 @@ import dataclasses
 
 import torch
 
+from spec_lab.config.groups import DrafterConfig
 from spec_lab.config.option import get
-from spec_lab.config.run import DrafterConfig
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import Request
 from spec_lab.doctor.evidence import MIN_ROUNDS, Evidence
@@ -162,7 +162,8 @@ def _generate(subject: Subject, drafter: DrafterConfig, requests: list[Request])
 def _divergences(subject: Subject, records: list[RequestRecord]) -> tuple[int, int]:
     """Return how many outputs differ from plain decoding's: by a bug, and at a near-tie."""
     plain = {record.request_id: record.output_ids for record in subject.plain}
-    found = audit(records, plain, subject.greedy_teacher(), subject.models.dtype)
+    teacher = subject.greedy_teacher()
+    found = audit(records, plain, teacher, teacher.rounds_to)
     num_bugs = sum(divergence.kind == "bug" for divergence in found.values())
     return num_bugs, len(found) - num_bugs
 

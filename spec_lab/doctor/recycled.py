@@ -26,7 +26,7 @@ class ZeroedRecycling:
 
     def __init__(self, drafter: Drafter[Any]) -> None:
         self.num_draft_tokens = drafter.num_draft_tokens
-        self.requirements = replace(drafter.requirements, draft_rest=None)
+        self.requirements = replace(drafter.requirements, drafts_rest=False)
         self._drafter = drafter
 
     def admit(self, slot: int, request: Request) -> None:

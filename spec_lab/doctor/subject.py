@@ -18,8 +18,9 @@ from spec_lab.build.models import Models, load_models
 from spec_lab.build.references import eager_config, plain_config
 from spec_lab.build.workloads import open_workload
 from spec_lab.config.choices import DraftSampling
+from spec_lab.config.groups import TreeConfig
 from spec_lab.config.option import get
-from spec_lab.config.run import Run, SamplingConfig, TreeConfig
+from spec_lab.config.run import Run, SamplingConfig
 from spec_lab.core.errors import UserError
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import Request
@@ -86,9 +87,8 @@ class Subject:
 
 def teach(drafter: Any, plain: list[RequestRecord]) -> None:
     """Give plain decoding's outputs to a drafter that replays outputs."""
-    learn = drafter.requirements.learn_continuations
-    if learn is not None:
-        learn({record.request_id: record.output_ids for record in plain})
+    if drafter.requirements.learns_continuations:
+        drafter.learn({record.request_id: record.output_ids for record in plain})
 
 
 def load_subject(typed: Run) -> Subject:
@@ -103,7 +103,7 @@ def load_subject(typed: Run) -> Subject:
     torch.manual_seed(config.seed)
     tokenizer, workload = open_workload(config)
     requests = [shortened(request) for request in workload[:MAX_REQUESTS]]
-    limits = engine_limits(config, requests, config.drafter.num_draft_tokens)
+    limits = engine_limits(config, requests)
     models = load_models(config, limits.max_seq_len, thinking_markers(tokenizer, config.target))
     # The text is decoded with graph=eager, so that faults of a graph mode do not affect the text that judges it.
     plain = build_engine(eager_config(plain_config(config)), models, limits).generate(requests).requests

@@ -139,7 +139,7 @@ class TeacherForcedDrafts:
         request, plain = self._subject.requests[index], self._subject.plain[index]
         token_ids = torch.tensor([*plain.prompt_ids, *plain.output_ids], device=self._device)
         config = self._subject.models.target.config
-        cache = build_cache(config.layers, self._limits, self._subject.models)
+        cache = build_cache(config.layers, self._limits, self._subject.models, self._subject.of_spine.cache.dtype)
         return TargetText(request, token_ids, cache)
 
     def lab(self, text: int) -> Lab:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from spec_lab.core.kept import PrunePolicy
+from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.prompts import PromptPack
@@ -25,7 +26,6 @@ from spec_lab.drafters.catchup import plan_catchup
 from spec_lab.drafters.picking import DraftedRows
 from spec_lab.models.blocks.body import BlockPlace
 from spec_lab.models.blocks.model import BlockModel
-from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet
 
 
 @dataclass(kw_only=True, eq=False)
@@ -52,7 +52,7 @@ class ContextPass:
         self.requirements = DrafterRequirements(
             self.features,
             catchup_rows=(self.num_draft_tokens + 1,),
-            count_catchup=self._count_rows,
+            counts_catchup=True,
             prunes_catchup=self.host_waits,
         )
 
@@ -83,7 +83,7 @@ class ContextPass:
         """Return whether only accepted rows are written."""
         return self.host_waits and self.prune.catchup(num_requests).is_inside
 
-    def _count_rows(self, num_emitted: Sequence[int], num_verified: int) -> int:
+    def count_catchup(self, num_emitted: Sequence[int], num_verified: int) -> int:
         """Count the rows that a catch-up step writes."""
         return sum(num_emitted) if self._gathers(len(num_emitted)) else len(num_emitted) * num_verified
 

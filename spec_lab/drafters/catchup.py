@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
+from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.types import AttentionMetadata, VerifiedRound
 from spec_lab.drafters.picking import DraftedRows
-from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from spec_lab.core.kept import ALL_ROWS, Kept, PrunePolicy
+from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.passes import Pass
@@ -29,7 +30,6 @@ from spec_lab.drafters.growth import Branches, TreeShape
 from spec_lab.drafters.picking import DraftedRows, DraftPicker
 from spec_lab.drafters.siblings import SiblingPicker
 from spec_lab.models.scored_tokens import ScoredTokens, top_probability
-from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet
 
 
 @dataclass(frozen=True, slots=True)

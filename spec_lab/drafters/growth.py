@@ -14,9 +14,9 @@ import torch
 from spec_kernels.tree_reference import choose_branches_reference, choose_rows_reference
 from spec_lab.core.draft_paths import DraftPaths
 from spec_lab.core.draft_tree import DraftTree
+from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
 from spec_lab.drafters.picking import DraftedRows
 from spec_lab.drafters.siblings import Ranked
-from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ import torch
 
 from spec_lab.core.prompts import PromptEnds
 from spec_lab.core.types import DraftStep, VerifiedRound
+from spec_lab.drafters.picking import GivenDrafts
 
 
 @dataclass(slots=True)
@@ -18,12 +19,15 @@ class LookupState:
     proposals: torch.Tensor
     attention: None = None
 
-    def take(self, step: DraftStep) -> None:
-        self.tokens = self.proposals.index_select(1, step.column).squeeze(1)
 
-    def rest(self, num_drafts: int) -> torch.Tensor:
-        """Return the first drafts of the round at once, so that no draft loop runs."""
-        return self.proposals[:, :num_drafts]
+class FoundDrafts(GivenDrafts):
+    """Takes drafts from a `LookupState`: one by one, or the first ones at once, so that no draft loop runs."""
+
+    def step(self, state: LookupState, step: DraftStep) -> None:
+        state.tokens = state.proposals.index_select(1, step.column).squeeze(1)
+
+    def draft_rest(self, state: LookupState, num_drafts: int) -> torch.Tensor:
+        return state.proposals[:, :num_drafts]
 
 
 @dataclass(frozen=True, slots=True)

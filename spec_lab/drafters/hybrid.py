@@ -127,7 +127,7 @@ class HybridDrafter:
     def __init__(self, head: Drafter[Any], names: tuple[str, str], head_drafts: int, sizes: SuffixSizes) -> None:
         """`head`: has room for as many drafts as the tree may offer; `head_drafts`: those it makes itself."""
         assert head.num_draft_tokens == sizes.limits.most
-        self.head = head
+        self.head: Any = head
         self.num_draft_tokens = head.num_draft_tokens
         self._texts = SuffixTexts(sizes)
         lookup = HybridLookup(self._texts, names, head_drafts)
@@ -145,6 +145,12 @@ class HybridDrafter:
 
     def step(self, state: Any, step: DraftStep) -> None:
         self.head.step(state, step)
+
+    def draft_rest(self, state: Any, num_drafts: int) -> Any:
+        return self.head.draft_rest(state, num_drafts)
+
+    def count_catchup(self, num_emitted: list[int], num_verified: int) -> Any:
+        return self.head.count_catchup(num_emitted, num_verified)
 
     def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
         return self.head.kept_logits(slot_ids)

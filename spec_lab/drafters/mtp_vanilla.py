@@ -24,12 +24,12 @@ drafts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
-from spec_lab.core.kept import Kept, PrunePolicy
+from spec_lab.core.kept import PrunePolicy
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.passes import Pass
@@ -40,9 +40,6 @@ from spec_lab.core.types import AttentionMetadata, DraftStep, FeatureSpec, Reque
 from spec_lab.drafters.mtp_window import MtpRows, MtpWindow, pair_with_next, slide, with_room
 from spec_lab.drafters.picking import DraftedRows, DraftPicker
 from spec_lab.drafters.recurrent import DraftModule
-
-RowPruning = Callable[[LiveRows], Kept]
-"""Chooses the rows that a module keeps, given the last row of each request."""
 
 
 @dataclass(slots=True)
@@ -57,7 +54,7 @@ class MtpVanillaState:
         last_row: metadata of one query at P, the same for all modules of a round. Nothing is advanced between steps, so
             `attention` is None.
         drafted: the requests that draft.
-        pruning: chooses the rows that a module keeps, in a prompt or a catch-up step.
+        of_prompts: the round follows prompts, so `prune.prefill` chooses the rows that a module keeps.
     """
 
     tokens: torch.Tensor
@@ -65,7 +62,7 @@ class MtpVanillaState:
     hidden: torch.Tensor
     last_row: AttentionMetadata
     drafted: DraftedRows
-    pruning: RowPruning
+    of_prompts: bool
     attention: AttentionMetadata | None = None
 
 
@@ -99,23 +96,23 @@ class MtpVanillaDrafter:
     def ingest(self, pack: PromptPack) -> MtpVanillaState | None:
         """Write a chunk's pairs to the cache of every module. After a prompt's last chunk, also draft."""
         assert pack.features is not None
-        ends, pruning = pack.ends, self.prune.prompt.in_drafter
+        ends, kept_of = pack.ends, self.prune.prompt.in_drafter
         self._slide(pack, pack.features)
         live = None if ends is None else ends.live
         hidden = self.modules[0].forward(
-            pack.next_token_ids, pack.features, Pass(self.caches[0], pack.attention, pruning(live))
+            pack.next_token_ids, pack.features, Pass(self.caches[0], pack.attention, kept_of(live))
         )
         for index in range(1, self.num_draft_tokens):
             spans = [replace(span, start=span.start - index, end=span.end - index) for span in pack.spans]
             attention = build_metadata(self.backend, spans, pack.attention.page_table)
             self.modules[index].forward(
-                pack.next_token_ids, pack.features, Pass(self.caches[index], attention, pruning(None))
+                pack.next_token_ids, pack.features, Pass(self.caches[index], attention, kept_of(None))
             )
         if ends is None:
             return None
         drafted = DraftedRows.of_prompts(ends)
         pairs = pair_with_next(self.window.of(ends.slot_ids), ends.tokens)
-        return self._start(pairs, hidden, ends.live.attention, drafted, pruning)
+        return self._start(pairs, hidden, ends.live.attention, drafted, True)
 
     def catch_up(self, verified: VerifiedRound) -> MtpVanillaState:
         """Run the first module over the N rows (or K) up to the last valid one, and slide the window by n.
@@ -136,8 +133,8 @@ class MtpVanillaDrafter:
             page_table=batch.page_table,
             max_seq_len=batch.max_kv_len + self.num_draft_tokens + 1,
         )
-        hidden = self._output(0, rows, last_row, self._catchup_rows)
-        return self._start(rows, hidden, last_row, DraftedRows(batch.slot_ids, ends), self._catchup_rows)
+        hidden = self._output(0, rows, last_row, False)
+        return self._start(rows, hidden, last_row, DraftedRows(batch.slot_ids, ends), False)
 
     def step(self, state: MtpVanillaState, step: DraftStep) -> None:
         num_rows = state.rows.num_rows - self.num_draft_tokens + 1 + step.index
@@ -145,7 +142,7 @@ class MtpVanillaDrafter:
         rows = state.rows.first(num_rows)
         if self.only_window:
             rows = rows.last(self.num_draft_tokens)
-        state.hidden = self._output(step.index, rows, state.last_row, state.pruning)
+        state.hidden = self._output(step.index, rows, state.last_row, state.of_prompts)
         state.tokens = self.picker.pick(self.modules[step.index], state.hidden, state.drafted, step.column)
 
     def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
@@ -164,17 +161,14 @@ class MtpVanillaDrafter:
         hidden: torch.Tensor,
         last_row: AttentionMetadata,
         drafted: DraftedRows,
-        pruning: RowPruning,
+        of_prompts: bool,
     ) -> MtpVanillaState:
         """Pick draft 1 from the first module's output `hidden` [batch, hidden_size] at the last of `rows`."""
         tokens = self.picker.first(self.modules[0], hidden, drafted)
         room = with_room(rows, self.num_draft_tokens - 1)
-        return MtpVanillaState(tokens, room, hidden, last_row, drafted, pruning)
+        return MtpVanillaState(tokens, room, hidden, last_row, drafted, of_prompts)
 
-    def _catchup_rows(self, live: LiveRows) -> Kept:
-        return self.prune.of_catchup(live.rows, live.attention)
-
-    def _output(self, index: int, rows: MtpRows, last_row: AttentionMetadata, pruning: RowPruning) -> torch.Tensor:
+    def _output(self, index: int, rows: MtpRows, last_row: AttentionMetadata, of_prompts: bool) -> torch.Tensor:
         """Run module `index` over `rows`, and return its output [batch, hidden_size] at the last row, `last_row`.
 
         Rows at negative positions write to scratch. They occur if a prompt is shorter than K, or before a module's
@@ -184,6 +178,9 @@ class MtpVanillaDrafter:
         positions = lengths.unsqueeze(1) + torch.arange(-num_rows, 0, device=lengths.device)
         attention = self.backend.build(positions, lengths, last_row.page_table, last_row.max_seq_len)
         row_ends = torch.arange(1, lengths.shape[0] + 1, device=lengths.device) * num_rows
-        kept = pruning(LiveRows(row_ends - 1, last_row))
+        if of_prompts:
+            kept = self.prune.prompt.in_drafter(LiveRows(row_ends - 1, last_row))
+        else:
+            kept = self.prune.of_catchup(row_ends - 1, last_row)
         at = Pass(self.caches[index], attention, kept)
         return self.modules[index].forward(rows.tokens.flatten(), rows.hidden.flatten(0, 1), at)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
+from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
 
 
 @dataclass(frozen=True, slots=True)

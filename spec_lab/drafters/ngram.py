@@ -13,8 +13,8 @@ import torch
 
 from spec_lab.core.prompts import PromptPack
 from spec_lab.core.protocols import DrafterRequirements
-from spec_lab.core.types import DraftStep, Request, VerifiedRound
-from spec_lab.drafters.history import LookupState, NewTokens, TokenHistory, read_tokens, write_tokens
+from spec_lab.core.types import Request, VerifiedRound
+from spec_lab.drafters.history import FoundDrafts, LookupState, NewTokens, TokenHistory, read_tokens, write_tokens
 from spec_lab.drafters.picking import GivenDrafts
 
 Found = TypeVar("Found")
@@ -91,10 +91,10 @@ def extend_and_look_up(
     return torch.where(known, read_tokens(rows, start, num_draft_tokens), 0)
 
 
-class NgramDrafter(HistoryLookup[LookupState]):
+class NgramDrafter(FoundDrafts, HistoryLookup[LookupState]):
     """Looks up a chain of drafts. Missing drafts are token 0, which is hardly ever accepted."""
 
-    requirements = DrafterRequirements(draft_rest=LookupState.rest, has_loop=False)
+    requirements = DrafterRequirements(drafts_rest=True, has_loop=False)
 
     def __init__(
         self,
@@ -108,9 +108,6 @@ class NgramDrafter(HistoryLookup[LookupState]):
         self._max_ngram = max_ngram
         self._min_ngram = min_ngram
         self._look_up = look_up
-
-    def step(self, state: LookupState, step: DraftStep) -> None:
-        state.take(step)
 
     def propose(self, new: NewTokens) -> LookupState:
         proposals = self._look_up(

@@ -8,19 +8,17 @@ import torch
 
 from spec_lab.core.prompts import PromptPack
 from spec_lab.core.protocols import DrafterRequirements
-from spec_lab.core.types import DraftStep, Request, VerifiedRound
-from spec_lab.drafters.history import LookupState, TokenHistory
-from spec_lab.drafters.picking import GivenDrafts
+from spec_lab.core.types import Request, VerifiedRound
+from spec_lab.drafters.history import FoundDrafts, LookupState, TokenHistory
 
 
-class OracleDrafter(GivenDrafts):
+class OracleDrafter(FoundDrafts):
     """A drafter that knows each request's whole text; past its end it drafts token 0."""
+
+    requirements = DrafterRequirements(learns_continuations=True, drafts_rest=True, has_loop=False)
 
     def __init__(self, num_draft_tokens: int, history: TokenHistory) -> None:
         self.num_draft_tokens = num_draft_tokens
-        self.requirements = DrafterRequirements(
-            learn_continuations=self.learn, draft_rest=LookupState.rest, has_loop=False
-        )
         self.history = history
         self._continuations: Mapping[str, Sequence[int]] = {}
 
@@ -37,9 +35,6 @@ class OracleDrafter(GivenDrafts):
     def catch_up(self, verified: VerifiedRound) -> LookupState:
         lengths = verified.batch.kv_lens + verified.verification.num_emitted + 1
         return self._propose(verified.batch.slot_ids, lengths)
-
-    def step(self, state: LookupState, step: DraftStep) -> None:
-        state.take(step)
 
     def _propose(self, slot_ids: torch.Tensor, lengths: torch.Tensor) -> LookupState:
         proposals = self.history.gather(slot_ids, lengths, self.num_draft_tokens)

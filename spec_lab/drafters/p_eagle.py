@@ -39,9 +39,7 @@ class PEaglePass:
         prune: PrunePolicy,
     ) -> None:
         self.num_draft_tokens = num_draft_tokens
-        self.requirements = DrafterRequirements(
-            features, catchup_rows=(2 * num_draft_tokens,), count_catchup=self._count_rows
-        )
+        self.requirements = DrafterRequirements(features, catchup_rows=(2 * num_draft_tokens,), counts_catchup=True)
         self.model = head
         self.head: BlockHead = IndependentSlots(head.scored)
         self.cache = cache
@@ -103,7 +101,7 @@ class PEaglePass:
         logits = self.model.logits(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1)
         return RunBlock(BlockRows(hidden, logits, hidden[:, 0]), pending, rows)
 
-    def _count_rows(self, num_emitted: Sequence[int], num_verified: int) -> int:
+    def count_catchup(self, num_emitted: Sequence[int], num_verified: int) -> int:
         """Count the rows of a catch-up step that are computed after its KV writes."""
         most = self.num_draft_tokens
         return len(num_emitted) * (most if self.prune.catchup(len(num_emitted)).is_inside else num_verified + most - 1)

@@ -10,8 +10,8 @@ import torch
 
 from spec_lab.acceptance.draft_sampling import DraftLogits, sample_and_keep
 from spec_lab.acceptance.noise import SlotSeeds
+from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
 from spec_lab.core.prompts import PromptEnds
-from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
 
 
 class DraftHead(Protocol):

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from spec_lab.core.kept import PrunePolicy
+from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.passes import Pass
@@ -25,7 +26,6 @@ from spec_lab.drafters.growth import Branches, TreeShape
 from spec_lab.drafters.picking import DraftedRows, DraftHead, DraftPicker
 from spec_lab.drafters.siblings import SiblingPicker
 from spec_lab.models.draft_parts import ChainAtOnce
-from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet
 
 
 class DraftModule(DraftHead, Protocol):
@@ -121,9 +121,7 @@ class RecurrentDrafter(RecurrentCatchup):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.requirements = replace(self.requirements, step_kinds=self.kinds)
-        if self._chain is not None:
-            self.requirements = replace(self.requirements, draft_rest=self._draft_rest)
+        self.requirements = replace(self.requirements, step_kinds=self.kinds, drafts_rest=self._chain is not None)
 
     @property
     def _chain(self) -> ChainAtOnce | None:
@@ -143,7 +141,7 @@ class RecurrentDrafter(RecurrentCatchup):
         state.hidden = self.head.forward(state.tokens, state.hidden, Pass(self.cache, state.attention))
         state.tokens = self.picker.pick(self.head, state.hidden, state.rows, step.column)
 
-    def _draft_rest(self, state: RecurrentState, num_drafts: int) -> torch.Tensor:
+    def draft_rest(self, state: RecurrentState, num_drafts: int) -> torch.Tensor:
         assert self._chain is not None
         return self._chain.steps(state.tokens, state.hidden, self.cache, state.attention, num_drafts)
 

@@ -16,9 +16,9 @@ from spec_kernels.tree_reference import first_in_order, rank_tokens_reference
 from spec_lab.acceptance.draft_sampling import DraftLogits
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.core.draft_paths import DraftPaths
+from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
 from spec_lab.drafters.picking import DraftedRows, GivenDrafts
 from spec_lab.models.scored_tokens import ScoredTokens
-from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
 
 
 @dataclass(slots=True)

@@ -243,12 +243,13 @@ class RoundAccounts:
     def _rows(self, settled: Launch, result: RoundResult, emitted: list[_Emitted]) -> RowCounts:
         """Count the drafts and rows of a round, once acceptance is known."""
         padded = self._graph.padded_size(len(settled.sequences))
-        requirements = self._parts.drafter.requirements
+        drafter: Any = self._parts.drafter
+        requirements = drafter.requirements
         num_rows = result.num_rows if settled.num_catchup_rows is None else settled.num_catchup_rows
         passes = requirements.rows_of_passes(num_rows) if num_rows else ()
         by_pass = [LayerRows.of(self._catchup(padded), padded, padded * rows) for rows in passes]
-        if requirements.count_catchup is not None and num_rows:
-            by_pass = [LayerRows(*[requirements.count_catchup(result.num_emitted, num_rows)] * 3)]
+        if requirements.counts_catchup and num_rows:
+            by_pass = [LayerRows(*[drafter.count_catchup(result.num_emitted, num_rows)] * 3)]
         num_drafted, num_offered = self._count_drafts(settled, emitted, padded)
         return RowCounts(
             drafted=num_drafted,

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from spec_kernels.tree_reference import move_path_reference
 from spec_lab.core.draft_tree import DraftTree
+from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
 from spec_lab.core.layer_protocols import MetadataMover
 from spec_lab.core.prompts import PromptEnds
 from spec_lab.core.protocols import Drafter, State
@@ -27,7 +28,6 @@ from spec_lab.core.types import (
 )
 from spec_lab.engine.parts import Parts, VerifyOutput
 from spec_lab.engine.slots import SlotState
-from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
 
 StepScope = Callable[[], AbstractContextManager[None]]
 """Opens a context around draft steps. Inside, `ExpertsRead` counts experts for a stage, or nothing."""
@@ -131,11 +131,11 @@ class Chain:
         return VerifiedRound(batch, self._parts.rule.accept(inputs), output.features)
 
     def collect(self, most: int, mover: MetadataMover, state: Any, scope: StepScope) -> torch.Tensor:
-        drafter = self._parts.drafter
-        rest = drafter.requirements.draft_rest
+        drafter: Any = self._parts.drafter
         with scope():
-            if most and rest is not None and mover is self._parts.backend:
-                return rest(state, most)
+            if most and drafter.requirements.drafts_rest and mover is self._parts.backend:
+                rest: torch.Tensor = drafter.draft_rest(state, most)
+                return rest
             return collect_drafts(drafter, mover, state, most)
 
     def leave(self, slots: SlotState, verified: VerifiedRound, drafts: torch.Tensor) -> None:
@@ -265,9 +265,7 @@ class TreeBehindRoot(Chain):
         self._tree = tree
 
     def collect(self, most: int, mover: MetadataMover, state: Any, scope: StepScope) -> Any:
-        if most:
-            return self._tree.collect(most, mover, state, scope)
-        return super().collect(most, mover, state, scope)
+        return self._tree.collect(most, mover, state, scope) if most else super().collect(most, mover, state, scope)
 
     def leave(self, slots: SlotState, verified: VerifiedRound, drafts: Any) -> None:
         if isinstance(drafts, DraftTree):

@@ -41,17 +41,13 @@ class Engine:
         prune: PrunePolicy,
         graph: GraphMode,
         scheduler: Scheduler,
-        prefill_chunk: int,
-        prefill_tokens: int | None = None,
+        prompt_pass: PromptPass,
         overlap: bool = False,
-        make_prompt_pass: Callable[..., PromptPass] = PromptPass,
     ) -> None:
-        """Keep the parts of an engine, and make its prompt pass.
+        """Keep the parts of an engine.
 
         Args:
-            prefill_tokens: the most rows of a forward over several prompts; None for one prompt at a time.
             overlap: where possible, the host launches the next round before it reads a round's results.
-            make_prompt_pass: takes the arguments of `PromptPass`.
         """
         self.rounds = rounds
         self.parts = rounds.widest.parts
@@ -59,7 +55,7 @@ class Engine:
         self.prune = prune
         self.scheduler = scheduler
         self.overlap = overlap
-        self.prompt_pass = make_prompt_pass(self.round, prune, prefill_chunk, prefill_tokens)
+        self.prompt_pass = prompt_pass
 
     @property
     def round(self) -> DecodeRound:

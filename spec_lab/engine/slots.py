@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
 from spec_lab.core.prompts import PromptEnds
 from spec_lab.core.rows import rows_at
 from spec_lab.core.types import RoundBatch, Verification
 from spec_lab.engine.pages import PageTable
 from spec_lab.engine.states import NoStates, SlotStates
-from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
 
 
 def commit_rows(

@@ -11,8 +11,8 @@ from collections.abc import Collection
 
 import torch
 
+from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
 from spec_lab.core.types import Request, Verification
-from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
 
 
 def going_on(

@@ -83,6 +83,15 @@ class TeacherForcing:
         self._invariant_rows = invariant_rows
         self._rounding = rounding
 
+    @property
+    def rounds_to(self) -> torch.dtype:
+        """Return the type whose rounding an audit must allow for.
+
+        A key in e4m3 is rounded more coarsely than in bfloat16. Where attention rounds differently for one row and for
+        several, a difference of 1e-6 moves some of its numbers by a step, and those move others in later layers.
+        """
+        return torch.bfloat16 if self._cache.is_narrow else self._cache.dtype
+
     @torch.inference_mode()
     def greedy_choices(self, prompt_ids: list[int], output_ids: list[int]) -> GreedyChoice:
         """Return the target's choice at the position of each of `output_ids`, given the tokens before it."""

@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from spec_lab.checkpoints.packaged import PACKAGED, ZOO
+from spec_lab.core.ending import ended
 from spec_lab.core.errors import UserError
 
 FORMS = ("hf", "gguf", "speculators", "deepspec")
@@ -30,13 +30,7 @@ GGUF_FILE = "model.gguf"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write what is asked for, print where, and return the exit code: 2 if it cannot be written."""
-    options = _parser().parse_args(arguments)
-    try:
-        print(_written(options))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return ended(lambda: print(_written(_parser().parse_args(arguments))))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -17,9 +17,8 @@ from lm_eval.api.registry import register_model
 from spec_lab.app.compose import compose
 from spec_lab.build.auto import with_auto_chosen
 from spec_lab.build.engine import build_engine
-from spec_lab.build.limits import engine_limits
+from spec_lab.build.limits import engine_limits, longest_sequence
 from spec_lab.build.models import load_models
-from spec_lab.build.workloads import longest_sequence
 from spec_lab.config.checks import admit
 from spec_lab.core.results import RequestRecord, RoundRecord
 from spec_lab.core.types import Request
@@ -120,8 +119,7 @@ class SpecLabModel(LM):  # type: ignore[misc]  # mypy does not follow the harnes
         prompts = [self._request(place, each) for place, each in enumerate(asked)]
         if not prompts:
             return []
-        config = self._run
-        limits = engine_limits(self._run, prompts, config.drafter.num_draft_tokens)
+        limits = engine_limits(self._run, prompts)
         engine = build_engine(self._run, self._models, limits)
         engine.prepare()
         result = engine.generate(prompts)

@@ -12,10 +12,10 @@ import torch
 
 from spec_lab.build.auto import why_not_native, with_auto_chosen
 from spec_lab.build.engine import build_engine, build_teacher
-from spec_lab.build.limits import Limits, engine_limits
+from spec_lab.build.limits import Limits, engine_limits, longest_sequence
 from spec_lab.build.models import LastModels, Models
 from spec_lab.build.references import UNPRUNED, eager_config, plain_config, unpruned_config
-from spec_lab.build.workloads import check_requests, longest_sequence, open_workload
+from spec_lab.build.workloads import check_requests, open_workload
 from spec_lab.config.choices import KernelsChoice, Rollback
 from spec_lab.config.run import PruneConfig, Run
 from spec_lab.core.errors import UserError
@@ -58,12 +58,12 @@ def load_lab(typed: Run, world: World = ALONE, last: LastModels | None = None) -
     torch.manual_seed(config.seed)
     use_threads(config)
     tokenizer, first_turns = open_workload(config)
-    limits = engine_limits(config, first_turns, config.drafter.num_draft_tokens)
+    limits = engine_limits(config, first_turns)
     longest = min(longest_conversation(first_turns, tokenizer), longest_sequence(config))
     max_seq_len, markers = max(limits.max_seq_len, longest), thinking_markers(tokenizer, config.target)
     models = (last or LastModels()).load(config, max_seq_len, markers, world.partition)
     requests = _with_later_turns(config, models, tokenizer, first_turns)
-    limits = engine_limits(config, requests, config.drafter.num_draft_tokens)
+    limits = engine_limits(config, requests)
     engines = {MAIN: build_engine(config, models, limits)}
     if "plain" in config.references and config.drafter.num_draft_tokens > 0:
         engines["plain"] = plain_engine(config, models, limits)
@@ -109,7 +109,7 @@ def _with_later_turns(config: Run, models: Models, tokenizer: Tokenizer, first_t
     """Return the requests of all turns. Plain decoding answers each turn that another one follows."""
 
     def answer(asked: list[Request]) -> list[str]:
-        engine = plain_engine(config, models, engine_limits(config, asked, 0))
+        engine = plain_engine(config, models, engine_limits(config, asked))
         with Progress(len(asked), "answer") as progress:
             progress.stage("answering the turns before the last")
             records = engine.generate(asked, on_finish=lambda _: progress.advance()).requests

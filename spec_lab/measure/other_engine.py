@@ -20,7 +20,8 @@ from spec_lab.build.references import plain_config
 from spec_lab.build.workloads import open_workload
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.config.extensions import load_options
-from spec_lab.config.run import EngineConfig, Run
+from spec_lab.config.groups import EngineConfig
+from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import Request
@@ -242,7 +243,7 @@ def _compared(
     and with sampling, where they need not be equal."""
     if config.sampling.temperature > 0 or lab is None or not all(done[0].tells_ids for done in passes.values()):
         return None, None
-    records, dtype = passes[MAIN][0].result.requests, lab.models.dtype
+    records, dtype = passes[MAIN][0].result.requests, lab.teacher.rounds_to
     from_plain = None
     if PLAIN in passes:
         plain = {record.request_id: record.output_ids for record in passes[PLAIN][0].result.requests}

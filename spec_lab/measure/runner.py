@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -196,19 +197,19 @@ def _warm_up(lab: LoadedRun, progress: Progress) -> None:
 
 def _teach(lab: LoadedRun, progress: Progress) -> None:
     """Give plain decoding's continuations to every drafter that replays them; each engine has its own drafter."""
-    requirements = [engine.parts.drafter.requirements for engine in lab.engines.values()]
-    learners = [part.learn_continuations for part in requirements if part.learn_continuations is not None]
+    drafters: list[Any] = [engine.parts.drafter for engine in lab.engines.values()]
+    learners = [drafter for drafter in drafters if drafter.requirements.learns_continuations]
     if learners:
         progress.stage("recording plain continuations")
         outputs = _plain_outputs(lab)
-        for learn in learners:
-            learn(outputs)
+        for drafter in learners:
+            drafter.learn(outputs)
 
 
 def _plain_outputs(lab: LoadedRun) -> dict[str, list[int]]:
     """Return outputs of plain decoding, K tokens longer, since the last round drafts and judges past the limit."""
     num_more = lab.config.drafter.num_draft_tokens
-    limits = engine_limits(lab.config, lab.requests, num_more)
+    limits = engine_limits(lab.config, lab.requests)
     longer = dataclasses.replace(
         limits,
         max_seq_len=limits.max_seq_len + num_more,
@@ -272,7 +273,7 @@ def _audit(
     plain = _outputs(passes["plain"][0].requests) if "plain" in passes else None
     lossless = lab.engines[MAIN].parts.rule.traits.lossless
     records = progress.counted("comparing the outputs with plain decoding", passes[MAIN][0].requests)
-    return audit(records, plain, lab.teacher, lab.models.dtype, lossless)
+    return audit(records, plain, lab.teacher, lab.teacher.rounds_to, lossless)
 
 
 def _outputs(records: Iterable[RequestRecord]) -> dict[str, list[int]]:
@@ -367,10 +368,10 @@ def identity(lab: LoadedRun) -> dict[str, object]:
         ),
         "machine": machine_of(
             str(lab.models.device),
-            torch.get_num_threads(),
-            lab.world.size,
-            origins(load_options(config.extensions)),
-            register_file() if config.kernels == KernelsChoice.native else None,
+            num_threads=torch.get_num_threads(),
+            world_size=lab.world.size,
+            extensions=origins(load_options(config.extensions)),
+            register_file=register_file() if config.kernels == KernelsChoice.native else None,
         ),
         "notes": list(dict.fromkeys(lab.models.warnings)),
         "sampling": dataclasses.asdict(config.sampling),

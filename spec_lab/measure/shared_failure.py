@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from spec_lab.core.errors import Breakdown, UserError, describe_error, one_line
 from spec_lab.core.ranks import Ranks
-from spec_lab.record.recorder import amend
+from spec_lab.record.recorder import ended, write_run
 
 NEWS = "spec_lab/ending"
 NOTHING = ""
@@ -63,9 +63,11 @@ def _listen(store: dist.Store, folder: Path) -> None:
         return
     if news == NOTHING:
         return
+    from spec_lab.record.reading import read_run
+
     told = json.loads(news)
     with suppress(OSError):  # on a full disk the record keeps saying that the run was killed
-        amend(folder, "failed", told["reason"])
+        write_run(folder, ended(read_run(folder), "failed", told["reason"]))
     print(told["shown"], file=sys.stderr, flush=True)
     os._exit(1)
 

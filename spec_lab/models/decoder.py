@@ -9,18 +9,19 @@ from typing import Any
 import torch
 
 from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.passes import Pass
 from spec_lab.core.rows import rows_at
 from spec_lab.core.types import FeatureSpec, NormSide, TargetOutput
 from spec_lab.models.delta_net import GatedDeltaNet
 from spec_lab.models.experts import ExpertMLP
+from spec_lab.models.launching import launching_of
 from spec_lab.models.layer_builder import build_layer
-from spec_lab.models.layer_stack import LayerStack
+from spec_lab.models.layer_stack import LayerStack, Stack
 from spec_lab.models.linear import can_pack, whole_linear
 from spec_lab.models.norms import make_norm
 from spec_lab.models.partition import WHOLE, Partition
-from spec_lab.models.products import PLAIN, Products, launching_of
 from spec_lab.models.rope import rotary_table
 
 
@@ -30,7 +31,7 @@ class Decoder(ABC):
     Attributes:
         config: that of the whole model.
         layer_plans: this process's share of each layer, and of its cache.
-        products: makes the parts that kernels may replace.
+        kernels: replace the parts that they have.
         layers: first to last.
         final_norm_weight: [hidden_size] of the norm before the head.
         num_positions: the number of rows in the rotary tables.
@@ -45,13 +46,12 @@ class Decoder(ABC):
         tensors: Mapping[str, torch.Tensor],
         max_positions: int | None,
         partition: Partition,
-        products: Products,
+        kernels: KernelSet,
     ) -> None:
-        """`tensors`: this process's share of each, as `partition` splits it; `products`: makes the parts that kernels
-        may replace."""
+        """`tensors`: this process's share of each, as `partition` splits it; `kernels`: replace parts."""
         self.config = config
         self.partition = partition
-        self.products = products
+        self.kernels = kernels
         self.layer_plans = tuple(partition.share(plan) for plan in config.layers)
         self.vocab_size = self.num_tokens = config.vocab_size
         self.max_position_embeddings = config.max_position_embeddings
@@ -61,7 +61,7 @@ class Decoder(ABC):
         # A packed product can return its weight, so the weight need not be stored twice.
         reads_back = partition is WHOLE and can_pack(head)
         self._dense_head = None if reads_back and not config.tie_word_embeddings else head
-        self._head = products.linear(partition.head(head))
+        self._head = kernels.get(Op.LINEAR, partition.head(head))
         self.final_norm_weight = tensors["model.norm.weight"]
         self.num_positions = max_positions or config.max_position_embeddings
         shapes = [(plan.rope, plan.head_dim) for plan in config.layers]
@@ -110,20 +110,22 @@ class DecoderTarget(Decoder):
         backend: AttentionBackend,
         max_positions: int | None = None,
         partition: Partition = WHOLE,
-        products: Products = PLAIN,
+        kernels: KernelSet = TORCH_FORMS,
     ) -> None:
         """`tensors`: this process's share of each, as `partition` splits it."""
-        super().__init__(config, tensors, max_positions, partition, products)
+        super().__init__(config, tensors, max_positions, partition, kernels)
         eps = config.rms_norm_eps
-        self._launching = launching_of(products, self.layer_plans)
+        self._launching = launching_of(kernels, self.layer_plans)
         final = make_norm(self.final_norm_weight, eps, config.layers[-1].float32_norms)
-        self._norm = products.norm(final)
+        self._norm = kernels.get(Op.NORM, final)
         self.layers = [
-            products.layer(build_layer(plan, eps, tensors, f"model.layers.{index}.", backend, partition), plan)
+            kernels.get(
+                Op.LAYER, build_layer(plan, eps, tensors, f"model.layers.{index}.", backend, partition, kernels)
+            )
             for index, plan in enumerate(self.layer_plans)
         ]
         stack = LayerStack(self.layers, self.rotary_tables, self._table_of_layer)
-        self._stack = products.stack(stack, self.layer_plans)
+        self._stack: Stack = kernels.get(Op.STACK, stack)
 
     def forward(self, token_ids: torch.Tensor, at: Pass, features: FeatureSpec) -> TargetOutput:
         with self._launching(token_ids.shape[0]):

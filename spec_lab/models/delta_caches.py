@@ -6,7 +6,6 @@ The last slot of each tensor is the scratch slot, for padded rows.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -14,13 +13,12 @@ import torch
 from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
 from spec_lab.core.recurrent_cache import ConvWindows, RecurrentCache, RecurrentRows
 from spec_lab.models.delta_rule import DeltaRows, delta_in_chunks, delta_row_by_row
-from spec_lab.models.delta_steps import DeltaNetWeights, DeltaSteps, TorchDeltaSteps
 
 Rows = TypeVar("Rows", contravariant=True)
 
 
 class DeltaCache(RecurrentCache, Protocol[Rows]):
-    """The states of one layer. It takes rows in the form that the `DeltaSteps` of the same `DeltaParts` make."""
+    """The states of one layer. It takes rows in the form that the `DeltaSteps` of the same kernels make."""
 
     def prompt(self, rows: Rows, slots: RecurrentRows) -> torch.Tensor:
         """Run rows that are all committed; return their outputs [batch, num_rows, num_value_heads, value_head_dim]."""
@@ -145,19 +143,3 @@ class ReplayedUpdates(OneStateSlots):
 
 CacheMaker = Callable[[DeltaNetSizes, int, int, torch.dtype, torch.device], DeltaCache[Any]]
 """Makes a layer's cache from sizes, number of slots, N, dtype and device."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeltaParts:
-    """An implementation of the steps, together with caches that take the rows these steps make.
-
-    Attributes:
-        checkpoints, replay: the caches by the value of `recurrent.rollback`.
-    """
-
-    steps: Callable[[DeltaNetWeights], DeltaSteps]
-    checkpoints: CacheMaker
-    replay: CacheMaker
-
-
-TORCH_DELTA = DeltaParts(TorchDeltaSteps, StateCheckpoints, ReplayedUpdates)

@@ -3,23 +3,31 @@ values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
+from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
 from spec_lab.core.passes import Pass
 from spec_lab.core.ragged import in_even_batches
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.delta_caches import DeltaCache
 from spec_lab.models.delta_steps import DeltaNetWeights, DeltaSteps, TorchDeltaSteps
 from spec_lab.models.linear import Linear, fused_linear
+from spec_lab.models.norms import RowsPart
 from spec_lab.models.partition import WHOLE, Partition
 
 
 def build_delta_net(
-    sizes: DeltaNetSizes, tensors: Mapping[str, torch.Tensor], prefix: str, eps: float, partition: Partition = WHOLE
+    sizes: DeltaNetSizes,
+    tensors: Mapping[str, torch.Tensor],
+    prefix: str,
+    eps: float,
+    partition: Partition = WHOLE,
+    kernels: KernelSet = TORCH_FORMS,
 ) -> GatedDeltaNet:
     """Build a delta net from tensors below `prefix`, with the names of Qwen3.5 (`delta_net_checkpoint`)."""
     inputs = [tensors[f"{prefix}in_proj_{name}.weight"] for name in ("qkv", "z", "b", "a")]
@@ -33,28 +41,25 @@ def build_delta_net(
         norm_weight=tensors[f"{prefix}norm.weight"],
         eps=eps,
     )
-    return GatedDeltaNet(fused_linear(inputs), partition.output(tensors[f"{prefix}out_proj.weight"]), weights)
+    steps: DeltaSteps = kernels.get(Op.DELTA_STEPS, TorchDeltaSteps)(weights)
+    return GatedDeltaNet(fused_linear(inputs), partition.output(tensors[f"{prefix}out_proj.weight"]), sizes, steps)
 
 
+@dataclass(frozen=True, slots=True)
 class GatedDeltaNet:
-    """Replaces the attention of a layer. It reads no positions: the state carries the order of the rows."""
+    """Replaces the attention of a layer. It reads no positions: the state carries the order of the rows.
 
-    __slots__ = ("_steps", "_weights", "o", "qkv")
+    Attributes:
+        qkv: one product for queries, keys and values (conv_size), the gate (value_size), and strength and time step
+            (num_value_heads each); it may include the layer's first norm.
+        o: the output product.
+        steps: those between the two products, for caches of the same kernels.
+    """
 
-    def __init__(self, inputs: Linear, output: Linear, weights: DeltaNetWeights) -> None:
-        """Take the two products and the other weights. The products become `qkv` and `o`, as attention calls its own.
-
-        `inputs`: one product for queries, keys and values (conv_size), the gate (value_size), and strength and time
-        step (num_value_heads each).
-        """
-        self.qkv = inputs
-        self.o = output
-        self._weights = weights
-        self._steps: DeltaSteps = TorchDeltaSteps(weights)
-
-    def use(self, make_steps: Callable[[DeltaNetWeights], DeltaSteps]) -> None:
-        """Replace the steps between the two products. The caches must be of the same `DeltaParts`."""
-        self._steps = make_steps(self._weights)
+    qkv: RowsPart
+    o: Linear
+    sizes: DeltaNetSizes
+    steps: DeltaSteps
 
     def __call__(self, rows: torch.Tensor, at: Pass) -> torch.Tensor:
         """Give all rows to the cache, and return the input of `o` for the kept rows; there must be at least one."""
@@ -63,7 +68,7 @@ class GatedDeltaNet:
     def attended(self, projected: torch.Tensor, at: Pass) -> torch.Tensor:
         """Compute everything between the products: from the output of `qkv` to the input of `o`."""
         outputs, gate = self._run(projected, at)
-        return self._steps.gated(at.kept.residual(outputs), at.kept.residual(gate)).flatten(1)
+        return self.steps.gated(at.kept.residual(outputs), at.kept.residual(gate)).flatten(1)
 
     def write(self, rows: torch.Tensor, at: Pass) -> None:
         """Only give all rows to the cache, for a layer whose output is not read."""
@@ -75,7 +80,7 @@ class GatedDeltaNet:
 
     def _run(self, projected: torch.Tensor, at: Pass) -> tuple[torch.Tensor, torch.Tensor]:
         """Return outputs of the rule in float32, and the gate, both [rows, num_value_heads, value_head_dim]."""
-        sizes = self._weights.sizes
+        sizes = self.sizes
         gate = projected[:, sizes.conv_size : sizes.conv_size + sizes.value_size]
         outputs = in_even_batches(
             lambda batch: self._scan(projected[batch.rows], at.cache, batch.metadata), at.metadata
@@ -86,6 +91,6 @@ class GatedDeltaNet:
         """Give the rows of an even batch to the cache; return the outputs [rows, num_value_heads, value_head_dim]."""
         slots = metadata.recurrent
         assert slots is not None, "the metadata of layers with a state names the slots of its rows"
-        inputs = self._steps.inputs(projected.unflatten(0, (-1, metadata.num_queries)), cache.windows, slots)
+        inputs = self.steps.inputs(projected.unflatten(0, (-1, metadata.num_queries)), cache.windows, slots)
         outputs = cache.prompt(inputs, slots) if slots.is_prompt else cache.verify(inputs, slots)
         return outputs.flatten(0, 1)

@@ -38,7 +38,7 @@ class DeltaNetWeights:
 
 class DeltaSteps(Protocol):
     """The steps before and after the delta rule. The inputs of the rule have the form that the caches of the same
-    `DeltaParts` take."""
+    kernels take."""
 
     def inputs(self, projected: torch.Tensor, windows: ConvWindows, slots: RecurrentRows) -> Any:
         """Turn [batch, num_rows, projected_size] into the inputs of the rule, and update the convolution windows.

@@ -14,7 +14,6 @@ from spec_lab.core.passes import Pass
 from spec_lab.core.pruning import Drop
 from spec_lab.core.types import AttentionMetadata, StartedDraft, VerifiedRound
 from spec_lab.models.layer_stack import Layer
-from spec_lab.models.layers import LayerParts
 from spec_lab.models.linear import Linear
 from spec_lab.models.norms import WeightedNorm
 from spec_lab.models.rope import RotaryTable
@@ -79,6 +78,20 @@ class Likeliest(Protocol):
         ...
 
 
+class GreedyHead:
+    """The part of a draft head that picks the likeliest tokens."""
+
+    likeliest: Likeliest
+
+    def greedy(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the likeliest tokens [rows], in target ids; ties go to the lowest id."""
+        return self.likeliest(hidden)
+
+    def greedy_with_probability(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the likeliest tokens [rows] and their probabilities [rows] among the scored tokens."""
+        return self.likeliest.with_probability(hidden)
+
+
 DraftInputs = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """A `DraftInput`, or a kernel that replaces it."""
 
@@ -139,38 +152,10 @@ class ChainAtOnce(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class RecurrentParts:
-    """The parts of a one-layer draft head, from which a set of kernels makes the head.
+def no_chain(fuse: Linear | None, layer: DraftLayers, likeliest: Likeliest) -> ChainAtOnce | None:
+    """Return None: in torch the round calls the head for each draft.
 
-    Attributes:
-        fuse: the product of the target's features.
-        features_are_normed: whether a norm precedes `fuse`.
-        output_is_normed: whether a norm follows the layer, before its output is fed back.
-        residual_is_normed: see `HeadLayer`.
+    A kernel may make a chain of `layer`, whose output is fed back, and of `fuse`, the product of the target's features;
+    None if a norm precedes it.
     """
-
-    fuse: Linear
-    inputs: DraftInput
-    layer: LayerParts
-    likeliest: LikeliestToken
-    rotary: RotaryTable
-    features_are_normed: bool
-    residual_is_normed: bool
-    output_is_normed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class RecurrentKernels:
-    """A one-layer draft head made by a set of kernels.
-
-    Attributes:
-        run: equivalent to `layer`.
-        chain: drafts a whole round in two calls; None if the round must call the head for each draft.
-    """
-
-    fuse: Linear
-    layer: HeadLayer
-    likeliest: Likeliest
-    run: DraftLayers
-    chain: ChainAtOnce | None = None
+    return None

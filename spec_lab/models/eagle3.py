@@ -13,18 +13,28 @@ from dataclasses import dataclass, replace
 import torch
 
 from spec_lab.checkpoints.eagle3_config import NUM_TAPS, Eagle3Config
+from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.passes import Pass
-from spec_lab.models.draft_parts import DraftInput, LikeliestToken, RecurrentParts
+from spec_lab.models.draft_parts import (
+    ChainAtOnce,
+    DraftInput,
+    DraftLayers,
+    GreedyHead,
+    HeadLayer,
+    LikeliestToken,
+    no_chain,
+)
+from spec_lab.models.launching import launching_of
 from spec_lab.models.layer_builder import build_layer
+from spec_lab.models.layer_stack import Layer
 from spec_lab.models.linear import make_linear
 from spec_lab.models.norms import RMSNorm
-from spec_lab.models.products import PLAIN, Products, launching_of
 from spec_lab.models.rope import RotaryTable, rotary_table
 from spec_lab.models.scored_tokens import ScoredTokens
 
 
-class Eagle3Head:
+class Eagle3Head(GreedyHead):
     """Weights and forward of the head; no state between calls."""
 
     def __init__(
@@ -36,42 +46,41 @@ class Eagle3Head:
         backend: AttentionBackend,
         max_positions: int,
         window: int | None = None,
-        products: Products = PLAIN,
+        kernels: KernelSet = TORCH_FORMS,
         rotary: RotaryTable | None = None,
     ) -> None:
         """`embedding` and `target_head` [vocab, hidden_size] are the target's, used if the checkpoint has none.
 
         Args:
             window: the number of newest keys that a row sees, including its own; None for all keys.
-            products: makes the parts that kernels may replace.
+            kernels: replace the parts that they have.
             rotary: the rotary table; None makes one.
         """
         plan, eps = replace(config.layer.only_layer, window=window), config.layer.rms_norm_eps
         self.config = config
         self._tap_norm = tap_norm(config, tensors)
-        layer = build_layer(plan, eps, tensors, "midlayer.", backend)
+        layer = build_layer(plan, eps, tensors, "midlayer.", backend, kernels=kernels)
         norm, head = RMSNorm(tensors["norm.weight"], eps), make_linear(tensors.get("lm_head.weight", target_head))
-        self._norm, self._head = products.norm(norm), products.linear(head)
+        self._norm, self._head = kernels.get(Op.NORM, norm), kernels.get(Op.LINEAR, head)
         self._draft_to_target = draft_to_target_ids(tensors.get("d2t"))
         self.rotary = rotary or rotary_table(plan.rope, plan.head_dim, max_positions, embedding.dtype, embedding.device)
-        parts = RecurrentParts(
-            fuse=make_linear(tensors["fc.weight"]),
-            inputs=DraftInput(
-                tensors.get("embed_tokens.weight", embedding),
-                RMSNorm(tensors["midlayer.input_layernorm.weight"], eps),
-                RMSNorm(tensors["midlayer.hidden_norm.weight"], eps),
-            ),
-            layer=replace(layer, norm=None),  # its input is normed already
-            likeliest=LikeliestToken(None if config.norm_output else norm, head, self._draft_to_target),
-            rotary=self.rotary,
-            features_are_normed=self._tap_norm is not None,
-            residual_is_normed=config.norm_before_residual,
-            output_is_normed=config.norm_output,
+        inputs = DraftInput(
+            tensors.get("embed_tokens.weight", embedding),
+            RMSNorm(tensors["midlayer.input_layernorm.weight"], eps),
+            RMSNorm(tensors["midlayer.hidden_norm.weight"], eps),
         )
-        self._launching = launching_of(products, (plan,))
-        made = products.recurrent(parts, plan)
-        self._fc, self._likeliest, self._run, self.chain = made.fuse, made.likeliest, made.run, made.chain
-        self.layer = made.layer.layer
+        likeliest = LikeliestToken(None if config.norm_output else norm, head, self._draft_to_target)
+        self._launching = launching_of(kernels, (plan,))
+        self._fc = kernels.get(Op.LINEAR, make_linear(tensors["fc.weight"]))
+        self.layer: Layer = kernels.get(Op.LAYER, replace(layer, norm=None))  # its input is normed already
+        self.likeliest = kernels.get(Op.LIKELIEST, likeliest)
+        inputs = kernels.get(Op.DRAFT_INPUT, inputs)
+        run = HeadLayer(inputs, self.layer, self.rotary, config.norm_before_residual)
+        self._run: DraftLayers = kernels.get(Op.HEAD_LAYER, run)
+        self.chain: ChainAtOnce | None = None
+        if not config.norm_output:
+            fuse = self._fc if self._tap_norm is None else None
+            self.chain = kernels.get(Op.CHAIN_AT_ONCE, no_chain)(fuse, self._run, self.likeliest)
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """Fuse tapped features [rows, 3 * target_hidden_size] into [rows, hidden_size]."""
@@ -86,14 +95,6 @@ class Eagle3Head:
     def draft_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Turn the output of `forward` [rows, hidden_size] into logits [rows, draft_vocab_size]."""
         return self._head(hidden if self.config.norm_output else self._norm(hidden))
-
-    def greedy(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the likeliest tokens [rows], in target ids."""
-        return self._likeliest(hidden)
-
-    def greedy_with_probability(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the likeliest tokens [rows] and their probabilities [rows]."""
-        return self._likeliest.with_probability(hidden)
 
     def target_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits [rows, vocab] in target ids, -inf outside the draft vocabulary."""

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 from spec_lab.checkpoints.expert_sizes import ExpertSizes
 from spec_lab.core.errors import UserError
+from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
 from spec_lab.models.linear import GatedMLP, Linear, fused_linear, make_linear
 from spec_lab.models.norms import RowsPart
 from spec_lab.models.routers import Router, Routing, build_router
@@ -34,14 +35,6 @@ class RoutedExperts(Protocol):
     def __call__(self, rows: torch.Tensor, routing: Routing) -> torch.Tensor:
         """Return the weighted sums of the experts' outputs: [rows, hidden_size]."""
         ...
-
-    def made_by(self, make: ExpertsMaker) -> RoutedExperts:
-        """Return the same experts, with products made by `make`."""
-        ...
-
-
-ExpertsMaker = Callable[[torch.Tensor, torch.Tensor, Activation], RoutedExperts]
-"""Makes experts from their weights `gate_up` and `down` and their activation, like `SortedExperts`."""
 
 
 class RoutingObserver(Protocol):
@@ -82,12 +75,12 @@ class ExpertMLP:
             self.observer.saw(routing, self.sizes.num_experts, self.experts.expert_bytes)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class SharedExpert:
     """The expert that every row uses. Qwen's models scale it for each row: sigmoid(gate(x)) * mlp(x).
 
     Attributes:
-        run: `mlp`, or an equivalent kernel.
+        run: `mlp`, or the kernel that replaces it if it is not scaled.
         gate: None if it is not scaled.
     """
 
@@ -105,7 +98,13 @@ class SortedExperts:
     __slots__ = ("_activation", "_down", "_expert_ids", "_gate_up")
 
     def __init__(self, gate_up: torch.Tensor, down: torch.Tensor, activation: Activation = F.silu) -> None:
-        """`gate_up` is [experts, 2 * intermediate, hidden_size], `down` [experts, hidden_size, intermediate]."""
+        """`gate_up` is [experts, 2 * intermediate, hidden_size], `down` [experts, hidden_size, intermediate].
+
+        Raises:
+            UserError: the grouped product does not support the dtype on this device.
+        """
+        if down.is_cuda and down.dtype is not torch.bfloat16:
+            raise UserError("dtype: torch runs layers of experts on a GPU in bfloat16 only; use dtype=bfloat16")
         self._gate_up = gate_up
         self._down = down
         self._activation = activation
@@ -135,9 +134,6 @@ class SortedExperts:
         """Return the outputs of experts from those of `down`."""
         return down
 
-    def made_by(self, make: ExpertsMaker) -> RoutedExperts:
-        return make(self._gate_up, self._down, self._activation)
-
     def _product(self, rows: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
         return F.grouped_mm(rows, weights.transpose(1, 2), offs=ends)
 
@@ -149,7 +145,7 @@ SLOPE = 1.702
 class ClampedExperts(SortedExperts):
     """Runs each chosen expert on the rows that chose it; an expert is down((up + 1) * gate * sigmoid(1.702 * gate)).
 
-    Gate is at most `limit`, and up is between `-limit` and `limit`. There is no kernel for it, so `made_by` keeps it.
+    Gate is at most `limit`, and up is between `-limit` and `limit`. There is no kernel for it.
     Source: openai/gpt-oss.
     """
 
@@ -177,52 +173,31 @@ class ClampedExperts(SortedExperts):
     def outer(self, down: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
         return down + self._down_bias[expert_ids]
 
-    def made_by(self, make: ExpertsMaker) -> RoutedExperts:
-        if not has_grouped_product(self._down.dtype, self._down.device):
-            raise UserError("dtype: experts of gpt-oss run in bfloat16 on a GPU; use dtype=bfloat16 or device=cpu")
-        return self
-
-
-def has_grouped_product(dtype: torch.dtype, device: torch.device) -> bool:
-    """Return whether `grouped_mm` has a kernel; on a GPU it has one only for bfloat16."""
-    return device.type != "cuda" or dtype == torch.bfloat16
-
-
-def grouped_experts(gate_up: torch.Tensor, down: torch.Tensor, activation: Activation) -> RoutedExperts:
-    """Make `SortedExperts`, the `ExpertsMaker` of kernels=torch.
-
-    Raises:
-        UserError: the grouped product does not support the dtype on this device.
-    """
-    if not has_grouped_product(gate_up.dtype, gate_up.device):
-        name = str(gate_up.dtype).removeprefix("torch.")
-        raise UserError(
-            f"dtype={name}: layers of experts run in bfloat16 on a GPU with kernels=torch; use dtype=bfloat16, "
-            "kernels=triton or device=cpu"
-        )
-    return SortedExperts(gate_up, down, activation)
-
 
 def build_experts(
-    sizes: ExpertSizes, tensors: Mapping[str, torch.Tensor], prefix: str, activation: Activation = F.silu
+    sizes: ExpertSizes, tensors: Mapping[str, torch.Tensor], prefix: str, kernels: KernelSet = TORCH_FORMS
 ) -> ExpertMLP:
     """Build router, experts and shared expert from the names of `expert_tensor_shapes` below `prefix` (ending in
     `mlp.`)."""
-    router = build_router(sizes, tensors, f"{prefix}gate.")
+    router = build_router(sizes, tensors, f"{prefix}gate.", kernels)
     gate_up, down = (f"{prefix}experts.{name}_proj" for name in ("gate_up", "down"))
     experts: RoutedExperts
     if sizes.clamp is None:
-        experts = SortedExperts(tensors[gate_up], tensors[down], activation)
+        experts = kernels.get(Op.EXPERTS, SortedExperts)(tensors[gate_up], tensors[down], F.silu)
     else:
         biases = {"gate_up_bias": tensors[f"{gate_up}_bias"], "down_bias": tensors[f"{down}_bias"]}
         experts = ClampedExperts(tensors[gate_up], tensors[down], **biases, limit=sizes.clamp)
-    return ExpertMLP(sizes, router, experts, _shared_expert(sizes, tensors, prefix))
+    return ExpertMLP(sizes, router, experts, _shared_expert(sizes, tensors, prefix, kernels))
 
 
-def _shared_expert(sizes: ExpertSizes, tensors: Mapping[str, torch.Tensor], prefix: str) -> SharedExpert | None:
+def _shared_expert(
+    sizes: ExpertSizes, tensors: Mapping[str, torch.Tensor], prefix: str, kernels: KernelSet
+) -> SharedExpert | None:
     if not sizes.shared_intermediate_size:
         return None
     name = f"{prefix}{sizes.shared_name}"
     gate_up = fused_linear([tensors[f"{name}.{part}_proj.weight"] for part in ("gate", "up")])
     mlp = GatedMLP(gate_up, make_linear(tensors[f"{name}.down_proj.weight"]))
-    return SharedExpert(mlp, mlp, make_linear(tensors[f"{name}_gate.weight"]) if sizes.shared_gate else None)
+    if sizes.shared_gate:
+        return SharedExpert(mlp, mlp, make_linear(tensors[f"{name}_gate.weight"]))
+    return SharedExpert(mlp, kernels.get(Op.SHARED_EXPERT, mlp))

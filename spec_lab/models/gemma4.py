@@ -7,6 +7,7 @@ additional embedding.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -14,15 +15,15 @@ import torch.nn.functional as F
 
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.core.kept import ALL_ROWS
+from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.passes import Pass, RotaryRows
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, TargetOutput
 from spec_lab.models.decoder import Decoder, read_features
 from spec_lab.models.gemma4_layers import build_gemma4_layer
 from spec_lab.models.linear import make_linear
-from spec_lab.models.norms import Float32Norm
+from spec_lab.models.norms import Float32Norm, rounded
 from spec_lab.models.partition import WHOLE, Partition
-from spec_lab.models.products import PLAIN, Products
 from spec_lab.models.sandwich import CapLogits, EmbedPerLayer, LogitCap, PerLayerEmbedding
 
 
@@ -41,25 +42,25 @@ class Gemma4Target(Decoder):
         backend: AttentionBackend,
         max_positions: int | None = None,
         partition: Partition = WHOLE,
-        products: Products = PLAIN,
+        kernels: KernelSet = TORCH_FORMS,
     ) -> None:
-        super().__init__(config, tensors, max_positions, partition, products)
+        super().__init__(config, tensors, max_positions, partition, kernels)
         sizes = config.gemma4
         assert sizes is not None
         self.last_writer = max(index for index, plan in enumerate(config.layers) if plan.kv_owner is None)
-        self._launching = products.launching
+        self._launching = kernels.get(Op.EARLY_LAUNCHES, nullcontext)
         self._cap: CapLogits | None = None
         if sizes.logit_softcap is not None:
-            self._cap = products.logit_cap(LogitCap(sizes.logit_softcap))
+            self._cap = kernels.get(Op.LOGIT_CAP, LogitCap(sizes.logit_softcap))
         # The embedding module of transformers also rounds the scale to the weights' dtype.
         self._embedding_scale = rounded(sizes.embedding_scale, self.embedding.dtype)
-        self._norm = products.norm(Float32Norm(self.final_norm_weight, config.rms_norm_eps))
+        self._norm = kernels.get(Op.NORM, Float32Norm(self.final_norm_weight, config.rms_norm_eps))
         self._embed_per_layer: EmbedPerLayer | None = None
         if sizes.per_layer_width:
             own = build_per_layer_embedding(config, tensors, sizes.per_layer_width)
-            self._embed_per_layer = products.per_layer_embedding(own)
+            self._embed_per_layer = kernels.get(Op.PER_LAYER_EMBEDDING, own)
         self.layers = [
-            build_gemma4_layer(config, plan, tensors, f"model.layers.{index}.", backend, partition, products)
+            build_gemma4_layer(config, plan, tensors, f"model.layers.{index}.", backend, partition, kernels)
             for index, plan in enumerate(self.layer_plans)
         ]
 
@@ -136,8 +137,3 @@ def build_per_layer_embedding(
         norm=Float32Norm(tensors["model.per_layer_projection_norm.weight"], config.rms_norm_eps),
         width=width,
     )
-
-
-def rounded(scale: float, dtype: torch.dtype) -> float:
-    """Round a factor to `dtype`, the type of the weights that it multiplies."""
-    return float(torch.tensor(scale, dtype=dtype))

@@ -13,10 +13,11 @@ import torch
 import torch.nn.functional as F
 
 from spec_lab.checkpoints.expert_sizes import ExpertSizes
-from spec_lab.models.experts import ExpertMLP, ExpertsMaker, RoutedExperts, SortedExperts
+from spec_lab.core.kernel_set import KernelSet, Op
+from spec_lab.models.experts import ExpertMLP, RoutedExperts, SortedExperts
 from spec_lab.models.linear import gelu_tanh, make_linear
 from spec_lab.models.norms import Float32Norm
-from spec_lab.models.routers import Router, RouterMaker, Routing, chosen_weights, highest
+from spec_lab.models.routers import Routing, chosen_weights, highest
 
 
 class Gemma4Router:
@@ -43,10 +44,6 @@ class Gemma4Router:
         weights = chosen_weights(scores, expert_ids, self._sizes)
         return Routing(expert_ids, weights * self._expert_scale[expert_ids])
 
-    def made_by(self, make: RouterMaker) -> Router:
-        """Return itself, since `make` makes no router that norms rows or scales experts."""
-        return self
-
 
 @dataclass(frozen=True, slots=True)
 class NormedExperts:
@@ -62,9 +59,6 @@ class NormedExperts:
     def __call__(self, rows: torch.Tensor, routing: Routing) -> torch.Tensor:
         return self.experts(self.norm(rows), routing)
 
-    def made_by(self, make: ExpertsMaker) -> RoutedExperts:
-        return NormedExperts(self.norm, self.experts.made_by(make))
-
 
 @dataclass(frozen=True, slots=True)
 class ExpertsBeside:
@@ -79,19 +73,20 @@ class ExpertsBeside:
 
 
 def build_experts_beside(
-    sizes: ExpertSizes, eps: float, tensors: Mapping[str, torch.Tensor], prefix: str
+    sizes: ExpertSizes, eps: float, tensors: Mapping[str, torch.Tensor], prefix: str, kernels: KernelSet
 ) -> ExpertsBeside:
     """Build the experts and the norms around them from Hugging Face names below `prefix`, which ends in a dot."""
 
     def norm(name: str) -> Float32Norm:
         return Float32Norm(tensors[f"{prefix}{name}.weight"], eps)
 
+    gate_up, down = (tensors[f"{prefix}experts.{name}_proj"] for name in ("gate_up", "down"))
     experts = ExpertMLP(
         sizes,
         Gemma4Router(tensors, f"{prefix}router.", eps, sizes),
         NormedExperts(
             norm("pre_feedforward_layernorm_2"),
-            SortedExperts(tensors[f"{prefix}experts.gate_up_proj"], tensors[f"{prefix}experts.down_proj"], gelu_tanh),
+            kernels.get(Op.EXPERTS, SortedExperts)(gate_up, down, gelu_tanh),
         ),
     )
     return ExpertsBeside(norm("post_feedforward_layernorm_1"), experts, norm("post_feedforward_layernorm_2"))

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.plan import LayerPlan
+from spec_lab.core.kernel_set import KernelSet, Op
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.passes import Pass
 from spec_lab.models.experts import ExpertMLP
@@ -23,7 +24,6 @@ from spec_lab.models.layers import Attention, FusedRopeAndWrite, RopeAndWrite
 from spec_lab.models.linear import GatedMLP, Linear, fused_linear, gelu_tanh, make_linear
 from spec_lab.models.norms import Float32Norm, head_weights
 from spec_lab.models.partition import Partition
-from spec_lab.models.products import Products
 from spec_lab.models.queries import norm_and_turn_queries
 from spec_lab.models.sandwich import (
     AddNormed,
@@ -108,28 +108,28 @@ def build_gemma4_layer(
     prefix: str,
     backend: AttentionBackend,
     partition: Partition,
-    products: Products,
+    kernels: KernelSet,
 ) -> Gemma4Layer:
     """Build a layer from Hugging Face names below `prefix`, which ends in a dot.
 
     `plan` and `tensors` hold this process's share of the layer, as `partition` splits it.
     """
     eps = config.rms_norm_eps
-    attention = _build_attention(plan, eps, tensors, f"{prefix}self_attn.", backend, partition)
-    experts = None if plan.experts is None else build_experts_beside(plan.experts, eps, tensors, prefix)
-    parts = _build_parts(config, attention, tensors, prefix, partition)
-    return Gemma4Layer(attention, products.sandwich(parts), experts)
+    attention = build_gemma4_attention(plan, eps, tensors, f"{prefix}self_attn.", backend, partition)
+    experts = None if plan.experts is None else build_experts_beside(plan.experts, eps, tensors, prefix, kernels)
+    parts = build_gemma4_parts(config, attention, tensors, prefix, partition)
+    return Gemma4Layer(attention, kernels.get(Op.SANDWICH, parts), experts)
 
 
-def _build_parts(
+def build_gemma4_parts(
     config: ModelConfig,
     attention: Attention,
     tensors: Mapping[str, torch.Tensor],
     prefix: str,
     partition: Partition,
 ) -> SandwichParts:
-    sizes, scalar = config.gemma4, tensors[f"{prefix}layer_scalar"]
-    assert sizes is not None
+    """Build the parts of a layer that map each row by itself, from names below `prefix`, which ends in a dot."""
+    scalar = tensors[f"{prefix}layer_scalar"]
 
     def linear(name: str) -> Linear:
         return make_linear(tensors[f"{prefix}{name}.weight"])
@@ -139,7 +139,7 @@ def _build_parts(
 
     gate_up = fused_linear([tensors[f"{prefix}mlp.{name}_proj.weight"] for name in ("gate", "up")])
     down = partition.output(tensors[f"{prefix}mlp.down_proj.weight"])
-    is_gated = sizes.per_layer_width > 0
+    is_gated = config.gemma4 is not None and config.gemma4.per_layer_width > 0
     return SandwichParts(
         project=NormedLinear(norm("input_layernorm"), attention.qkv),
         output=attention.o,
@@ -153,7 +153,7 @@ def _build_parts(
     )
 
 
-def _build_attention(
+def build_gemma4_attention(
     plan: LayerPlan,
     eps: float,
     tensors: Mapping[str, torch.Tensor],
@@ -168,10 +168,10 @@ def _build_attention(
         o=partition.output(tensors[f"{prefix}o_proj.weight"]),
         num_heads=plan.num_heads,
         head_dim=plan.head_dim,
+        scale=ATTENTION_SCALE,
         rope_and_write=_rope_and_write(plan, eps, tensors, prefix, backend),
         backend=backend,
         window=plan.window,
-        scale=ATTENTION_SCALE,
     )
 
 

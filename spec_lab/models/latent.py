@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -37,45 +36,30 @@ class NarrowQuery:
         return self.widen(self.norm(self.narrow(rows)))
 
 
+@dataclass(slots=True)
 class LatentAttention:
     """Attention over latent rows.
 
     All rows write their latent row. For rows that are dropped before attention, nothing else is computed.
+
+    Attributes:
+        query: the product from layer inputs to queries, in torch a `NarrowQuery` if it has a bottleneck.
+        row: that from layer inputs to cache rows.
+        norm: applies to the latent numbers of a cache row, not to its rotated key.
+        key_map: [num_heads, qk_nope_head_dim, kv_lora_rank] maps a query into the space of latent numbers.
+        value_map: [num_heads, kv_lora_rank, v_head_dim] maps attended latent numbers to values.
+        o: the product from heads to output.
     """
 
-    __slots__ = ("backend", "key_map", "narrow", "norm", "o", "query", "row", "sizes", "value_map", "window")
-
-    def __init__(
-        self,
-        query: Linear,
-        row: Linear,
-        norm: RMSNorm,
-        key_map: torch.Tensor,
-        value_map: torch.Tensor,
-        o: Linear,
-        sizes: LatentSizes,
-        backend: LatentAttentionBackend,
-        window: int | None = None,
-        narrow: NarrowQuery | None = None,
-    ) -> None:
-        """Take the products: `query` and `row` from layer inputs to queries and cache rows, `o` from heads to output.
-
-        Args:
-            norm: applies to the latent numbers of a cache row, not to its rotated key.
-            key_map: [num_heads, qk_nope_head_dim, kv_lora_rank] maps a query into the space of latent numbers.
-            value_map: [num_heads, kv_lora_rank, v_head_dim] maps attended latent numbers to values.
-            narrow: `query`, if it has a bottleneck.
-        """
-        self.query = query
-        self.row = row
-        self.norm = norm
-        self.key_map = key_map
-        self.value_map = value_map
-        self.o = o
-        self.sizes = sizes
-        self.backend = backend
-        self.window = window
-        self.narrow = narrow
+    query: Linear
+    row: Linear
+    norm: RMSNorm
+    key_map: torch.Tensor
+    value_map: torch.Tensor
+    o: Linear
+    sizes: LatentSizes
+    backend: LatentAttentionBackend
+    window: int | None = None
 
     def __call__(self, rows: torch.Tensor, at: Pass) -> torch.Tensor:
         """Write the latent rows of all rows, and return the input of `o` for the kept rows; there must be at least
@@ -145,16 +129,12 @@ class LatentAttention:
         return plain, turning
 
 
+@dataclass(slots=True, kw_only=True)
 class FusedLatentAttention(LatentAttention):
     """Latent attention with kernels that norm, rotate and write. For a few rows, kernels also multiply by each head's
     maps. Each kernel writes its results into tensors that it is given."""
 
-    __slots__ = ("kernels",)
-
-    def __init__(self, kernels: LatentKernels, *parts: Any) -> None:
-        """Take the kernels, and the arguments of `LatentAttention`."""
-        super().__init__(*parts)
-        self.kernels = kernels
+    kernels: LatentKernels
 
     def write_projected(self, projected: torch.Tensor, at: Pass) -> None:
         slots = at.metadata.slot_mapping
@@ -228,10 +208,9 @@ def build_latent_attention(
     unfold = tensors[f"{prefix}kv_b_proj.weight"].unflatten(0, (num_heads, -1))
     key_map, value_map = unfold.split((sizes.qk_nope_head_dim, sizes.v_head_dim), dim=1)
     kernels = backend.latent.kernels
-    make = LatentAttention if kernels is None else partial(FusedLatentAttention, kernels)
-    query, narrow = _query(sizes, num_heads, eps, tensors, prefix)
+    make = LatentAttention if kernels is None else partial(FusedLatentAttention, kernels=kernels)
     return make(
-        query,
+        _query(sizes, num_heads, eps, tensors, prefix),
         make_linear(
             tensors[f"{prefix}kv_a_proj_with_mqa.weight"][row_order],
             None if row_bias is None else row_bias[row_order],
@@ -243,7 +222,6 @@ def build_latent_attention(
         sizes,
         backend.latent,
         window,
-        narrow,
     )
 
 
@@ -252,18 +230,15 @@ def each_head(heads: torch.Tensor, maps: torch.Tensor) -> torch.Tensor:
     return torch.bmm(heads.transpose(0, 1), maps).transpose(0, 1)
 
 
-def _query(
-    sizes: LatentSizes, num_heads: int, eps: float, tensors: Mapping[str, torch.Tensor], prefix: str
-) -> tuple[Linear, NarrowQuery | None]:
-    """Return the product for queries, and the same as `NarrowQuery` if it has a bottleneck, else None."""
+def _query(sizes: LatentSizes, num_heads: int, eps: float, tensors: Mapping[str, torch.Tensor], prefix: str) -> Linear:
+    """Make the product for queries: a `NarrowQuery` if it has a bottleneck."""
     name = "q_proj" if sizes.q_lora_rank is None else "q_b_proj"
     heads = tensors[f"{prefix}{name}.weight"].unflatten(0, (num_heads, sizes.query_width))
     widen = make_linear(heads[:, _row_order(sizes, sizes.qk_nope_head_dim)].flatten(0, 1))
     if sizes.q_lora_rank is None:
-        return widen, None
+        return widen
     narrow = make_linear(tensors[f"{prefix}q_a_proj.weight"], tensors.get(f"{prefix}q_a_proj.bias"))
-    query = NarrowQuery(narrow, RMSNorm(tensors[f"{prefix}q_a_layernorm.weight"], eps), widen)
-    return query, query
+    return NarrowQuery(narrow, RMSNorm(tensors[f"{prefix}q_a_layernorm.weight"], eps), widen)
 
 
 def _row_order(sizes: LatentSizes, num_unrotated: int) -> torch.Tensor:

@@ -6,15 +6,25 @@ from collections.abc import Mapping
 
 import torch
 
-from spec_lab.checkpoints.keep_fp8 import SCALES
+from spec_lab.checkpoints.keep_narrow import SCALES
 from spec_lab.checkpoints.plan import LayerPlan
+from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.models.delta_net import GatedDeltaNet, build_delta_net
-from spec_lab.models.experts import ExpertMLP, build_experts
+from spec_lab.models.experts import build_experts
 from spec_lab.models.latent import LatentAttention, build_latent_attention
-from spec_lab.models.layers import Attention, FusedRopeAndWrite, LayerParts, RopeAndWrite, RopeThenWrite
+from spec_lab.models.layers import (
+    AddNormedPart,
+    AddPart,
+    AddThenNorm,
+    Attention,
+    DecoderLayer,
+    FusedRopeAndWrite,
+    RopeAndWrite,
+    RopeThenWrite,
+)
 from spec_lab.models.linear import GatedMLP, Linear, fused_linear
-from spec_lab.models.norms import WideHeadNorm, head_weights, make_norm, per_head_norm
+from spec_lab.models.norms import WeightedNorm, WideHeadNorm, head_weights, make_norm, per_head_norm
 from spec_lab.models.partition import WHOLE, Partition
 
 
@@ -25,41 +35,33 @@ def build_layer(
     prefix: str,
     backend: AttentionBackend,
     partition: Partition = WHOLE,
-) -> LayerParts:
-    """Build the parts of a layer from Hugging Face names below `prefix` (empty, or ending in a dot).
+    kernels: KernelSet = TORCH_FORMS,
+) -> DecoderLayer:
+    """Build a layer in torch from Hugging Face names below `prefix` (empty, or ending in a dot).
 
-    `plan` and `tensors` hold this process's share of the layer, as `partition` splits it.
+    `plan` and `tensors` hold this process's share of the layer, as `partition` splits it. `kernels` replace parts that
+    are no products.
     """
-    attention, latent, delta_net, dense, experts = None, None, None, None, None
     mixer: Attention | LatentAttention | GatedDeltaNet
     if plan.delta_net is not None:
-        mixer = delta_net = build_delta_net(plan.delta_net, tensors, f"{prefix}linear_attn.", eps, partition)
+        mixer = build_delta_net(plan.delta_net, tensors, f"{prefix}linear_attn.", eps, partition, kernels)
     elif plan.latent is not None:
-        mixer = latent = build_latent_attention(
+        mixer = build_latent_attention(
             plan.latent, plan.num_heads, eps, tensors, f"{prefix}self_attn.", backend, plan.window, partition
         )
     else:
-        mixer = attention = build_attention(plan, eps, tensors, f"{prefix}self_attn.", backend, partition)
-    mlp: GatedMLP | ExpertMLP
-    if plan.experts is None:
-        mlp = dense = build_mlp(plan, tensors, f"{prefix}mlp.", partition)
-    else:
-        mlp = experts = build_experts(plan.experts, tensors, f"{prefix}mlp.")
-    first = None if plan.norms_outputs else tensors[f"{prefix}input_layernorm.weight"]
-    last = tensors[f"{prefix}post_feedforward_layernorm.weight"] if plan.norms_outputs else None
-    return LayerParts(
-        mixer,
-        mixer.o,
-        mlp,
-        None if first is None else make_norm(first, eps, plan.float32_norms),
-        make_norm(tensors[f"{prefix}post_attention_layernorm.weight"], eps, plan.float32_norms),
-        None if last is None else make_norm(last, eps, plan.float32_norms),
-        attention=attention,
-        latent=latent,
-        delta_net=delta_net,
-        dense=dense,
-        experts=experts,
-    )
+        mixer = build_attention(plan, eps, tensors, f"{prefix}self_attn.", backend, partition)
+
+    def norm(name: str) -> WeightedNorm:
+        return make_norm(tensors[f"{prefix}{name}_layernorm.weight"], eps, plan.float32_norms)
+
+    experts = None if plan.experts is None else build_experts(plan.experts, tensors, f"{prefix}mlp.", kernels)
+    mlp = experts or build_mlp(plan, tensors, f"{prefix}mlp.", partition)
+    if plan.norms_outputs:
+        first = AddNormedPart(mixer.o, norm("post_attention"))
+        return DecoderLayer(plan, None, mixer, first.close, AddNormedPart(mlp, norm("post_feedforward")), experts)
+    close = AddThenNorm(mixer.o, norm("post_attention"))
+    return DecoderLayer(plan, norm("input"), mixer, close, AddPart(mlp), experts)
 
 
 def build_attention(
@@ -82,6 +84,7 @@ def build_attention(
         o=_output(tensors, f"{prefix}o_proj.", partition),
         num_heads=plan.num_heads,
         head_dim=plan.head_dim,
+        scale=plan.head_dim**-0.5,
         rope_and_write=_rope_and_write(plan, eps, tensors, prefix, backend),
         backend=backend,
         window=plan.window,

@@ -12,13 +12,12 @@ from typing import Protocol
 
 import torch
 
+from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.core.layer_protocols import AttentionBackend, RopeWrite
 from spec_lab.core.passes import Pass
 from spec_lab.core.ragged import attend
-from spec_lab.models.delta_net import GatedDeltaNet
 from spec_lab.models.experts import ExpertMLP
-from spec_lab.models.latent import LatentAttention
-from spec_lab.models.linear import GatedMLP, Linear
+from spec_lab.models.linear import Linear
 from spec_lab.models.norms import RowsPart, WeightedNorm
 
 
@@ -69,51 +68,36 @@ class FusedRopeAndWrite:
 
     def __call__(self, heads: torch.Tensor, at: Pass) -> torch.Tensor:
         queries = heads.new_empty(heads.shape[0], self.num_heads, heads.shape[2])
-        kv = at.cache.kv if self.num_kv_heads else None
+        kv, powers = (at.cache.kv, at.cache.powers) if self.num_kv_heads else (None, None)
         read = heads[:, : self.num_heads + 2 * self.num_kv_heads]
-        slots = at.metadata.slot_mapping
-        self.rope_write(queries, kv, read, *at.rotary.flat, slots, self.norm_weight, self.eps, self.norms_values)
+        slots, norm = at.metadata.slot_mapping, self.norm_weight
+        self.rope_write(queries, kv, read, *at.rotary.flat, slots, norm, self.eps, self.norms_values, powers=powers)
         return queries
 
 
+@dataclass(slots=True)
 class Attention:
     """Grouped-query attention over the paged cache.
 
     Gated attention (Qwen3-Next, Qwen3.5) multiplies each head's output by the sigmoid of a gate. The gates are
     `num_heads` more heads at the end of the `qkv` product.
+
+    Attributes:
+        qkv: the product for queries, keys and values; it may include the layer's first norm.
+        scale: of attention scores.
+        sinks: [num_heads] float32, the learned score of a key without a value (gpt-oss); None without one.
     """
 
-    __slots__ = ("backend", "gated", "head_dim", "num_heads", "o", "qkv", "rope_and_write", "scale", "sinks", "window")
-
-    def __init__(
-        self,
-        qkv: Linear,
-        o: Linear,
-        num_heads: int,
-        head_dim: int,
-        rope_and_write: RopeAndWrite,
-        backend: AttentionBackend,
-        window: int | None = None,
-        gated: bool = False,
-        scale: float | None = None,
-        sinks: torch.Tensor | None = None,
-    ) -> None:
-        """Set the parts.
-
-        Args:
-            scale: of attention scores; None for 1 / sqrt(head_dim).
-            sinks: [num_heads] float32, the learned score of a key without a value (gpt-oss); None without one.
-        """
-        self.qkv = qkv
-        self.o = o
-        self.num_heads = num_heads
-        self.head_dim = head_dim
-        self.scale = head_dim**-0.5 if scale is None else scale
-        self.rope_and_write = rope_and_write
-        self.backend = backend
-        self.window = window
-        self.gated = gated
-        self.sinks = sinks
+    qkv: RowsPart
+    o: Linear
+    num_heads: int
+    head_dim: int
+    scale: float
+    rope_and_write: RopeAndWrite
+    backend: AttentionBackend
+    window: int | None = None
+    gated: bool = False
+    sinks: torch.Tensor | None = None
 
     def __call__(self, rows: torch.Tensor, at: Pass) -> torch.Tensor:
         """Write the KV of all rows, attend, and return the input of `o` for the kept rows; there must be at least
@@ -156,38 +140,12 @@ class Mixer(Protocol):
 
 
 @dataclass(slots=True)
-class LayerParts:
-    """The parts of a pre-norm layer, from which a set of kernels makes the layer.
-
-    Attributes:
-        o: the product after the mixer.
-        norm: the norm before `mixer`; None if its input is already normed.
-        mlp_norm: the norm before `mlp`; with an `output_norm` that of the output of `o`.
-        output_norm: the norm of the output of `mlp`, in a layer that norms outputs rather than inputs (OLMo 3).
-        attention: `mixer` if it is attention over keys and values, else None; `latent` and `delta_net` likewise.
-        dense: `mlp` if it is a dense MLP, else None; `experts` likewise.
-    """
-
-    mixer: Mixer
-    o: Linear
-    mlp: RowsPart
-    norm: WeightedNorm | None
-    mlp_norm: WeightedNorm
-    output_norm: WeightedNorm | None = None
-    attention: Attention | None = None
-    latent: LatentAttention | None = None
-    delta_net: GatedDeltaNet | None = None
-    dense: GatedMLP | None = None
-    experts: ExpertMLP | None = None
-
-
-@dataclass(slots=True)
 class AddThenNorm:
     """Ends the first half of a layer: adds its output to the residual stream, and norms the input of the second
     half."""
 
     product: Linear
-    norm: RowsPart
+    norm: WeightedNorm
 
     def __call__(self, mixed: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the residual stream [rows, hidden_size], and the normed input of the second half."""
@@ -227,25 +185,17 @@ class DecoderLayer:
 
     Attributes:
         norm: the norm before `mixer`; None if `mixer` includes it, or if its input is already normed.
-        close: ends the first half: `AddThenNorm`, or an equivalent kernel.
-        finish: runs the second half and adds it to the stream, maybe in place: `AddPart`, or an equivalent kernel.
+        close: ends the first half: in torch `AddThenNorm`, or `AddNormedPart.close` if outputs are normed.
+        finish: runs the second half and adds it to the stream, maybe in place: in torch `AddPart` or `AddNormedPart`.
         experts: the experts within `finish`; None if there are none.
     """
 
-    norm: RowsPart | None
+    plan: LayerPlan
+    norm: WeightedNorm | None
     mixer: Mixer
     close: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
     finish: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    experts: ExpertMLP | None
-
-    @classmethod
-    def of(cls, parts: LayerParts) -> DecoderLayer:
-        """Make the layer of the parts without any kernels."""
-        if parts.output_norm is not None:
-            halves = AddNormedPart(parts.o, parts.mlp_norm), AddNormedPart(parts.mlp, parts.output_norm)
-            return cls(None, parts.mixer, halves[0].close, halves[1], parts.experts)
-        close, finish = AddThenNorm(parts.o, parts.mlp_norm), AddPart(parts.mlp)
-        return cls(parts.norm, parts.mixer, close, finish, parts.experts)
+    experts: ExpertMLP | None = None
 
     def __call__(self, stream: torch.Tensor, at: Pass, rows: torch.Tensor | None = None) -> torch.Tensor:
         """Turn the residual stream [rows, hidden_size] into [kept rows, hidden_size], possibly no rows.

@@ -16,7 +16,8 @@ from typing import Protocol, cast
 import torch
 import torch.nn.functional as F
 
-from spec_kernels.block_fp8_reference import BLOCK_SIZE, dequantise_reference, packed
+from spec_kernels.block_fp8_reference import BLOCK_SIZE, packed
+from spec_kernels.four_bits_reference import packed_codes, widen_reference
 
 
 class Linear(Protocol):
@@ -26,7 +27,7 @@ class Linear(Protocol):
 
 
 Dequantise = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
-"""Writes a packed e4m3 weight, times its scales, in a wider dtype: `dequantise_reference`, or a kernel."""
+"""Writes a packed weight, times its scales, in a wider dtype: `widen_reference`, or a kernel."""
 
 
 class WholeLinear(Protocol):
@@ -48,7 +49,7 @@ class StreamedLinear(Protocol):
     """A product whose weight is stored as kernels read it.
 
     Attributes:
-        weight: [out_features, in_features]; an e4m3 weight is stored as in `Fp8Linear`.
+        weight: [out_features, in_features]; a narrow weight is stored as in `NarrowLinear`.
     """
 
     weight: torch.Tensor
@@ -61,7 +62,7 @@ class StreamedLinear(Protocol):
 
     @property
     def scales(self) -> torch.Tensor | None:
-        """Return the scales of an e4m3 weight's blocks; None for other weights."""
+        """Return the scales of a narrow weight; None for other weights."""
         ...
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor: ...
@@ -71,7 +72,7 @@ class StreamedLinear(Protocol):
         ...
 
     def widened_by(self, dequantise: Dequantise) -> StreamedLinear:
-        """Return the same product, computed by torch; it widens an e4m3 weight with `dequantise`."""
+        """Return the same product, computed by torch; it widens a narrow weight with `dequantise`."""
         ...
 
 
@@ -107,23 +108,24 @@ class DenseLinear:
         return self
 
 
-class Fp8Linear:
-    """Uses torch's product on an e4m3 weight, which is widened in every call.
+class NarrowLinear:
+    """Uses torch's product on a weight of 8 or 4 bits, which is widened in every call.
 
     Attributes:
-        weight: [out_features, 64 * blocks of inputs] int16, as the kernels read it.
-        scales: [blocks of rows, blocks of inputs]; or [out_features, blocks of inputs] if rows of a block have
-            different scales.
+        weight: [out_features, 64 * blocks of inputs] int16, as the kernels read it; for 4 bits, 32 * blocks.
+        scales: for e4m3 [blocks of rows, blocks of inputs]; or [out_features, blocks of inputs] if rows of a block have
+            different scales. For 4 bits, as in `four_bits_reference`.
     """
 
     __slots__ = ("_dequantise", "bias", "scales", "shape", "weight")
 
     def __init__(self, values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """Take a float8_e4m3fn weight [out_features, in_features], and scales for each of its rows."""
+        """Take a weight [out_features, in_features] in float8_e4m3fn, or codes of 4 bits, and scales for each row."""
         self.shape: tuple[int, int] = (values.shape[0], values.shape[1])
-        self.weight, self.scales = packed(values), by_blocks(scales)
+        is_fp8 = values.dtype is torch.float8_e4m3fn
+        self.weight, self.scales = (packed(values), by_blocks(scales)) if is_fp8 else (packed_codes(values), scales)
         self.bias = bias
-        self._dequantise: Dequantise = dequantise_reference
+        self._dequantise: Dequantise = widen_reference
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         return F.linear(rows, self._widened(rows), self.bias)
@@ -137,7 +139,7 @@ class Fp8Linear:
         self._dequantise(wide, self.weight, self.scales)
         return wide
 
-    def widened_by(self, dequantise: Dequantise) -> Fp8Linear:
+    def widened_by(self, dequantise: Dequantise) -> NarrowLinear:
         other = copy(self)
         other._dequantise = dequantise
         return other
@@ -187,10 +189,10 @@ def can_pack(weight: torch.Tensor) -> bool:
 
 
 def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None, scales: torch.Tensor | None = None) -> Linear:
-    """Make a product by torch for a weight [out_features, in_features]. An e4m3 weight has `scales` [out_features,
-    blocks of inputs]."""
+    """Make a product by torch for a weight [out_features, in_features]. A narrow weight has `scales` for
+    each of its rows (`checkpoints.keep_narrow`)."""
     if scales is not None:
-        return Fp8Linear(weight, scales, bias)
+        return NarrowLinear(weight, scales, bias)
     return PackedLinear(weight, bias) if can_pack(weight) else DenseLinear(weight, bias)
 
 

@@ -12,23 +12,24 @@ import torch
 
 from spec_lab.checkpoints.mtp_checkpoint import MtpConfig
 from spec_lab.checkpoints.mtp_layouts import EMBEDDING_NORM, FINAL_NORM, HIDDEN_NORM, PROJECTION
+from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.passes import Pass
 from spec_lab.core.types import NormSide
-from spec_lab.models.draft_parts import DraftInput, LikeliestToken
+from spec_lab.models.draft_parts import ChainAtOnce, DraftInput, GreedyHead, LikeliestToken
 from spec_lab.models.experts import ExpertMLP
+from spec_lab.models.launching import launching_of
 from spec_lab.models.layer_builder import build_layer
 from spec_lab.models.linear import Linear, make_linear
 from spec_lab.models.norms import make_norm
-from spec_lab.models.products import PLAIN, Products, launching_of
 from spec_lab.models.rope import RotaryTable
 from spec_lab.models.scored_tokens import ScoredTokens
 
 
-class MtpModule:
+class MtpModule(GreedyHead):
     """Weights and forward of one module; no state between calls."""
 
-    chain = None
+    chain: ChainAtOnce | None = None
 
     def __init__(
         self,
@@ -38,23 +39,23 @@ class MtpModule:
         head: Linear,
         rotary: RotaryTable,
         backend: AttentionBackend,
-        products: Products = PLAIN,
+        kernels: KernelSet = TORCH_FORMS,
     ) -> None:
-        """`tensors`: as `load_mtp` returns them; `embedding` [vocab, hidden_size] and `head`: the target's; `products`:
-        makes the parts that kernels may replace."""
+        """`tensors`: as `load_mtp` returns them; `embedding` [vocab, hidden_size] and `head`: the target's; `kernels`
+        replace the parts that they have."""
         plan, eps = config.layer.only_layer, config.layer.rms_norm_eps
-        self._launching = launching_of(products, (plan,))
+        self._launching = launching_of(kernels, (plan,))
         self.config = config
         self.rotary = rotary
         embedding_norm, hidden_norm, norm = (
             make_norm(tensors[name], eps, plan.float32_norms) for name in (EMBEDDING_NORM, HIDDEN_NORM, FINAL_NORM)
         )
-        self._draft_input = products.draft_input(DraftInput(embedding, embedding_norm, hidden_norm))
-        self._projection = products.linear(make_linear(tensors[PROJECTION]))
-        self.layer = products.layer(build_layer(plan, eps, tensors, "", backend), plan)
-        self._norm, self._head = products.norm(norm), products.linear(head)
+        self._draft_input = kernels.get(Op.DRAFT_INPUT, DraftInput(embedding, embedding_norm, hidden_norm))
+        self._projection = kernels.get(Op.LINEAR, make_linear(tensors[PROJECTION]))
+        self.layer = kernels.get(Op.LAYER, build_layer(plan, eps, tensors, "", backend, kernels=kernels))
+        self._norm, self._head = kernels.get(Op.NORM, norm), kernels.get(Op.LINEAR, head)
         self._recycles_normed = config.recycled_hidden is NormSide.POST_NORM
-        self._likeliest = products.likeliest(LikeliestToken(None if self._recycles_normed else norm, head))
+        self.likeliest = kernels.get(Op.LIKELIEST, LikeliestToken(None if self._recycles_normed else norm, head))
 
     @property
     def expert_parts(self) -> tuple[ExpertMLP, ...]:
@@ -77,14 +78,6 @@ class MtpModule:
     def draft_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Turn the output of `forward` [rows, hidden_size] into logits [rows, vocab]."""
         return self._head(hidden if self._recycles_normed else self._norm(hidden))
-
-    def greedy(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the likeliest tokens [rows]."""
-        return self._likeliest(hidden)
-
-    def greedy_with_probability(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the likeliest tokens [rows] and their probabilities [rows]."""
-        return self._likeliest.with_probability(hidden)
 
     def target_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits [rows, vocab]; the draft vocabulary is the target's."""

@@ -118,3 +118,8 @@ def head_weights(q_weight: torch.Tensor, k_weight: torch.Tensor, num_heads: int,
 def per_head_norm(weight: torch.Tensor, eps: float, in_float32: bool) -> RowsPart:
     """Make one RMSNorm for all heads, each of which has a row of `weight`."""
     return Float32HeadNorm(weight, eps) if in_float32 else RMSNorm(weight, eps)
+
+
+def rounded(scale: float, dtype: torch.dtype) -> float:
+    """Round a factor to `dtype`, the type of the weights that it multiplies."""
+    return float(torch.tensor(scale, dtype=dtype))

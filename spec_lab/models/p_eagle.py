@@ -12,13 +12,12 @@ import torch
 
 from spec_lab.checkpoints.eagle3_config import Eagle3Config
 from spec_lab.core.kept import ALL_ROWS
+from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.passes import Pass
 from spec_lab.models.blocks.scores import SlotScores
 from spec_lab.models.eagle3 import Eagle3Head, draft_to_target_ids
 from spec_lab.models.layer_builder import build_layer
-from spec_lab.models.layers import DecoderLayer
-from spec_lab.models.products import PLAIN, Products
 from spec_lab.models.rope import RotaryTable
 
 
@@ -38,7 +37,7 @@ class PEagleHead:
         target_head: torch.Tensor,
         backend: AttentionBackend,
         max_positions: int,
-        products: Products = PLAIN,
+        kernels: KernelSet = TORCH_FORMS,
         rotary: RotaryTable | None = None,
     ) -> None:
         """Take arguments as `Eagle3Head` does, which is the first layer."""
@@ -46,11 +45,11 @@ class PEagleHead:
         # No output is fed back, so whether it would be normed does not matter.
         first = replace(config, norm_output=False)
         self._first = Eagle3Head(
-            first, tensors, embedding, target_head, backend, max_positions, products=products, rotary=rotary
+            first, tensors, embedding, target_head, backend, max_positions, kernels=kernels, rotary=rotary
         )
         eps = config.layer.rms_norm_eps
         self._layers = [
-            DecoderLayer.of(build_layer(plan, eps, tensors, f"layers.{index}.", backend))
+            build_layer(plan, eps, tensors, f"layers.{index}.", backend)
             for index, plan in enumerate(config.more_layers, start=1)
         ]
         self._vocab_size = config.target_vocab_size

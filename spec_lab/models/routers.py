@@ -6,13 +6,14 @@ Logits and scores are float32 for every dtype of the model, as in DeepSeek-V3 an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from spec_lab.checkpoints.expert_sizes import ExpertSizes, RouterScores
+from spec_lab.core.kernel_set import KernelSet, Op
 from spec_lab.models.linear import Linear, make_linear
 
 
@@ -34,14 +35,6 @@ class Router(Protocol):
 
     def __call__(self, rows: torch.Tensor) -> Routing: ...
 
-    def made_by(self, make: RouterMaker) -> Router:
-        """Return an equivalent router made by `make`, or itself if `make` has none."""
-        ...
-
-
-RouterMaker = Callable[[torch.Tensor, torch.Tensor | None, ExpertSizes], Router]
-"""Makes a router from its weight [num_experts, hidden_size] and the bias of the choice, if any."""
-
 
 class SoftmaxRouter:
     """Chooses the likeliest experts, and weighs them by their softmax probability (Qwen3-MoE, Qwen3-Next).
@@ -49,22 +42,17 @@ class SoftmaxRouter:
     A softmax over the chosen alone, as in gpt-oss, is the same with `sizes.renormalized`.
     """
 
-    __slots__ = ("_bias", "_logits", "_sizes", "_weight")
+    __slots__ = ("_logits", "_sizes")
 
     def __init__(self, weight: torch.Tensor, sizes: ExpertSizes, bias: torch.Tensor | None = None) -> None:
         """`weight` is [num_experts, hidden_size]; `bias` [num_experts] is added to the logits (gpt-oss)."""
         self._logits = float32_product(weight, bias)
-        self._bias = bias
-        self._weight = weight
         self._sizes = sizes
 
     def __call__(self, rows: torch.Tensor) -> Routing:
         scores = torch.softmax(self._logits(rows.float()), dim=-1)
         expert_ids = highest(scores, self._sizes.num_chosen)
         return Routing(expert_ids, chosen_weights(scores, expert_ids, self._sizes))
-
-    def made_by(self, make: RouterMaker) -> Router:
-        return self if self._bias is not None else make(self._weight, None, self._sizes)
 
 
 class SigmoidRouter:
@@ -73,12 +61,11 @@ class SigmoidRouter:
     Sources: DeepSeek-V3 (arXiv 2412.19437, section 2.1.2); GLM-4.5.
     """
 
-    __slots__ = ("_bias", "_logits", "_sizes", "_weight")
+    __slots__ = ("_bias", "_logits", "_sizes")
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, sizes: ExpertSizes) -> None:
         """`weight` is [num_experts, hidden_size]; `bias` [num_experts] is added for the choice only."""
         self._logits = float32_product(weight)
-        self._weight = weight
         self._bias = None if bias is None else bias.float()
         self._sizes = sizes
 
@@ -91,19 +78,18 @@ class SigmoidRouter:
         expert_ids = highest(ranked, sizes.num_chosen)
         return Routing(expert_ids, chosen_weights(scores, expert_ids, sizes))
 
-    def made_by(self, make: RouterMaker) -> Router:
-        return make(self._weight, self._bias, self._sizes)
 
-
-def build_router(sizes: ExpertSizes, tensors: Mapping[str, torch.Tensor], prefix: str) -> Router:
+def build_router(sizes: ExpertSizes, tensors: Mapping[str, torch.Tensor], prefix: str, kernels: KernelSet) -> Router:
     """Build the router from its Hugging Face names below `prefix` (ending in `gate.`)."""
     if sizes.clamp is not None:
         return SoftmaxRouter(tensors[f"{prefix}weight"], sizes, tensors[f"{prefix}bias"])
-    return torch_router(tensors[f"{prefix}weight"], tensors.get(f"{prefix}e_score_correction_bias"), sizes)
+    bias = tensors.get(f"{prefix}e_score_correction_bias")
+    return kernels.get(Op.ROUTER, torch_router)(tensors[f"{prefix}weight"], bias, sizes)
 
 
 def torch_router(weight: torch.Tensor, bias: torch.Tensor | None, sizes: ExpertSizes) -> Router:
-    """Make the torch router for the kind of scores in `sizes`; it is a `RouterMaker`."""
+    """Make the router for the kind of scores in `sizes`, from its weight [num_experts, hidden_size] and the bias of the
+    choice, if any."""
     if sizes.scores is RouterScores.SOFTMAX:
         assert bias is None and sizes.num_groups == 1, "no family has a softmax with a bias or groups"
         return SoftmaxRouter(weight, sizes)

@@ -10,17 +10,17 @@ import torch
 
 from spec_lab.checkpoints.checkpoint import OwnTensors, open_tensors
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.keep_fp8 import with_narrow_products, with_wide_products
+from spec_lab.checkpoints.keep_narrow import FP8, NarrowForm, with_narrow_products, with_wide_products
 from spec_lab.checkpoints.lazy_tensors import LazyTensors
 from spec_lab.checkpoints.random_weights import random_tensors
 from spec_lab.checkpoints.target_tensors import counts_from_one, target_tensors
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.core.errors import enough_memory
+from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.models.decoder import Decoder, DecoderTarget
 from spec_lab.models.gemma4 import Gemma4Target
 from spec_lab.models.partition import WHOLE, Partition
-from spec_lab.models.products import PLAIN, Products
 
 Shapes = Mapping[str, tuple[int, ...]]
 Tensors = Mapping[str, torch.Tensor]
@@ -33,9 +33,9 @@ class WeightSource:
     Attributes:
         folder: a checkpoint; None for random weights.
         partition: which share of each tensor is kept.
-        kept_in: the type that weights are rounded to; None for `dtype`. e4m3 applies to the products of layers
-            (`keep_fp8`). A CPU has no e4m3 products, so there the rounded weights are stored in `dtype`. bfloat16
-            applies to all matrices. They are stored in `dtype` too, and kernels=native packs them in 16 bits.
+        kept_in: what weights are rounded to; None for `dtype`. A `NarrowForm` applies to the products of layers. A CPU
+            has no such products, so there the rounded weights are stored in `dtype`. bfloat16 applies to all matrices.
+            They are stored in `dtype` too, and kernels=native packs them in 16 bits.
     """
 
     folder: Path | None
@@ -43,11 +43,7 @@ class WeightSource:
     device: torch.device
     partition: Partition = WHOLE
     seed: int = 0
-    kept_in: torch.dtype | None = None
-
-    @property
-    def is_fp8(self) -> bool:
-        return self.kept_in is torch.float8_e4m3fn
+    kept_in: NarrowForm | torch.dtype | None = None
 
     def read(
         self, shapes: Shapes, own: OwnTensors = dict, in_float32: Callable[[str], bool] = lambda name: False
@@ -61,14 +57,15 @@ class WeightSource:
             tensors = random_tensors(shapes, self.dtype, self.device, self.seed, self.partition, in_float32)
         else:
             tensors = open_tensors(
-                self.folder, shapes, self.dtype, self.device, slices=self.partition, own=own, narrow=self.is_fp8
+                self.folder, shapes, self.dtype, self.device, slices=self.partition, own=own, narrow=self.kept_in is FP8
             )
-        if self.kept_in is torch.bfloat16:
-            return with_rounded_matrices(tensors, torch.bfloat16)
-        if not self.is_fp8:
+        form = self.kept_in
+        if form is None:
             return tensors
-        narrow = with_narrow_products(tensors)
-        return with_wide_products(narrow, self.dtype) if self.device.type == "cpu" else narrow
+        if not isinstance(form, NarrowForm):
+            return with_rounded_matrices(tensors, form)
+        narrow = with_narrow_products(tensors, form)
+        return with_wide_products(narrow, form, self.dtype) if self.device.type == "cpu" else narrow
 
 
 def with_rounded_matrices(tensors: Tensors, dtype: torch.dtype) -> Tensors:
@@ -94,7 +91,7 @@ def load_target(
     source: WeightSource,
     backend: AttentionBackend,
     max_positions: int,
-    products: Products = PLAIN,
+    kernels: KernelSet = TORCH_FORMS,
 ) -> Decoder:
     """Make a target, and replace each part by that of `products` as soon as it is made.
 
@@ -106,14 +103,14 @@ def load_target(
         source.partition.share(plan)  # refuse what cannot be split before reading it
     target = DecoderTarget if config.gemma4 is None else Gemma4Target
     with enough_memory(_without_room(config, source)):
-        return target(config, read_target(config, source), backend, max_positions, source.partition, products)
+        return target(config, read_target(config, source), backend, max_positions, source.partition, kernels)
 
 
 def _without_room(config: ModelConfig, source: WeightSource) -> str:
     smaller = ["a smaller model"]
     if source.dtype.itemsize > 2:
         smaller.append("dtype=bfloat16")
-    if source.device.type == "cuda" and not source.is_fp8:
-        smaller.append("target.weight_dtype=fp8")
+    if source.device.type == "cuda" and source.kept_in is None:
+        smaller.append("target.weight_dtype=int4")
     weights = f"the weights of {config.family if source.folder is None else source.folder}"
     return f"{source.device} has too little memory for {weights}; use {' or '.join(smaller)}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -52,17 +52,6 @@ class NativeLinear:
         return self.product.dense_weight()
 
 
-@dataclass(frozen=True, slots=True)
-class NativeNormedLinear:
-    """A product of normed rows."""
-
-    norm: NativeRMSNorm
-    linear: NativeLinear
-
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        return self.linear(self.norm(rows))
-
-
 class NativeDraftInput:
     """`DraftInput` as one C call."""
 
@@ -95,8 +84,8 @@ class NativeLikeliest:
         norm = plain.norm
         head = NativeLinear(packed(plain.head))
         self.described = NativeHead(NativeNorm() if norm is None else as_native(norm), head.product, plain.token_map)
-        normed = head if norm is None else NativeNormedLinear(NativeRMSNorm(norm), head)
-        self._parts = LikeliestToken(None, normed, plain.token_map)
+        ours: Any = None if norm is None else NativeRMSNorm(norm)
+        self._parts = LikeliestToken(ours, head, plain.token_map)
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         if hidden.shape[0] > MAX_ROWS:

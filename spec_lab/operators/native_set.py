@@ -1,6 +1,6 @@
 """kernels=native computes forwards of up to 128 rows with the C code of `spec_kernels.native`.
 
-A call computes a decoder layer, or all layers of a target (`NativeProducts.stack`) if no row is dropped. A row's
+A call computes a decoder layer, or all layers of a target (`native_stack`) if no row is dropped. A row's
 result then does not depend, bit for bit, on the number of rows. Forwards of more rows are computed part by part:
 attention by the library, and products by C with the same packed weights, so that each weight is stored once. Whole
 layers that the kernels do not support (`native_takes`) are left to the library.
@@ -8,36 +8,30 @@ layers that the kernels do not support (`native_takes`) are left to the library.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 
 from spec_kernels.native import part_operators as native
+from spec_kernels.native.build import library
 from spec_kernels.native.forwards import DraftLayerParts, NativeDraftLayer, NativeLayers
 from spec_kernels.native.packing import PanelMemory
 from spec_kernels.native.parts import NativeLayer, NativeLayerParts, NativeNorm
 from spec_kernels.native.rounds import catchup_places, commit_rows, extend_and_look_up, strict_accept
+from spec_lab.attention.native_backend import NativeAttention
 from spec_lab.checkpoints.plan import LayerPlan
+from spec_lab.core.kernel_set import KernelSet, Op
 from spec_lab.core.passes import Pass
 from spec_lab.core.pruning import Drop
-from spec_lab.models.draft_parts import (
-    DraftInput,
-    DraftInputs,
-    HeadLayer,
-    Likeliest,
-    LikeliestToken,
-    RecurrentKernels,
-    RecurrentParts,
-)
+from spec_lab.models.draft_parts import DraftLayers, HeadLayer, Likeliest
 from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.layer_stack import Layer, LayerStack, Stack
-from spec_lab.models.layers import DecoderLayer, LayerParts, RopeThenWrite
-from spec_lab.models.linear import Linear
-from spec_lab.models.norms import RowsPart, WeightedNorm
-from spec_lab.models.products import PlainProducts, recurrent_by_parts
-from spec_lab.operators.kernel_set import Op
+from spec_lab.models.layers import AddPart, AddThenNorm, Attention, DecoderLayer, RopeThenWrite
+from spec_lab.models.linear import GatedMLP, Linear
+from spec_lab.models.norms import WeightedNorm
 from spec_lab.operators.native_forwards import (
     MAX_ROWS,
     NativeChain,
@@ -54,14 +48,6 @@ from spec_lab.operators.native_parts import (
     packed,
 )
 from spec_lab.operators.promises import native_takes
-
-NATIVE_FUNCTIONS: Mapping[Op, Callable[..., Any]] = {
-    Op.STRICT_ACCEPT: strict_accept,
-    Op.CATCHUP_PLACES: catchup_places,
-    Op.COMMIT_ROWS: commit_rows,
-    Op.LOOK_UP: extend_and_look_up,
-}
-"""The functions with which `kernels=native` replaces functions without weights."""
 
 
 class NativeDecoderLayer:
@@ -83,6 +69,10 @@ class NativeDecoderLayer:
     @property
     def experts(self) -> ExpertMLP | None:
         return self._many.experts
+
+    @property
+    def plan(self) -> LayerPlan:
+        return self._many.plan
 
     def __call__(self, stream: torch.Tensor, at: Pass, rows: torch.Tensor | None = None) -> torch.Tensor:
         metadata, kept = at.metadata, at.kept
@@ -111,44 +101,34 @@ class NativeDecoderLayer:
         return out
 
 
-class NativeProducts(PlainProducts):
+class NativeParts:
     """Makes the parts of models that run in C, for float32 on a CPU and for chains of drafts."""
-
-    invariant_rows = MAX_ROWS
 
     def __init__(self) -> None:
         self._memory = PanelMemory()
 
-    def norm(self, norm: WeightedNorm) -> RowsPart:
-        return NativeRMSNorm(norm)
-
-    def linear(self, linear: Linear) -> Linear:
-        return NativeLinear(packed(linear))
-
-    def layer(self, parts: LayerParts, plan: LayerPlan) -> Layer:
-        return self._whole_layer(parts, plan) if native_takes(plan) else DecoderLayer.of(parts)
-
-    def _whole_layer(self, parts: LayerParts, plan: LayerPlan) -> NativeDecoderLayer:
-        attention, mlp = parts.attention, parts.dense
-        assert attention is not None and mlp is not None
+    def layer(self, layer: DecoderLayer) -> Layer:
+        if not native_takes(layer.plan):
+            return layer
+        plan, attention, close, finish = layer.plan, layer.mixer, layer.close, layer.finish
+        assert isinstance(attention, Attention) and isinstance(close, AddThenNorm) and isinstance(finish, AddPart)
+        mlp = finish.part
+        assert isinstance(mlp, GatedMLP)
         assert mlp.activation is F.silu, "a family with another activation has layers of another kind"
         head_norm = cast(RopeThenWrite, attention.rope_and_write).qk_norm
-        qkv, o, gate_up, down = (packed(linear) for linear in (attention.qkv, parts.o, mlp.gate_up, mlp.down))
-        # The parts for many rows read the same packed weights, and the library's weights are freed.
-        attention.qkv, attention.o, parts.o = NativeLinear(qkv), NativeLinear(o), NativeLinear(o)
-        mlp.gate_up, mlp.down = NativeLinear(gate_up), NativeLinear(down)
+        qkv, o, gate_up, down = map(packed, (attention.qkv, close.product, mlp.gate_up, mlp.down))
         own = NativeLayerParts(
             qkv=qkv,
             o=o,
             gate_up=gate_up,
             down=down,
-            attention_norm=NativeNorm() if parts.norm is None else as_native(parts.norm),
-            mlp_norm=as_native(parts.mlp_norm),
+            attention_norm=NativeNorm() if layer.norm is None else as_native(layer.norm),
+            mlp_norm=as_native(close.norm),
             head_norm=NativeNorm() if head_norm is None else as_native(cast(WeightedNorm, head_norm)),
         )
         rotary_dim = int(plan.head_dim * plan.rope.partial_rotary_factor)
         backend: Any = attention.backend  # native kernels only run with backends of paged keys and values
-        layer = NativeLayer(
+        native_layer = NativeLayer(
             own,
             attention.scale,
             plan.num_heads,
@@ -158,35 +138,70 @@ class NativeProducts(PlainProducts):
             backend.page_size,
             plan.window,
         )
-        layer.move(self._memory.take(layer.num_bytes))
-        return NativeDecoderLayer(layer, DecoderLayer.of(parts))
-
-    def stack(self, stack: LayerStack, plans: Sequence[LayerPlan]) -> Stack:
-        shapes = {(plan.num_kv_heads, plan.head_dim) for plan in plans}
-        if not all(map(native_takes, plans)) or len(shapes) > 1 or len(stack.rotary_tables) > 1:
-            return stack
-        layers = [cast(NativeDecoderLayer, layer).layer for layer in stack.layers]
-        return NativeStack(stack, NativeLayers(layers))
-
-    def draft_input(self, part: DraftInput) -> DraftInputs:
-        return NativeDraftInput(part)
-
-    def likeliest(self, part: LikeliestToken) -> Likeliest:
-        return NativeLikeliest(part)
-
-    def recurrent(self, parts: RecurrentParts, plan: LayerPlan) -> RecurrentKernels:
-        if not native_takes(plan):
-            return recurrent_by_parts(self, parts, plan)
-        fuse, layer = NativeLinear(packed(parts.fuse)), self._whole_layer(parts.layer, plan)
-        likeliest, inputs = NativeLikeliest(parts.likeliest), NativeDraftInput(parts.inputs)
-        by_parts = HeadLayer(inputs, layer, parts.rotary, parts.residual_is_normed)
-        described = NativeDraftLayer(
-            DraftLayerParts(
-                layer.layer, inputs.embedding_norm, inputs.hidden_norm, inputs.embedding, parts.residual_is_normed
-            )
+        native_layer.move(self._memory.take(native_layer.num_bytes))
+        # The parts for many rows read the same packed weights, and the library's weights are freed.
+        many = replace(
+            layer,
+            mixer=replace(attention, qkv=NativeLinear(qkv), o=NativeLinear(o)),
+            close=AddThenNorm(NativeLinear(o), close.norm),
+            finish=AddPart(GatedMLP(NativeLinear(gate_up), NativeLinear(down))),
         )
-        run = NativeHeadLayer(by_parts, parts.rotary, described)
-        if parts.output_is_normed:
-            return RecurrentKernels(fuse, by_parts, likeliest, run)
-        chain = NativeChain(None if parts.features_are_normed else fuse.product, run, likeliest.described)
-        return RecurrentKernels(fuse, by_parts, likeliest, run, chain)
+        return NativeDecoderLayer(native_layer, many)
+
+
+def native_stack(stack: LayerStack) -> Stack:
+    """Run all layers in one call, if C has each of them, and they have the same heads."""
+    layers = [layer for layer in stack.layers if isinstance(layer, NativeDecoderLayer)]
+    shapes = {(layer.plan.num_kv_heads, layer.plan.head_dim) for layer in layers}
+    if len(layers) < len(stack.layers) or len(shapes) > 1 or len(stack.rotary_tables) > 1:
+        return stack
+    return NativeStack(stack, NativeLayers([layer.layer for layer in layers]))
+
+
+def native_head_layer(head: HeadLayer) -> DraftLayers:
+    """Run a head's input and layer in one call, if C has the layer."""
+    inputs, layer = head.inputs, head.layer
+    if not isinstance(layer, NativeDecoderLayer):
+        return head
+    assert isinstance(inputs, NativeDraftInput)
+    parts = DraftLayerParts(
+        layer.layer, inputs.embedding_norm, inputs.hidden_norm, inputs.embedding, head.residual_is_normed
+    )
+    return NativeHeadLayer(head, head.rotary, NativeDraftLayer(parts))
+
+
+def native_chain(fuse: Linear | None, layer: DraftLayers, likeliest: Likeliest) -> NativeChain | None:
+    """Draft a chain in two calls, if C has the head's layer."""
+    if not isinstance(layer, NativeHeadLayer):
+        return None
+    product = None if fuse is None else cast(NativeLinear, fuse).product
+    return NativeChain(product, layer, cast(NativeLikeliest, likeliest).described)
+
+
+NATIVE_FUNCTIONS: Mapping[Op, Callable[..., Any]] = {
+    Op.STRICT_ACCEPT: strict_accept,
+    Op.CATCHUP_PLACES: catchup_places,
+    Op.COMMIT_ROWS: commit_rows,
+    Op.LOOK_UP: extend_and_look_up,
+}
+"""The replacements of the functions of a round."""
+
+
+def native_set() -> KernelSet:
+    """Make the set of kernels=native, and compile it now, before any weight is read."""
+    library()
+    parts: dict[Op, Callable[[Any], Any]] = {
+        Op.NORM: NativeRMSNorm,
+        Op.LINEAR: lambda linear: NativeLinear(packed(linear)),
+        Op.LAYER: NativeParts().layer,
+        Op.STACK: native_stack,
+        Op.DRAFT_INPUT: NativeDraftInput,
+        Op.HEAD_LAYER: native_head_layer,
+        Op.LIKELIEST: NativeLikeliest,
+    }
+    functions: dict[Op, Callable[..., Any]] = {
+        **NATIVE_FUNCTIONS,
+        Op.ATTENTION: NativeAttention,
+        Op.CHAIN_AT_ONCE: native_chain,
+    }
+    return KernelSet(functions, parts, MAX_ROWS)

@@ -13,7 +13,7 @@ from spec_kernels.delta_rule import delta_replay, delta_rule
 from spec_kernels.gated_norm import gated_norm
 from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
 from spec_lab.core.recurrent_cache import ConvWindows, RecurrentRows
-from spec_lab.models.delta_caches import DeltaParts, OneStateSlots, StateEachRowSlots
+from spec_lab.models.delta_caches import OneStateSlots, StateEachRowSlots
 from spec_lab.models.delta_steps import DeltaNetWeights
 
 
@@ -145,6 +145,3 @@ def _run(states: torch.Tensor, rows: MixedRows, slots: RecurrentRows) -> torch.T
             slots.is_prompt,
         )
     return outputs
-
-
-TRITON_DELTA = DeltaParts(TritonDeltaSteps, TritonStateCheckpoints, TritonReplayedUpdates)

@@ -18,13 +18,11 @@ from spec_lab.core.errors import UserError
 from spec_lab.models.experts import (
     Activation,
     ExpertMLP,
-    ExpertsMaker,
-    RoutedExperts,
     SharedExpert,
 )
 from spec_lab.models.linear import Linear
 from spec_lab.models.norms import WeightedNorm
-from spec_lab.models.routers import Router, RouterMaker, Routing, float32_product, torch_router
+from spec_lab.models.routers import Router, Routing, float32_product, torch_router
 from spec_lab.operators.triton_linear import ACTIVATIONS, SkinnyMLP, dense
 
 
@@ -101,9 +99,6 @@ class TritonExperts:
             routed_experts(out, rows, self._gate_up, self._down, expert_ids, routing.weights, activation, stream)
         return out
 
-    def made_by(self, make: ExpertsMaker) -> RoutedExperts:
-        return make(self._gate_up, self._down, self._activation)
-
 
 class TritonRouter:
     """A router in Triton. With up to 64 rows, a row's choice does not depend on the other rows."""
@@ -131,9 +126,6 @@ class TritonRouter:
         """Apply an RMSNorm to up to 64 rows; return the choice for the normed rows, and the normed rows."""
         normed = torch.empty_like(stream)
         return self._route(stream, normed, norm_weight, eps), normed
-
-    def made_by(self, make: RouterMaker) -> Router:
-        return make(self._weight, self._bias, self._sizes)
 
     def _route(
         self, rows: torch.Tensor, normed: torch.Tensor | None, norm_weight: torch.Tensor | None, eps: float
@@ -174,8 +166,8 @@ class ResidualExperts:
         """`mlp` must choose its experts in a way that the kernel supports (`fits_few_rows`). `norm` precedes it."""
         self._mlp = mlp
         self._norm_weight, self._eps = norm.kernel_weight, norm.eps
-        self._router = cast(TritonRouter, mlp.router.made_by(triton_router))
-        self._experts = cast(TritonExperts, mlp.experts.made_by(TritonExperts))
+        self._router = cast(TritonRouter, mlp.router)
+        self._experts = cast(TritonExperts, mlp.experts)
         self._shared = shared_weights(mlp)
         self._share = None if mlp.shared is None or mlp.shared.gate is None else SharedPart(mlp.shared, mlp.shared.gate)
 
@@ -214,7 +206,7 @@ class AddExperts:
 
     def __init__(self, mlp: ExpertMLP) -> None:
         self._mlp = mlp
-        self._experts = cast(TritonExperts, mlp.experts.made_by(TritonExperts))
+        self._experts = cast(TritonExperts, mlp.experts)
 
     def __call__(self, stream: torch.Tensor, normed: torch.Tensor) -> torch.Tensor:
         mlp = self._mlp

@@ -9,7 +9,7 @@ from typing import cast
 import torch
 import torch.nn.functional as F
 
-from spec_kernels.block_fp8 import dequantise
+from spec_kernels.four_bits import widen
 from spec_kernels.gate import gated
 from spec_kernels.norms import add_rms_norm, rms_norm
 from spec_kernels.product import product
@@ -110,14 +110,14 @@ def no_arrivals(out_features: int, device: torch.device) -> torch.Tensor:
 
 
 class SkinnyLinear:
-    """A product, with a norm before it if one is given. The kernel computes few rows. The library computes many, and an
-    e4m3 weight is converted to the rows' dtype for it."""
+    """A product, with a norm before it if one is given. The kernel computes few rows. The library computes many, and a
+    narrow weight is converted to the rows' dtype for it."""
 
     __slots__ = ("_few", "_many", "_max_rows", "_norm")
 
     def __init__(self, linear: StreamedLinear, max_rows: int = MAX_ROWS, norm: WeightedNorm | None = None) -> None:
         self._few = SkinnyProduct(linear, norm)
-        self._many = linear.widened_by(dequantise)
+        self._many = linear.widened_by(widen)
         self._norm = None if norm is None else TritonNorm.of(norm)
         self._max_rows = min(max_rows, most_rows(*linear.shape, linear.scales is not None))
 
@@ -137,8 +137,8 @@ class TritonGatedMLP:
 
     @classmethod
     def of(cls, mlp: GatedMLP) -> TritonGatedMLP:
-        """Make one from `mlp`. A kernel converts its e4m3 weights for the library's products."""
-        gate_up, down = (dense(linear).widened_by(dequantise) for linear in (mlp.gate_up, mlp.down))
+        """Make one from `mlp`. A kernel converts its narrow weights for the library's products."""
+        gate_up, down = (dense(linear).widened_by(widen) for linear in (mlp.gate_up, mlp.down))
         return cls(gate_up, down, mlp.activation)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:

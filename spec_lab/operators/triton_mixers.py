@@ -8,48 +8,34 @@ need no query, it takes two more. If keys are split, one more launch merges the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch
 
 from spec_kernels.product_tiles import MAX_ROWS
 from spec_kernels.project_heads import fits_scales, project_heads
-from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.core.passes import Pass
 from spec_lab.models.delta_net import GatedDeltaNet
 from spec_lab.models.latent import LatentAttention, NarrowQuery
-from spec_lab.models.layers import Attention, LayerParts, Mixer
+from spec_lab.models.layers import Attention, DecoderLayer, Mixer
 from spec_lab.models.linear import DenseLinear, StreamedLinear
 from spec_lab.models.norms import WeightedNorm
 from spec_lab.operators.triton_linear import SkinnyLinear, SkinnyProduct, TritonNorm, dense, no_arrivals
 
 
-@dataclass(frozen=True, slots=True)
-class ProjectedAttention:
-    """Computes a mixer's first product in one launch, and leaves the rest to the mixer.
-
-    The mixer is a delta net, or attention with heads of any kind. Attention rotates and writes them in another launch.
-    """
-
-    attention: Attention | GatedDeltaNet
-    qkv: SkinnyProduct
-
-    def __call__(self, rows: torch.Tensor, at: Pass) -> torch.Tensor:
-        return self.attention.attended(self.qkv(rows), at)
-
-    def write(self, rows: torch.Tensor, at: Pass) -> None:
-        self.attention.write_projected(self.qkv(rows), at)
-
-
 class FusedHeadsAttention:
     """Makes, rotates and writes heads in one launch, for attention that rotates whole heads, without norms of heads and
-    without gates."""
+    without gates.
 
-    __slots__ = ("_arrivals", "_attention", "_bias", "_eps", "_norm_weight", "_scales", "_weight")
+    A program has a part of a head, which does not say by what a narrow cache divides the head. So for such a cache the
+    heads are made in a launch of their own.
+    """
+
+    __slots__ = ("_apart", "_arrivals", "_attention", "_bias", "_eps", "_norm_weight", "_scales", "_weight")
 
     def __init__(self, attention: Attention, norm: WeightedNorm | None) -> None:
         linear = dense(attention.qkv)
-        self._attention = attention
+        self._attention, self._apart = attention, SkinnyProduct(linear, norm)
         self._weight, self._scales, self._bias = linear.weight, linear.scales, linear.bias
         self._norm_weight = None if norm is None else norm.kernel_weight.float()
         self._eps = 0.0 if norm is None else norm.eps
@@ -63,6 +49,9 @@ class FusedHeadsAttention:
 
     def _heads(self, rows: torch.Tensor, at: Pass) -> torch.Tensor:
         """Write KV, and return rotated queries [rows, num_heads, head_dim]."""
+        if at.cache.powers is not None:
+            heads = self._apart(rows).unflatten(-1, (-1, self._attention.head_dim))
+            return self._attention.rope_and_write(heads, at)
         queries = rows.new_empty(rows.shape[0], self._attention.num_heads, self._attention.head_dim)
         project_heads(
             queries,
@@ -95,29 +84,16 @@ class SkinnyQuery:
         return self._few(narrow) if 0 < len(rows) <= MAX_ROWS else self._many(self._norm(narrow))
 
 
-class NarrowProducts:
-    """The first products of latent attention: one that makes both queries and cache rows, or a separate product for
-    each if some rows need no query. They share one weight."""
-
-    __slots__ = ("_both", "_query", "_query_width", "_row")
-
-    def __init__(self, query: StreamedLinear, row: StreamedLinear, norm: WeightedNorm | None) -> None:
-        both = DenseLinear(torch.cat((query.weight, row.weight)), _cat_bias(query, row))
-        self._query_width = len(query.weight)  # `q_lora_rank`, or the width of all heads without a bottleneck
-        # These are views of `both`, so that the weights are stored once.
-        query.weight, row.weight = both.weight[: self._query_width], both.weight[self._query_width :]
-        self._both, self._query, self._row = (SkinnyProduct(part, norm) for part in (both, query, row))
-
-    def both(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the queries, still narrow if they have a bottleneck, and cache rows without their norm."""
-        queries, projected = self._both(rows).tensor_split((self._query_width,), dim=1)
-        return queries, projected
-
-    def query(self, rows: torch.Tensor) -> torch.Tensor:
-        return self._query(rows)
-
-    def row(self, rows: torch.Tensor) -> torch.Tensor:
-        return self._row(rows)
+def sharing_inputs(attention: LatentAttention) -> tuple[LatentAttention, StreamedLinear]:
+    """Return the first two products of latent attention as one, and the attention whose products are views of it, so
+    that the weights are stored once."""
+    query, row = attention.query, dense(attention.row)
+    first = dense(query.narrow if isinstance(query, NarrowQuery) else query)
+    both, width = DenseLinear(torch.cat((first.weight, row.weight)), _cat_bias(first, row)), len(first.weight)
+    first, row = DenseLinear(both.weight[:width], first.bias), DenseLinear(both.weight[width:], row.bias)
+    return replace(
+        attention, query=replace(query, narrow=first) if isinstance(query, NarrowQuery) else first, row=row
+    ), both
 
 
 def _cat_bias(query: StreamedLinear, row: StreamedLinear) -> torch.Tensor | None:
@@ -131,40 +107,43 @@ def _cat_bias(query: StreamedLinear, row: StreamedLinear) -> torch.Tensor | None
 class NarrowLatentAttention:
     """Latent attention whose first products are fused into one if all rows attend."""
 
-    __slots__ = ("_attention", "_narrow", "_widen")
+    __slots__ = ("_attention", "_both", "_query", "_query_width", "_row", "_widen")
 
-    def __init__(self, attention: LatentAttention, norm: WeightedNorm | None) -> None:
-        narrow, query = attention.narrow, attention.query
-        if narrow is not None:
-            query = narrow.narrow
-        self._widen = None if narrow is None else SkinnyProduct(dense(narrow.widen), narrow.norm)
+    def __init__(self, attention: LatentAttention, both: StreamedLinear, norm: WeightedNorm | None) -> None:
+        """`both` has the weights of both products of `attention` (`sharing_inputs`)."""
+        query = attention.query
+        self._widen: SkinnyProduct | None = None
+        if isinstance(query, NarrowQuery):
+            self._widen = SkinnyProduct(dense(query.widen), query.norm)
+            query = query.narrow
+        parts = both, dense(query), dense(attention.row)
+        self._query_width = parts[1].shape[0]  # `q_lora_rank`, or the width of all heads without a bottleneck
+        self._both, self._query, self._row = (SkinnyProduct(part, norm) for part in parts)
         self._attention = attention
-        self._narrow = NarrowProducts(dense(query), dense(attention.row), norm)
 
     def __call__(self, rows: torch.Tensor, at: Pass) -> torch.Tensor:
         attending, _ = at.kept.queries(rows, at.metadata)
         if attending is rows:
-            narrow, projected = self._narrow.both(rows)
-            return self._attention.written_and_attended(self._queries(narrow), projected, at)
-        self._attention.write_projected(self._narrow.row(rows), at)
+            narrow, projected = self._both(rows).tensor_split((self._query_width,), dim=1)
+            return self._attention.written_and_attended(self._widened(narrow), projected, at)
+        self.write(rows, at)
         here = at.of_queries()
-        return self._attention.attended(self._queries(self._narrow.query(attending)), here)
+        return self._attention.attended(self._widened(self._query(attending)), here)
 
-    def _queries(self, narrow: torch.Tensor) -> torch.Tensor:
+    def _widened(self, narrow: torch.Tensor) -> torch.Tensor:
         return narrow if self._widen is None else self._widen(narrow)
 
     def write(self, rows: torch.Tensor, at: Pass) -> None:
-        self._attention.write_projected(self._narrow.row(rows), at)
+        self._attention.write_projected(self._row(rows), at)
 
 
-def few_rows_mixer(parts: LayerParts, plan: LayerPlan) -> Mixer:
-    """Make a layer's mixer for few rows, which includes the layer's first norm."""
-    if parts.latent is not None:
-        return NarrowLatentAttention(parts.latent, parts.norm)
-    attention = parts.delta_net if parts.attention is None else parts.attention
-    assert attention is not None
-    turns_whole = plan.rope.partial_rotary_factor == 1.0
-    is_plain = turns_whole and not (plan.qk_norm or plan.attention_gate or plan.float32_norms)
-    if parts.attention is not None and is_plain and (dense(attention.qkv).scales is None or fits_scales(plan.head_dim)):
-        return FusedHeadsAttention(parts.attention, parts.norm)
-    return ProjectedAttention(attention, SkinnyProduct(dense(attention.qkv), parts.norm))
+def few_rows_mixer(layer: DecoderLayer) -> Mixer:
+    """Make attention or a delta net for few rows, which includes the layer's first norm."""
+    plan, mixer, norm = layer.plan, layer.mixer, layer.norm
+    assert isinstance(mixer, Attention | GatedDeltaNet)
+    qkv = dense(mixer.qkv)
+    is_plain = plan.rope.partial_rotary_factor == 1.0
+    is_plain = is_plain and not (plan.qk_norm or plan.attention_gate or plan.float32_norms)
+    if isinstance(mixer, Attention) and is_plain and (qkv.scales is None or fits_scales(plan.head_dim)):
+        return FusedHeadsAttention(mixer, norm)
+    return replace(mixer, qkv=SkinnyProduct(qkv, norm))

@@ -3,3 +3,4 @@
 from spec_lab.options import attention, engines, graphs, loggers, plans, pruning, targets, trees, workloads  # noqa: F401
 from spec_lab.options.acceptance import lossy, rejection, relaxed_thinking, replay, strict, synthetic  # noqa: F401
 from spec_lab.options.drafters import blocks, draft_model, eagle3, frozen_kv, mtp, p_eagle, simple, suffix  # noqa: F401
+from spec_lab.workloads import checkers  # noqa: F401

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from spec_lab.config.groups import AttentionConfig
 from spec_lab.config.option import option
-from spec_lab.config.run import AttentionConfig
 
 if TYPE_CHECKING:
-    from spec_lab.build.attention import BackendContext
+    from spec_lab.build.models import BackendContext
     from spec_lab.core.layer_protocols import AttentionBackend
 
 
@@ -22,11 +22,12 @@ class TorchAttentionOption(AttentionConfig):
     """The reference backend, for any device, or the one with which `kernels=` replaces it."""
 
     def build(self, context: BackendContext) -> AttentionBackend:
+        from spec_lab.attention.torch_backend import TorchAttention
         from spec_lab.attention.torch_tree import TorchTreeAttention
+        from spec_lab.core.kernel_set import Op
 
-        kernels = context.kernels
-        make = kernels.torch_attention if context.run.sizes is None else TorchTreeAttention
-        return make(context.run.cache.page_size, context.max_positions, kernels.rope_write)
+        make = context.kernels.get(Op.ATTENTION, TorchAttention) if context.run.sizes is None else TorchTreeAttention
+        return make(context.run.cache.page_size, context.max_positions, context.rope_write)
 
 
 @option("attention", "triton")
@@ -45,4 +46,4 @@ class TritonAttentionOption(AttentionConfig):
         # cuDNN's attention for long prompts needs 16 bits.
         has_cudnn = context.device.type == "cuda" and torch.backends.cudnn.is_available()
         library = attend_by_cudnn if has_cudnn and context.dtype != torch.float32 else None
-        return TritonAttention(context.run.cache.page_size, context.max_positions, context.kernels.rope_write, library)
+        return TritonAttention(context.run.cache.page_size, context.max_positions, context.rope_write, library)

@@ -8,8 +8,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from spec_lab.config.groups import EngineConfig
 from spec_lab.config.option import knob, option
-from spec_lab.config.run import EngineConfig, Run
+from spec_lab.config.run import Run
 from spec_lab.engines.plan import EngineFile, EnginePlan, Refusal, plan_of
 
 

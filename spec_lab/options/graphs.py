@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from spec_lab.config.choices import DraftMetadata
+from spec_lab.config.groups import GraphConfig
 from spec_lab.config.option import knob, option
-from spec_lab.config.run import GraphConfig, Run
+from spec_lab.config.run import Run
 
 if TYPE_CHECKING:
     from spec_lab.build.lab import Lab

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from spec_lab.config.choices import LoggerMode
+from spec_lab.config.groups import LoggerConfig
 from spec_lab.config.option import knob, option
-from spec_lab.config.run import LoggerConfig
 
 if TYPE_CHECKING:
     from spec_lab.record.recorder import Sink

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 from spec_lab.checkpoints.packaged import PACKAGED, SHAPES, ZOO
 from spec_lab.config.choices import Weights
+from spec_lab.config.groups import TargetConfig
 from spec_lab.config.option import option
-from spec_lab.config.run import Run, TargetConfig
 from spec_lab.core.errors import UserError
-
-
-def _path_is_read(target: TargetConfig) -> Iterator[str]:
-    if target.path is not None:
-        yield f"target.path={target.path} is not read by target={target.name}, which has weights; use target=hf"
 
 
 @option("target", "shipped")
@@ -22,29 +17,33 @@ class ShippedTarget(TargetConfig):
     """A target whose weights are part of this package."""
 
     # Its operators are too short to share: a second thread that waits for a busy core costs more than it saves.
-    num_threads = 1
-
-    def check(self, run: Run) -> Iterator[str]:
-        yield from _path_is_read(self)
+    num_threads: ClassVar[int | None] = 1
 
     @property
     def folder(self) -> Path:
+        self.read_no_path()
         return ZOO / self.name
+
+    def read_no_path(self) -> None:
+        """Refuse a typed path."""
+        if self.path is not None:
+            raise UserError(f"target.path={self.path} is not read by target={self.name}; use target=hf")
 
 
 @option("target", "packaged")
-class PackagedTarget(TargetConfig):
+class PackagedTarget(ShippedTarget):
     """A target whose weights lie in another Python package."""
 
-    def check(self, run: Run) -> Iterator[str]:
-        yield from _path_is_read(self)
-        if PACKAGED[self.name].find() is None:
-            yield f"target={self.name}: the package of its weights is not installed; {PACKAGED[self.name].command}"
+    num_threads = None
 
     @property
     def folder(self) -> Path:
+        self.read_no_path()
         file = PACKAGED[self.name].find()
-        assert file is not None, "checked before"
+        if file is None:
+            raise UserError(
+                f"target={self.name}: the package of its weights is not installed; {PACKAGED[self.name].command}"
+            )
         return file
 
 
@@ -52,16 +51,12 @@ class PackagedTarget(TargetConfig):
 class CheckpointTarget(TargetConfig):
     """A Hugging Face checkpoint from a folder, or a GGUF file."""
 
-    def check(self, run: Run) -> Iterator[str]:
-        if self.path is None:
-            yield f"target={self.name} needs a checkpoint; add target.path=FOLDER, or target.path=FILE.gguf"
-        elif not Path(self.path).exists():
-            yield f"target.path={self.path} does not exist; give the folder of a checkpoint, or a GGUF file"
-
     @property
     def folder(self) -> Path:
-        if self.path is None:
-            raise UserError(f"target={self.name} needs a checkpoint; add target.path=FOLDER")
+        if self.path is None or not Path(self.path).exists():
+            raise UserError(
+                f"target={self.name} needs a checkpoint, not target.path={self.path}; use a folder, or a GGUF file"
+            )
         return Path(self.path)
 
 
@@ -69,12 +64,10 @@ class CheckpointTarget(TargetConfig):
 class ShapeTarget(CheckpointTarget):
     """The shape of a known model, with random weights for speed studies or with a checkpoint."""
 
-    def check(self, run: Run) -> Iterator[str]:
-        if self.path is not None:
-            yield from super().check(run)
-        elif self.weights != Weights.random:
-            yield f"target={self.name} has a shape but no weights; add target.weights=random, or target.path=FOLDER"
-
     @property
     def folder(self) -> Path:
+        if self.path is None and self.weights != Weights.random:
+            raise UserError(
+                f"target={self.name} has a shape but no weights; add target.weights=random, or target.path=FOLDER"
+            )
         return SHAPES / self.name if self.path is None else Path(self.path)

@@ -1,4 +1,4 @@
-"""The trees of drafts. tree=none is the base, `spec_lab.config.run.TreeConfig`."""
+"""The trees of drafts. tree=none is the base, `spec_lab.config.groups.TreeConfig`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from spec_lab.config.groups import TreeConfig, TreeSizes
 from spec_lab.config.option import knob, option
-from spec_lab.config.run import Run, TreeConfig, TreeSizes
+from spec_lab.config.run import Run
 
 if TYPE_CHECKING:
     from spec_lab.build.lab import Lab

@@ -1,4 +1,4 @@
-"""The workloads, and how an answer is read from an output."""
+"""The workloads."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spec_lab.config.groups import WorkloadConfig
 from spec_lab.config.option import knob, option
-from spec_lab.config.run import Run, WorkloadConfig
-from spec_lab.workloads import checkers
-from spec_lab.workloads.checkers import Checker
+from spec_lab.config.run import Run
 
 if TYPE_CHECKING:
     from spec_lab.core.types import Request
@@ -123,48 +122,3 @@ class Outputs(WorkloadConfig):
         from spec_lab.workloads.own_turns import outputs_of
 
         return in_turn(outputs_of(Path(self.path or ""), tokenizer), run, tokenizer)
-
-
-@option("workload.checker", "answer")
-class AnswerLine(Checker):
-    """The text behind `Answer:`."""
-
-    read = staticmethod(checkers.read_line)
-    same = staticmethod(checkers.same_words)
-    expects = staticmethod(checkers.is_filled)
-
-
-@option("workload.checker", "last_number")
-class LastNumber(Checker):
-    """The last number of the reply."""
-
-    read = staticmethod(checkers.read_number)
-    same = staticmethod(checkers.same_number)
-    expects = staticmethod(checkers.has_number)
-
-
-@option("workload.checker", "boxed")
-class Boxed(Checker):
-    """The formula in the last box of LaTeX."""
-
-    read = staticmethod(checkers.read_box)
-    same = staticmethod(checkers.same_formula)
-    expects = staticmethod(checkers.has_formula)
-
-
-@option("workload.checker", "choice")
-class ChoiceLetter(Checker):
-    """The letter of a choice."""
-
-    read = staticmethod(checkers.read_choice)
-    same = staticmethod(checkers.same_choice)
-    expects = staticmethod(checkers.has_choice)
-
-
-@option("workload.checker", "exact")
-class Exact(Checker):
-    """The whole reply."""
-
-    read = staticmethod(checkers.read_all)
-    same = staticmethod(checkers.same_text)
-    expects = staticmethod(checkers.is_filled)

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from spec_lab.core.results import ExpertCounts, RequestRecord
     from spec_lab.record.models import Request
 
-NUM_CONTEXT_BINS = 24
-"""Contexts of up to 2^24 tokens have a bin; that of 256 holds 256 to 511."""
+NOT_KNOWN: dict[str, float | None] = {"value": None, "low": None, "high": None}
 
 
 @metric("num_requests", per="requests")
@@ -82,11 +81,7 @@ def acceptance_length(measured: Measured) -> dict[str, float | None] | None:
     pooled = draft_counts(measured.requests, measured.num_draft_tokens).acceptance_length
     counts = counts_by_request(measured.requests, measured.num_draft_tokens)
     interval = bootstrapped(lambda picks: lengths(counts[picks].sum(axis=-3)), len(measured.requests))
-    return {
-        "value": pooled,
-        "low": None if interval is None else interval.low,
-        "high": None if interval is None else interval.high,
-    }
+    return (asdict(interval) if interval else NOT_KNOWN) | {"value": pooled}
 
 
 def counts_by_request(requests: Sequence[Request], num_draft_tokens: int) -> np.ndarray[Any, Any]:
@@ -111,13 +106,9 @@ def common_length(measured: Measured) -> dict[str, float | None] | None:
         return None
     each = [round_totals([request], measured.num_draft_tokens) for request in measured.requests]
     if not any(totals.rounds for totals in each):
-        return {"value": None if measured.totals is None else measured.totals.common_length, "low": None, "high": None}
+        return NOT_KNOWN | {"value": measured.totals.common_length if measured.totals else None}
     interval = bootstrapped(common_lengths(each), len(each))
-    return {
-        "value": None if interval is None else interval.value,
-        "low": None if interval is None else interval.low,
-        "high": None if interval is None else interval.high,
-    }
+    return asdict(interval) if interval else NOT_KNOWN
 
 
 def common_lengths(each: Sequence[RoundTotals]) -> Callable[[Any], Any]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spec_lab.record.models import Machine
@@ -21,20 +21,12 @@ PACKAGES = (
 GIT_TIMEOUT_SECONDS = 5
 
 
-def machine_of(
-    device: str | None = None,
-    num_threads: int | None = None,
-    world_size: int | None = None,
-    extensions: Mapping[str, dict[str, str | None]] | None = None,
-    register_file: str | None = None,
-) -> Machine:
+def machine_of(device: str | None = None, **known: Any) -> Machine:
     """Describe this process and machine, without network.
 
     Args:
         device: as torch spells it; None before anything is loaded.
-        world_size: how many processes the run has.
-        extensions: version and revision of the modules outside this package that added options.
-        register_file: the vector registers for which kernels=native was compiled; None for other kernels.
+        known: further fields.
     """
     from spec_lab.record.models import Machine
 
@@ -44,10 +36,7 @@ def machine_of(
         cpu_model=cpu_model(),
         device=device,
         device_name=None if device is None else device_name(device),
-        num_threads=num_threads,
-        world_size=world_size,
-        extensions=dict(extensions or {}),
-        register_file=register_file,
+        **known,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -22,24 +23,15 @@ class Found(NamedTuple):
     folder: Path
     run: Run
 
+    @property
     def requests(self) -> list[Request]:
         """Read its requests."""
         return read_requests(self.folder)
 
 
 def read_run(folder: Path | str) -> Run:
-    """Read the record of the run in `folder`.
-
-    Raises:
-        UserError: there is none, or it is broken or of another version.
-    """
-    path = Path(folder) / SUMMARY_FILE
-    try:
-        return Run.model_validate_json(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise UserError(f"{path}: {error.strerror}; name the folder of a run; a run prints it at its end") from error
-    except ValidationError as error:
-        raise UserError(f"{path}: {_described(error)}; run again with this spec_lab") from error
+    """Read the record of the run in `folder`."""
+    return Run.model_validate_json((Path(folder) / SUMMARY_FILE).read_bytes())
 
 
 def read_requests(folder: Path | str) -> list[Request]:
@@ -66,8 +58,8 @@ def find_runs(folders: Path | str | Iterable[Path | str], finished: bool = False
             continue
         try:
             found.append(Found(folder, read_run(folder)))
-        except UserError as error:
-            warnings.warn(f"left out: {error}", stacklevel=2)
+        except ValidationError as error:
+            warnings.warn(f"left out: {folder}: {error}", stacklevel=2)
     found = [each for each in found if each.run.status == "finished" or not finished]
     if not found:
         named = ", ".join(map(str, places))
@@ -77,18 +69,7 @@ def find_runs(folders: Path | str | Iterable[Path | str], finished: bool = False
 
 def _read_rows(path: Path, model: type[Row]) -> Iterator[Row]:
     """Read the lines of a file. A last line that is incomplete, after a kill, is dropped."""
-    if not path.exists():
-        raise UserError(f"{path}: missing; a run that never began has none")
-    *whole, torn = path.read_bytes().split(b"\n")
-    for number, line in enumerate([*whole, *([torn] if torn.endswith(b"}") else [])], start=1):
-        try:
-            yield model.model_validate_json(line)
-        except ValidationError as error:
-            if line is torn:
-                return
-            raise UserError(f"{path}, line {number}: {_described(error)}") from error
-
-
-def _described(error: ValidationError) -> str:
-    first = error.errors()[0]
-    return f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}"
+    *whole, last = path.read_bytes().split(b"\n")
+    yield from map(model.model_validate_json, whole)
+    with suppress(ValidationError):
+        yield model.model_validate_json(last)

@@ -131,11 +131,7 @@ class Recorder:
             self._is_finished = True
 
     def _give_up(self, error: BaseException) -> None:
-        status: Status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        said = "; ".join(("KeyboardInterrupt", *getattr(error, "__notes__", ())))
-        self.finish(
-            ended(self._begun, status, said if status == "interrupted" else describe_error(error), self.seconds)
-        )
+        self.finish(ended(self._begun, *ending(error), self.seconds))
 
 
 def begun(
@@ -152,10 +148,17 @@ def begun(
         name=config["name"],
         choices=choices,
         config=config,
-        started_at=utc_now(),
+        started_at=datetime.now(UTC).isoformat(timespec="microseconds"),
         engine_version=VERSION,
-        machine=machine_of(extensions=extensions),
+        machine=machine_of(extensions=extensions or {}),
     )
+
+
+def ending(error: BaseException) -> tuple[Status, str]:
+    """Return how a run ended by this error, and why."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", "; ".join(("KeyboardInterrupt", *getattr(error, "__notes__", ())))
+    return "failed", describe_error(error)
 
 
 def ended(run: Run, status: Status, reason: str, seconds: float = 0.0) -> Run:
@@ -175,23 +178,11 @@ def write_run(folder: Path, run: Run) -> None:
     replace_bytes(folder / SUMMARY_FILE, f"{run.model_dump_json(indent=1)}\n".encode())
 
 
-def amend(folder: Path, status: Status, reason: str) -> None:
-    """Write how a run ended into its record, whose recorder could not."""
-    from spec_lab.record.reading import read_run
-
-    write_run(folder, ended(read_run(folder), status, reason))
-
-
 def replace_bytes(path: Path, content: bytes) -> None:
     """Write a file so that the old one stays complete until the new one is complete, even if the process is killed."""
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.write_bytes(content)
     temporary.replace(path)
-
-
-def utc_now() -> str:
-    """Return the current time in the format of `Run.started_at`."""
-    return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
 def request_row(record: RequestRecord, **found: Any) -> Request:

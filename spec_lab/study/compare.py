@@ -8,6 +8,7 @@ decoding in turns with its own rounds.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 import numpy as np
 import pandas as pd
@@ -23,7 +24,8 @@ from spec_lab.study.tables import Table, table_of
 NOTE = (
     "difference: acceptance length less that of the base, 95 % bootstrap over prompts, resampled together where "
     "both runs have the same (paired). speedup to base's: each run's decode rate over that of its own plain decoding, "
-    "over the same of the base, with Welch's 95 % interval. A difference is within noise if its interval holds 0, or 1."
+    "over the same of the base, with Welch's 95 % interval. A difference is within noise if its interval holds 0, or "
+    "1. same tokens: the share of the base's output tokens that stand before the first one that differs."
 )
 COST_NOTE = (
     "draft, verify, rest: stages of a round for each request, in steps of plain decoding; they add up to break-even, "
@@ -43,7 +45,7 @@ def drafting(runs: Sequence[Found]) -> list[Found]:
 
 def length_difference(mine: Found, base: Found) -> tuple[Interval | None, bool]:
     """Return a run's acceptance length minus a base run's, and whether it is paired by prompt."""
-    sides = [(found.requests(), found.run.num_draft_tokens or 0) for found in (mine, base)]
+    sides = [(found.requests, found.run.num_draft_tokens or 0) for found in (mine, base)]
     by_id = {request.id: request for request in sides[1][0]}
     paired = [(r, by_id[r.id]) for r in sides[0][0] if r.id in by_id and by_id[r.id].prompt_ids == r.prompt_ids]
     if len(paired) == len(sides[0][0]) == len(sides[1][0]):
@@ -73,11 +75,13 @@ def comparison_table(runs: Sequence[Found], base: int = 1) -> Table:
             line |= {
                 "is_longer": _said(difference, 0.0, "longer", "shorter"),
                 "is_faster": _said(to_base, 1.0, "higher", "lower"),
+                "same_tokens": same_tokens(found.requests, first.requests) if is_paired else None,
             }
         lines.append(line)
     columns = {
         "#": "number", "run": "label", "acceptance length": "acceptance_length", "difference": "difference",
         "paired": "paired", " ": "is_longer", "speedup to base's": "to_base", "  ": "is_faster",
+        "same tokens": "same_tokens",
     }  # fmt: skip
     return table_of(pd.DataFrame(lines), columns, "Runs beside one of them", NOTE)
 
@@ -111,10 +115,10 @@ def rule_table(runs: Sequence[Found]) -> Table:
         peers = [found for found in drafting(runs) if _differs_in_rule(found, base)]
         if not peers:
             continue
-        theirs = base.requests()
+        theirs = base.requests
         lines.append({**rows[str(base.folder)], "equal": 1.0})
         for found in peers:
-            mine = found.requests()
+            mine = found.requests
             if [request.prompt_ids for request in mine] != [request.prompt_ids for request in theirs]:
                 continue
             gain, _ = length_difference(found, base)
@@ -141,6 +145,13 @@ def pairwise_of(mine: Sequence[Request], theirs: Sequence[Request]) -> list[tupl
     """Pair the requests of two runs by id."""
     by_id = {request.id: request for request in theirs}
     return [(request, by_id[request.id]) for request in mine if request.id in by_id]
+
+
+def same_tokens(mine: Sequence[Request], theirs: Sequence[Request]) -> float:
+    """Return the share of their output tokens that are the same as mine up to the first one that differs."""
+    pairs = [(a.output_ids, b.output_ids) for a, b in pairwise_of(mine, theirs)]
+    same = sum(len(list(takewhile(lambda both: both[0] == both[1], zip(a, b, strict=False)))) for a, b in pairs)
+    return same / sum(len(b) for _, b in pairs)
 
 
 def _differs_in_rule(found: Found, base: Found) -> bool:

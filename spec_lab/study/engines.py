@@ -79,8 +79,8 @@ def common_difference(mine: Found, base: Found) -> Interval | None:
     if None in lengths:
         return None
     alone = Interval(lengths[0] - lengths[1], None, None)
-    theirs = {request.id: request for request in base.requests()}
-    pairs = [(request, theirs[request.id]) for request in mine.requests() if request.id in theirs]
+    theirs = {request.id: request for request in base.requests}
+    pairs = [(request, theirs[request.id]) for request in mine.requests if request.id in theirs]
     if len(pairs) != base.run["num_requests"] or any(a.prompt_ids != b.prompt_ids for a, b in pairs):
         return alone
     sides = [

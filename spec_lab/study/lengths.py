@@ -74,7 +74,7 @@ def lengths_table(runs: Sequence[Found]) -> Table:
     """Return each run's acceptance length beside those that other tools would print for the same rounds."""
     rows = own(frame(runs))
     rows = rows[rows["K"] > 0].assign(label=lambda rows: labels(rows))
-    counted = [{name: length(found.requests()) for name, length in LENGTHS.items()} for found in drafting(runs)]
+    counted = [{name: length(found.requests) for name, length in LENGTHS.items()} for found in drafting(runs)]
     rows = rows.reset_index(drop=True).join(pd.DataFrame(counted))
     columns = {"run": "label", "K": "K", "the lab": "acceptance_length", **{name: name for name in LENGTHS}}
     return table_of(

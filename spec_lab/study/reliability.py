@@ -68,7 +68,7 @@ def reliability_table(runs: Sequence[Found]) -> Table:
     rows = rows[rows["K"] > 0].assign(label=lambda rows: labels(rows))
     lines = []
     for row, found in zip(rows.to_dict("records"), drafting(runs), strict=True):
-        drafts = judged_drafts(found.requests())
+        drafts = judged_drafts(found.requests)
         for category, part in [*drafts.groupby("category"), (EVERY_CATEGORY, drafts)] if len(drafts) else []:
             error = calibration_error(part["confidence"], part["accepted"])
             numbers = {"drafts": len(part), "confidence": part["confidence"].mean(), "share": part["accepted"].mean()}
@@ -87,7 +87,7 @@ def reliability_figure(runs: Sequence[Found]) -> Figure:
     with axes_of(width=5.5, height=4.6) as (figure, axes):
         axes.plot([0, 1], [0, 1], color="0.6", linewidth=1)
         for name, found in zip(names, drafting(runs), strict=True):
-            drafts = judged_drafts(found.requests())
+            drafts = judged_drafts(found.requests)
             if drafts.empty:
                 continue
             bins = np.minimum((drafts["confidence"] * NUM_BINS).astype(int), NUM_BINS - 1)

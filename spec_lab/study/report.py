@@ -73,14 +73,8 @@ def report_of(runs: Sequence[Found], base: int = 1) -> Report:
         sections.append(Section("Beside one another", [table for table in tables if table.shown.size], beside))
     if finished:
         newest = finished[-1]
-        sections.append(
-            Section(
-                f"The newest finished run, {newest.folder}",
-                tables_of_run(newest.run),
-                _of_run(newest),
-                newest.run.verdict,
-            )
-        )
+        text = f"{newest.folder}: {newest.run.verdict}"
+        sections.append(Section("The newest finished run", tables_of_run(newest.run), _of_run(newest), text))
     names = ", ".join(dict.fromkeys(found.run.name for found in runs))
     every = {**definitions(), **(finished[-1].run.definitions if finished else {})}
     main = study_parts or beside_lab or [overview]

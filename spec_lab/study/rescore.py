@@ -20,7 +20,7 @@ from spec_lab.acceptance.emit import leading
 from spec_lab.acceptance.phase import ThinkingMarkers
 from spec_lab.acceptance.standing import DraftStanding
 from spec_lab.build.lab import RuleFacts
-from spec_lab.config.run import AcceptanceConfig
+from spec_lab.config.groups import AcceptanceConfig
 from spec_lab.core.errors import UserError
 from spec_lab.core.types import Request
 from spec_lab.record.reading import Found, read_requests
@@ -55,7 +55,7 @@ def rescore_table(found: Found, rules: Mapping[str, tuple[AcceptanceConfig, Sequ
         rules: the options and the extensions of each rule, by the name that the table shows.
     """
     rows = load_verify_rows(found.folder)
-    requests = {request.id: request for request in found.requests()}
+    requests = {request.id: request for request in found.requests}
     prompts = {key: request.prompt_ids for key, request in requests.items()}
     accepted = iter(rows.accepted.tolist())
     counts = zip(rows.origin.request_ids, rows.num_rounds.tolist(), strict=True)

@@ -137,6 +137,7 @@ def rate_against_intensity(frame: pd.DataFrame, roof: Roof = H200) -> Figure:
             f"{roof.flops_per_second / 1e12:g} TFLOP/s", (ridge, 1.15 * roof.flops_per_second / 1e12), fontsize="small"
         )
         axes.set(xscale="log", yscale="log", xlabel="operations a byte", ylabel="TFLOP/s (larger dots move more bytes)")
+        axes.set_ylim(top=3 * roof.flops_per_second / 1e12)  # room for the words above the roof
         axes.set_title(f"Kernels that multiply, on the roofline of an {roof.name}", loc="left")
         figure.legend(loc="outside right upper", frameon=False)
     return figure

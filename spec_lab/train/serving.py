@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 import spec_lab
-from spec_lab.app.compose import quoted
 from spec_lab.build.auto import with_auto_chosen
 from spec_lab.build.engine import build_engine
 from spec_lab.build.limits import Limits, engine_limits
@@ -39,9 +38,11 @@ from spec_lab.train.data import Recorded, TextsOrigin, read_runs
 from spec_lab.train.group import Processes
 from spec_lab.workloads.chat_template import template_digest
 
-ROWS_BEHIND = 2 * 64 + 1
-"""Positions reserved past the longest request: up to 64 drafts and the pending token of a verify pass, then a block of
-up to 64 rows."""
+
+def quoted(key: str, value: object) -> str:
+    """Return an override that Hydra reads as exactly the text of `value`, such as a path with special characters."""
+    escaped = str(value).replace("'", r"\'")
+    return f"{key}='{escaped}'"
 
 
 def words_of(target: TargetChoice) -> tuple[str, ...]:
@@ -198,7 +199,7 @@ class Serving:
         )
         longest = Request("longest", "", (0,) * (max_tokens // 2), max_tokens - max_tokens // 2)
         run = with_auto_chosen(admit(spec_lab.compose([*words, "drafter=none"]).config))
-        models = load_models(run, max_tokens, behind=ROWS_BEHIND)
+        models = load_models(run, max_tokens)
         return cls(words, models, num_draft_tokens, longest, of_drafter, {"none": run})
 
     def engine(self, drafter: str, folder: Path | None = None) -> Engine:
@@ -208,9 +209,10 @@ class Serving:
     def decode(self, drafter: str, folder: Path | None, requests: Sequence[Request]) -> list[RequestRecord]:
         """Decode `requests` greedily, and return their records."""
         engine = self.engine(drafter, folder)
-        learn: Callable[..., None] | None = engine.parts.drafter.requirements.learn_continuations
-        if learn is not None:
-            learn({record.request_id: record.output_ids for record in self.decode("none", None, requests)})
+        parts: Any = engine.parts
+        if parts.drafter.requirements.learns_continuations:
+            plain = self.decode("none", None, requests)
+            parts.drafter.learn({record.request_id: record.output_ids for record in plain})
         return engine.generate(list(requests)).requests
 
     def _run(self, drafter: str, folder: Path | None) -> tuple[Run, Models, Limits]:
@@ -228,7 +230,7 @@ class Serving:
             option: Any = run.drafter
             run = run.with_parts(drafter=dataclasses.replace(option, path=str(folder)))
             models = models.with_backend(models.backend)  # its weights are others each time, and are not kept
-        limits = engine_limits(run, [self.longest] * run.batch_size, run.drafter.num_draft_tokens)
+        limits = engine_limits(run, [self.longest] * run.batch_size)
         return run, models, limits
 
     @torch.inference_mode()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spec_lab.workloads.checkers import Checker, normalise, read_line
+from spec_lab.workloads.checkers import Checker
 from spec_lab.workloads.thinking import KNOWN_PAIRS, Pair, reply_of
 
 
@@ -43,9 +43,3 @@ def check(
     if not isinstance(correct, bool):
         raise TypeError(f"same gives a {type(correct).__name__}, neither True nor False")
     return Checked(checker.name, read, correct)
-
-
-def is_correct(expected: str, text: str) -> bool:
-    """Return whether the reply in `text` has `expected` after its last `Answer:`, which the shipped prompts ask for."""
-    reply = reply_of(text)
-    return reply is not None and read_line(reply) == normalise(expected)

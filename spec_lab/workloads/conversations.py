@@ -79,27 +79,24 @@ def output_text(
 def _next_request(conversation: _Conversation, tokenizer: Tokenizer, max_seq_len: int) -> Request:
     first, number = conversation.asked[0], len(conversation.asked) + 1
     prompt_ids = tuple(tokenizer.encode_conversation(conversation.texts, first.system))
-    request = replace(
-        first,
-        request_id=f"{first.request_id}-turn{number}",
-        prompt_ids=prompt_ids,
-        answer=None,
-        turns=(),
-        checker=None,
-        turn=number,
-    )
-    require_room(request, max_seq_len)
-    return request
+    name = f"{first.request_id}-turn{number}"
+    request = replace(first, request_id=name, prompt_ids=prompt_ids, answer=None, turns=(), checker=None, turn=number)
+    return require_room(request, max_seq_len)
 
 
-def require_room(request: Request, max_seq_len: int) -> None:
-    """Raise UserError for a request that is longer than the target or the cache allows."""
-    num_tokens = len(request.prompt_ids) + request.max_new_tokens
-    if num_tokens > max_seq_len:
+def num_tokens(request: Request) -> int:
+    """Return the most tokens that a request can have, prompt and output."""
+    return len(request.prompt_ids) + request.max_new_tokens
+
+
+def require_room(request: Request, most: int) -> Request:
+    """Return the request; UserError if it is longer than target and cache allow."""
+    if num_tokens(request) > most:
         raise UserError(
-            f"request {request.request_id} of {len(request.prompt_ids)} prompt and {request.max_new_tokens} new tokens "
-            f"is longer than {max_seq_len} tokens; lower max_new_tokens"
+            f"request {request.request_id}: {len(request.prompt_ids)} prompt and {request.max_new_tokens} new tokens "
+            f"are longer than {most}; lower max_new_tokens, raise cache.max_seq_len, or use workload.unusable=skip"
         )
+    return request
 
 
 def _most_tokens(request: Request, tokenizer: Tokenizer) -> int:

@@ -16,7 +16,8 @@ from spec_lab.workloads.tokenizer import Tokenizer
 from spec_lab.workloads.unusable import keep_usable
 
 if TYPE_CHECKING:
-    from spec_lab.config.run import Run, WorkloadConfig
+    from spec_lab.config.groups import WorkloadConfig
+    from spec_lab.config.run import Run
     from spec_lab.options.workloads import FixedLength
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spec_lab.config.choices import Unusable
-from spec_lab.config.offers import MAX_DRAFT_TOKENS
+from spec_lab.config.groups import MAX_DRAFT_TOKENS
 from spec_lab.workloads.chat_formats import turns_of
 from spec_lab.workloads.json_lines import TextLine, text_lines
 from spec_lab.workloads.pocket_form import Form

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from spec_lab.acceptance.phase import ThinkingMarkers
-from spec_lab.config.run import TargetConfig
+from spec_lab.config.groups import TargetConfig
 from spec_lab.core.errors import UserError
 from spec_lab.workloads.pocket_form import END_OF_TURN, THINK_END, THINK_START
 from spec_lab.workloads.tokenizer import Tokenizer

@@ -9,13 +9,14 @@ tokens. Its rows see the whole context and the whole block, unless a layer has a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 
 from spec_lab.checkpoints.block_config import BlockConfig
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.core.kept import ALL_ROWS
+from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.passes import Pass
@@ -25,10 +26,9 @@ from spec_lab.models.blocks.conv import with_convolutions
 from spec_lab.models.blocks.heads import scaled
 from spec_lab.models.blocks.rows import MovingWindow, WholeBlock
 from spec_lab.models.layer_builder import build_layer
-from spec_lab.models.layers import DecoderLayer, LayerParts
+from spec_lab.models.layers import Attention, DecoderLayer
 from spec_lab.models.linear import make_linear
 from spec_lab.models.norms import RMSNorm, RowsPart, per_head_norm
-from spec_lab.models.products import PLAIN, Products
 from spec_lab.models.rope import RotaryTable, rotary_table
 
 
@@ -57,7 +57,7 @@ class BlockBody:
         embedding: torch.Tensor,
         backend: AttentionBackend,
         max_positions: int,
-        products: Products = PLAIN,
+        kernels: KernelSet = TORCH_FORMS,
         rotary: RotaryTable | None = None,
     ) -> None:
         """`embedding` [vocab, hidden_size] is the target's, used if the checkpoint has none. If `rotary` is None, the
@@ -69,21 +69,19 @@ class BlockBody:
         self._embedding = tensors.get("embed_tokens.weight", embedding)
         self._scale = config.embedding_scale
         self._masks = scaled(self._embedding[config.mask_token_id], self._scale).expand(config.block_size - 1, -1)
-        self._fc = products.linear(make_linear(tensors["fc.weight"]))
-        self._context_norm = products.norm(RMSNorm(tensors["hidden_norm.weight"], eps))
-        self._norm = products.norm(RMSNorm(tensors["norm.weight"], eps))
-        self._context = ContextHeads(plans, eps, tensors, products)
+        self._fc = kernels.get(Op.LINEAR, make_linear(tensors["fc.weight"]))
+        self._context_norm = kernels.get(Op.NORM, RMSNorm(tensors["hidden_norm.weight"], eps))
+        self._norm = kernels.get(Op.NORM, RMSNorm(tensors["norm.weight"], eps))
+        self._context = ContextHeads(plans, eps, tensors, kernels)
         self._num_kv_heads = plans[0].num_kv_heads
         self._is_causal = [config.is_causal(plan) for plan in plans]
         self._layers = [
-            DecoderLayer.of(
-                with_convolutions(
-                    _layer(plan, config, tensors, f"layers.{index}.", backend),
-                    config.conv,
-                    config.block_size,
-                    tensors,
-                    f"layers.{index}.",
-                )
+            with_convolutions(
+                _layer(plan, config, tensors, f"layers.{index}.", backend),
+                config.conv,
+                config.block_size,
+                tensors,
+                f"layers.{index}.",
             )
             for index, plan in enumerate(plans)
         ]
@@ -139,7 +137,7 @@ class ContextHeads:
     """Makes the keys and values of context rows for all layers in one product."""
 
     def __init__(
-        self, plans: tuple[LayerPlan, ...], eps: float, tensors: Mapping[str, torch.Tensor], products: Products
+        self, plans: tuple[LayerPlan, ...], eps: float, tensors: Mapping[str, torch.Tensor], kernels: KernelSet
     ) -> None:
         plan = plans[0]
         prefixes = [f"layers.{index}.self_attn." for index in range(len(plans))]
@@ -149,7 +147,7 @@ class ContextHeads:
             return torch.cat([tensors[name] for name in names])
 
         bias = stacked("bias") if plan.qkv_bias else None
-        self._product = products.linear(make_linear(stacked("weight"), bias))
+        self._product = kernels.get(Op.LINEAR, make_linear(stacked("weight"), bias))
         self._shape = 2, len(plans) * plan.num_kv_heads, plan.head_dim
         self._num_kv_heads = plan.num_kv_heads
         self._key_norm: RowsPart | None = None
@@ -172,7 +170,7 @@ class ContextHeads:
 
 def _layer(
     plan: LayerPlan, config: BlockConfig, tensors: Mapping[str, torch.Tensor], prefix: str, backend: AttentionBackend
-) -> LayerParts:
+) -> DecoderLayer:
     """Make a layer; each row of a block has a window of its own if the layer has a window that moves.
 
     With a window of W, a block sees W rows of context. All rows of a block attend from the position of its last row, so
@@ -184,9 +182,9 @@ def _layer(
     layer = build_layer(replace(plan, window=window), config.body.rms_norm_eps, tensors, prefix, backend)
     if not config.window_moves or plan.window is None:
         return layer
-    assert layer.attention is not None
+    assert isinstance(layer.mixer, Attention)
     last = config.block_size - 1
     limit = plan.window if config.most_context is None else config.most_context
     windows = tuple(min(plan.window + last - row, limit + last + 1) for row in range(last + 1))
-    attention = MovingWindow(layer.attention, windows)
-    return replace(layer, mixer=attention, attention=attention)
+    parts = {each.name: getattr(layer.mixer, each.name) for each in fields(Attention)}
+    return replace(layer, mixer=MovingWindow(**parts | {"window": None}, windows=windows))

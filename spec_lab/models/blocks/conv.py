@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from spec_lab.checkpoints.block_config import ConvSizes
 from spec_lab.core.passes import Pass
-from spec_lab.models.layers import LayerParts, Mixer
+from spec_lab.models.layers import AddPart, AddThenNorm, DecoderLayer, Mixer
 from spec_lab.models.linear import Linear, make_linear
 from spec_lab.models.norms import RowsPart
 
@@ -81,8 +81,8 @@ def unchanged(rows: torch.Tensor) -> torch.Tensor:
 
 
 def with_convolutions(
-    layer: LayerParts, sizes: ConvSizes | None, block_size: int, tensors: Mapping[str, torch.Tensor], prefix: str
-) -> LayerParts:
+    layer: DecoderLayer, sizes: ConvSizes | None, block_size: int, tensors: Mapping[str, torch.Tensor], prefix: str
+) -> DecoderLayer:
     """Put convolutions around both halves of a layer, from the names below `prefix`; do nothing without `sizes`."""
     if sizes is None:
         return layer
@@ -91,6 +91,11 @@ def with_convolutions(
         base, weight = tensors[f"{prefix}{name}.base_kernel"], tensors[f"{prefix}{name}.kernel_projection.weight"]
         return BlockConv(base, make_linear(weight), block_size, sizes.group_size)
 
-    attention = ConvAttention(layer.mixer, layer.o, conv("attention_conv"))
-    mlp = ConvRows(layer.mlp, conv("mlp_conv"))
-    return replace(layer, mixer=attention, o=unchanged, mlp=mlp, attention=None, dense=None)
+    close, finish = layer.close, layer.finish
+    assert isinstance(close, AddThenNorm) and isinstance(finish, AddPart)
+    return replace(
+        layer,
+        mixer=ConvAttention(layer.mixer, close.product, conv("attention_conv")),
+        close=AddThenNorm(unchanged, close.norm),
+        finish=AddPart(ConvRows(finish.part, conv("mlp_conv"))),
+    )

@@ -10,6 +10,7 @@ import torch
 
 from spec_lab.checkpoints.block_config import BlockConfig
 from spec_lab.checkpoints.block_heads import HeadKind
+from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.models.blocks.body import BlockBody, BlockPlace
@@ -26,7 +27,6 @@ from spec_lab.models.blocks.heads import (
 from spec_lab.models.blocks.lattice import LatticeHead
 from spec_lab.models.eagle3 import draft_to_target_ids
 from spec_lab.models.linear import Linear, make_linear
-from spec_lab.models.products import PLAIN, Products
 from spec_lab.models.sandwich import LogitCap
 
 Builder = Callable[[Any, HeadParts], BlockHead]
@@ -92,19 +92,19 @@ class BlockModel:
         target_head: torch.Tensor,
         backend: AttentionBackend,
         max_positions: int,
-        products: Products = PLAIN,
+        kernels: KernelSet = TORCH_FORMS,
     ) -> None:
         """`embedding` and `target_head` [vocab, hidden_size] are the target's, used if the checkpoint has none. Of
         `target_head`, only the rows for the tokens of the draft vocabulary are used."""
         self.config = config
-        self.body = BlockBody(config, tensors, embedding, backend, max_positions, products)
+        self.body = BlockBody(config, tensors, embedding, backend, max_positions, kernels)
         token_map = draft_to_target_ids(tensors.get("d2t"))
         table = tensors.get("embed_tokens.weight", embedding)
         parts = HeadParts(config, tensors, table, token_map)
         self.head: BlockHead = build_head(parts)
         self.confidence = build_confidence(parts)
         head = tensors.get("lm_head.weight")
-        product = products.linear(make_linear(drafted_rows(target_head, token_map) if head is None else head))
+        product = kernels.get(Op.LINEAR, make_linear(drafted_rows(target_head, token_map) if head is None else head))
         self._logits = SlotLogits(product, config)
 
     def run(

@@ -39,18 +39,18 @@ class WholeBlock(Kept):
         return by_kv_head.reshape(rows.shape[0] * self.block_size, -1)
 
 
+@dataclass(slots=True, kw_only=True)
 class MovingWindow(Attention):
     """Attention in which row i of a block sees the whole block, and keys from position L' + i - window + 1 on (z-lab's
     `query - key < window`).
 
     The rows see different keys, so each of them attends by itself, as a request's only query at the block's last row.
+
+    Attributes:
+        windows: for each row of a block, how many keys it sees, counted back from the block's last row.
     """
 
-    def __init__(self, like: Attention, windows: tuple[int, ...]) -> None:
-        """`windows`: for each row of a block, how many keys it sees, counted back from the block's last row."""
-        parts = like.qkv, like.o, like.num_heads, like.head_dim, like.rope_and_write, like.backend
-        super().__init__(*parts, scale=like.scale)
-        self._windows = windows
+    windows: tuple[int, ...]
 
     def mixed(self, queries: torch.Tensor, at: Pass) -> torch.Tensor:
         kept = at.kept
@@ -58,6 +58,6 @@ class MovingWindow(Attention):
         rows = queries.unflatten(0, (-1, kept.block_size)).unbind(1)
         attended = [
             attend(self.backend, row.contiguous(), at.cache, kept.as_one, window, self.scale)
-            for row, window in zip(rows, self._windows, strict=True)
+            for row, window in zip(rows, self.windows, strict=True)
         ]
         return torch.stack(attended, dim=1).flatten(0, 1)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from spec_lab.config.choices import Choice
+from spec_lab.config.groups import AcceptanceConfig
 from spec_lab.config.option import knob, option
-from spec_lab.config.run import AcceptanceConfig, Run
+from spec_lab.config.run import Run
 
 if TYPE_CHECKING:
     from spec_lab.acceptance.deterministic import DraftJudge
@@ -24,8 +25,8 @@ class LossyConfig(AcceptanceConfig):
     needs_probabilities: ClassVar[bool] = True
     """Whether it judges by probabilities of sampling, of which temperature 0 has none."""
 
-    def law(self) -> TokenLaw:
-        """Make the law."""
+    def law(self, laws: Any) -> TokenLaw:
+        """Make the law from the module of laws, which imports torch."""
         raise NotImplementedError
 
     def check(self, run: Run) -> Iterator[str]:
@@ -36,9 +37,10 @@ class LossyConfig(AcceptanceConfig):
             )
 
     def build(self, lab: Lab) -> AcceptanceRule:
+        from spec_lab.acceptance import token_laws
         from spec_lab.acceptance.lossy import LossyAcceptance
 
-        return LossyAcceptance(self.law(), lab.sampling, lab.seeds, self.window_of_law())
+        return LossyAcceptance(self.law(token_laws), lab.sampling, lab.seeds, self.window_of_law())
 
     def window_of_law(self) -> Window | None:
         """Make the window of drafts after a forgiven one; None if the rule has none."""
@@ -52,10 +54,8 @@ class Typical(LossyConfig):
     epsilon: float = knob(0.3, "a draft with a probability above this always passes", least=0, most=1)
     delta: float = knob(0.09, "a draft with a probability above delta * exp(-entropy) passes too", least=0)
 
-    def law(self) -> TokenLaw:
-        from spec_lab.acceptance.token_laws import Typical
-
-        return Typical(self.epsilon, self.delta)
+    def law(self, laws: Any) -> TokenLaw:
+        return laws.Typical(self.epsilon, self.delta)
 
 
 @option("acceptance", "threshold")
@@ -69,10 +69,8 @@ class Threshold(LossyConfig):
     def keeps_the_law(self) -> bool:
         return self.single >= 1 and self.acc >= 1
 
-    def law(self) -> TokenLaw:
-        from spec_lab.acceptance.token_laws import Thresholds
-
-        return Thresholds(self.single, self.acc)
+    def law(self, laws: Any) -> TokenLaw:
+        return laws.Thresholds(self.single, self.acc)
 
 
 @option("acceptance", "cascade")
@@ -83,10 +81,8 @@ class Cascade(LossyConfig):
         0.5, "a draft passes if its probability is at least (1 - alpha) times the largest", least=0, most=1
     )
 
-    def law(self) -> TokenLaw:
-        from spec_lab.acceptance.token_laws import Cascade
-
-        return Cascade(self.alpha)
+    def law(self, laws: Any) -> TokenLaw:
+        return laws.Cascade(self.alpha)
 
 
 @option("acceptance", "ensemble")
@@ -101,10 +97,8 @@ class Ensemble(LossyConfig):
     def keeps_the_law(self) -> bool:
         return self.weight == 1
 
-    def law(self) -> TokenLaw:
-        from spec_lab.acceptance.token_laws import Ensemble, OverlapLaw
-
-        return OverlapLaw(Ensemble(self.weight))
+    def law(self, laws: Any) -> TokenLaw:
+        return laws.OverlapLaw(laws.Ensemble(self.weight))
 
 
 @option("acceptance", "mentored")
@@ -119,10 +113,8 @@ class Mentored(LossyConfig):
     def keeps_the_law(self) -> bool:
         return self.bound == 0
 
-    def law(self) -> TokenLaw:
-        from spec_lab.acceptance.token_laws import Mentored, OverlapLaw
-
-        return OverlapLaw(Mentored(self.bound))
+    def law(self, laws: Any) -> TokenLaw:
+        return laws.OverlapLaw(laws.Mentored(self.bound))
 
 
 class FuzzyDivergence(Choice):
@@ -144,15 +136,13 @@ class Fuzzy(LossyConfig):
     def keeps_the_law(self) -> bool:
         return self.most == 0
 
-    def law(self) -> TokenLaw:
-        from spec_lab.acceptance.token_laws import Fuzzy, jensen_shannon, reverse_kl, total_variation
-
+    def law(self, laws: Any) -> TokenLaw:
         divergences = {
-            FuzzyDivergence.tv: total_variation,
-            FuzzyDivergence.kl: reverse_kl,
-            FuzzyDivergence.js: jensen_shannon,
+            FuzzyDivergence.tv: laws.total_variation,
+            FuzzyDivergence.kl: laws.reverse_kl,
+            FuzzyDivergence.js: laws.jensen_shannon,
         }
-        return Fuzzy(divergences[self.divergence], self.most)
+        return laws.Fuzzy(divergences[self.divergence], self.most)
 
 
 @option("acceptance", "fly")
@@ -171,10 +161,8 @@ class Fly(LossyConfig):
             more = f"drafter.num_draft_tokens={self.window + 1}"
             yield f"acceptance.window={self.window} forgives nothing with K={k}; use {more}"
 
-    def law(self) -> TokenLaw:
-        from spec_lab.acceptance.token_laws import OverlapLaw, exact
-
-        return OverlapLaw(exact)
+    def law(self, laws: Any) -> TokenLaw:
+        return laws.OverlapLaw(laws.exact)
 
     def window_of_law(self) -> Window:
         from spec_lab.acceptance.lossy import Window

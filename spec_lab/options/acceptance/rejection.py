@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from spec_lab.config.choices import Choice, DraftSampling, KernelsChoice
+from spec_lab.config.groups import AcceptanceConfig
 from spec_lab.config.option import knob, option
-from spec_lab.config.run import AcceptanceConfig, Run
+from spec_lab.config.run import Run
 
 if TYPE_CHECKING:
     from spec_lab.build.lab import Lab

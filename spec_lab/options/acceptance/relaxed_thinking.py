@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from spec_lab.config.choices import Choice, RelaxedPhase
+from spec_lab.config.groups import AcceptanceConfig
 from spec_lab.config.option import knob, option
-from spec_lab.config.run import AcceptanceConfig
 from spec_lab.core.errors import UserError
 
 if TYPE_CHECKING:

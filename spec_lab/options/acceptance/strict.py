@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from spec_lab.config.groups import AcceptanceConfig
 from spec_lab.config.option import option
-from spec_lab.config.run import AcceptanceConfig
 
 if TYPE_CHECKING:
     from spec_lab.acceptance.deterministic import DeterministicRule

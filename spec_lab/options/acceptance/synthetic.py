@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from spec_lab.acceptance.rates import check_rates, expand_mean_length
+from spec_lab.config.groups import AcceptanceConfig
 from spec_lab.config.option import knob, option
-from spec_lab.config.run import AcceptanceConfig, Run
+from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
 
 if TYPE_CHECKING:

@@ -78,12 +78,7 @@ class Dflash(WeightsConfig):
             size = read_block_file(self.folder(run)).keys["block_size"]
         return max(2 * self.num_draft_tokens, self.num_draft_tokens + 1 + size)
 
-    def build(self, lab: Lab) -> Drafter[Any]:
-        return self.drafter(lab, lab.once(self.key(lab.run), lambda: self.model(lab, *self.read(lab))))
-
     def read(self, lab: Lab) -> tuple[BlockConfig, dict[str, torch.Tensor]]:
-        """Read the config and the tensors, or make random ones; UserError if a checkpoint does not fit the target or
-        the knobs."""
         from spec_lab.checkpoints.block_checkpoint import load_block, without_head
         from spec_lab.checkpoints.random_blocks import random_block
 
@@ -100,7 +95,6 @@ class Dflash(WeightsConfig):
         return replace(config, most_context=self.window), tensors
 
     def model(self, lab: Lab, config: BlockConfig, tensors: Mapping[str, torch.Tensor]) -> BlockModel:
-        """Make the model, which several drafters may share."""
         from spec_lab.models.blocks.model import BlockModel
 
         return lab.models.beside_target(BlockModel, config, tensors)

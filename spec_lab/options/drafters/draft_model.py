@@ -10,6 +10,7 @@ from spec_lab.options.drafters.weights import WeightsConfig
 
 if TYPE_CHECKING:
     from spec_lab.build.lab import Lab
+    from spec_lab.checkpoints.config import ModelConfig
     from spec_lab.core.protocols import Drafter
     from spec_lab.models.decoder import Decoder
 
@@ -20,14 +21,14 @@ class DraftModel(WeightsConfig):
 
     drafts_trees = True
 
-    def build(self, lab: Lab) -> Drafter[Any]:
+    def drafter(self, lab: Lab, model: tuple[Decoder, list[str]]) -> Drafter[Any]:
         from spec_lab.build.caches import attention_kinds
         from spec_lab.drafters.draft_model import DraftModelDrafter, DraftModelTreeDrafter
 
-        model, warnings = lab.once(self.key(lab.run), lambda: self.read(lab))
+        decoder, warnings = model
         lab.models.warnings.extend(warnings)
-        model.num_tokens = lab.target.num_tokens = min(model.vocab_size, lab.target.vocab_size)
-        config, longest = model.config, lab.limits.max_seq_len
+        decoder.num_tokens = lab.target.num_tokens = min(decoder.vocab_size, lab.target.vocab_size)
+        config, longest = decoder.config, lab.limits.max_seq_len
         num_positions = min(config.max_position_embeddings, config.max_dense_positions or longest)
         if longest > num_positions:  # its drafts would be useless, in silence
             raise UserError(
@@ -36,16 +37,15 @@ class DraftModel(WeightsConfig):
             )
         cache = lab.cache(config.layers)
         if lab.run.sizes is None:
-            kinds, picker = attention_kinds(model.layer_plans), lab.picker(self)
             return DraftModelDrafter(
                 num_draft_tokens=self.num_draft_tokens,
-                model=model,
+                model=decoder,
                 cache=cache,
                 backend=lab.backend,
                 prune=lab.kept,
-                picker=picker,
+                picker=lab.picker(self),
                 kernels=lab.kernels,
-                kinds=kinds,
+                kinds=attention_kinds(decoder.layer_plans),
                 vocab_size=lab.target.vocab_size,
             )
         shape = lab.tree()
@@ -53,22 +53,21 @@ class DraftModel(WeightsConfig):
             num_draft_tokens=shape.depth,
             shape=shape,
             siblings=lab.siblings(shape),
-            model=model,
+            model=decoder,
             cache=cache,
             backend=lab.tree_backend,
             prune=lab.kept,
             vocab_size=lab.target.vocab_size,
         )
 
-    def read(self, lab: Lab) -> tuple[Decoder, list[str]]:
-        """Load the model, and return it with warnings for the record.
+    def read(self, lab: Lab) -> tuple[ModelConfig, list[str]]:
+        """Read the config, and return it with warnings for the record.
 
         Raises:
             UserError: its layers keep states, or both its vocabulary's size and its tokenizer are others than the
                 target's.
         """
         from spec_lab.checkpoints.families import read_model_config
-        from spec_lab.models.target_loader import WeightSource, load_target
         from spec_lab.workloads.tokenizer import num_other_tokens
 
         folder = self.folder(lab.run)
@@ -83,8 +82,13 @@ class DraftModel(WeightsConfig):
             if config.vocab_size != lab.target.vocab_size:
                 raise UserError(f"{said}; set drafter.path to a model of the target's family")
             warnings.append(f"{said}, so its drafts mean other texts")
-        source = WeightSource(folder, lab.dtype, lab.device)
-        products = lab.kernels.draft_model_products
-        model = load_target(config, source, lab.backend, lab.target.num_positions, products)
-        lab.models.adopt(model.expert_parts)
-        return model, warnings
+        return config, warnings
+
+    def model(self, lab: Lab, config: ModelConfig, tensors: list[str]) -> tuple[Decoder, list[str]]:
+        """Load the model; `tensors` are the warnings, which go with it."""
+        from spec_lab.models.target_loader import WeightSource, load_target
+
+        source = WeightSource(self.folder(lab.run), lab.dtype, lab.device)
+        model = load_target(config, source, lab.backend, lab.target.num_positions, lab.draft_model_kernels)
+        lab.models.experts_read.watch(model.expert_parts)
+        return model, tensors

@@ -34,12 +34,7 @@ class Eagle3(WeightsConfig):
         None, "tokens that random weights can draft; null is all of the target's; a checkpoint has its own", least=1
     )
 
-    def build(self, lab: Lab) -> Drafter[Any]:
-        head = lab.once(self.key(lab.run), lambda: self.head(lab, *self.read(lab)))
-        return self.drafter(lab, head)
-
     def read(self, lab: Lab) -> tuple[Eagle3Config, dict[str, torch.Tensor]]:
-        """Read the head's config and tensors, or make random ones; UserError if they do not fit the target."""
         from spec_lab.checkpoints.eagle3_checkpoint import load_eagle3
         from spec_lab.checkpoints.random_weights import random_eagle3
 
@@ -48,20 +43,18 @@ class Eagle3(WeightsConfig):
             return random_eagle3(target, self.draft_vocab_size, lab.dtype, lab.device, lab.run.seed + 1)
         return load_eagle3(self.folder(lab.run), target, lab.dtype, lab.device)
 
-    def head(self, lab: Lab, config: Eagle3Config, tensors: Mapping[str, torch.Tensor]) -> Eagle3Head:
-        """Make the head, which several drafters may share."""
+    def model(self, lab: Lab, config: Eagle3Config, tensors: Mapping[str, torch.Tensor]) -> Eagle3Head:
         from spec_lab.models.eagle3 import Eagle3Head
 
         return lab.models.beside_target(partial(Eagle3Head, window=self.window), config, tensors)
 
-    def drafter(self, lab: Lab, head: Eagle3Head) -> Drafter[Any]:
-        """Make the drafter of one engine."""
+    def drafter(self, lab: Lab, model: Eagle3Head) -> Drafter[Any]:
         from spec_lab.checkpoints.eagle3_config import default_tap_layer_inputs
         from spec_lab.core.types import FeatureSpec
 
-        config = head.config
+        config = model.config
         taps = config.tap_layer_inputs or default_tap_layer_inputs(lab.target.config.num_layers)
         plan = replace(config.layer.only_layer, window=self.window)
         return recurrent_drafter(
-            self, lab, head, FeatureSpec(layer_inputs=taps), plan=plan, num_scored=config.draft_vocab_size
+            self, lab, model, FeatureSpec(layer_inputs=taps), plan=plan, num_scored=config.draft_vocab_size
         )

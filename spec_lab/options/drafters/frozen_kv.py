@@ -43,11 +43,7 @@ class FrozenKv(WeightsConfig):
         shape = SHAPES / f"{run.target.name}_assistant"
         return shape if self.weights == Weights.random else super().shipped(run)
 
-    def build(self, lab: Lab) -> Drafter[Any]:
-        return self.drafter(lab, *lab.once(self.key(lab.run), lambda: self.head(lab, *self.read(lab))))
-
     def read(self, lab: Lab) -> tuple[AssistantConfig, dict[str, torch.Tensor]]:
-        """Read the assistant from its folder, or make one with random weights of the sizes in its config.json."""
         from spec_lab.checkpoints.gemma4_assistant_checkpoint import load_assistant
         from spec_lab.checkpoints.gemma4_assistant_config import read_assistant_config
         from spec_lab.checkpoints.random_weights import random_assistant
@@ -58,39 +54,34 @@ class FrozenKv(WeightsConfig):
             return assistant, random_assistant(assistant, lab.dtype, lab.device, lab.run.seed + 1)
         return load_assistant(folder, target, lab.dtype, lab.device)
 
-    def head(
-        self, lab: Lab, assistant: AssistantConfig, tensors: Mapping[str, torch.Tensor]
-    ) -> tuple[AssistantConfig, Gemma4Assistant]:
-        """Make the head, which several drafters may share."""
+    def model(self, lab: Lab, config: AssistantConfig, tensors: Mapping[str, torch.Tensor]) -> Gemma4Assistant:
         from spec_lab.drafters.frozen_kv import ANCHORS
         from spec_lab.models.gemma4_assistant import Gemma4Assistant
-        from spec_lab.models.partition import WHOLE
-        from spec_lab.models.products import PLAIN
 
         target = lab.target
-        return assistant, Gemma4Assistant(
-            assistant,
+        return Gemma4Assistant(
+            config,
             tensors,
             target_embedding=target.embedding,
             backend=lab.backend,
             max_positions=target.num_positions,
             extra_window_keys=ANCHORS[self.position].extra_window_keys,
             partition=target.partition,
-            products=lab.kernels.products if target.partition is WHOLE else PLAIN,
+            kernels=target.kernels,
         )
 
-    def drafter(self, lab: Lab, assistant: AssistantConfig, head: Gemma4Assistant) -> Drafter[Any]:
+    def drafter(self, lab: Lab, model: Gemma4Assistant) -> Drafter[Any]:
         """Make the drafter of one engine, each layer of which reads the cache of a target layer."""
         from spec_lab.drafters.frozen_kv import ANCHORS, FrozenKVDrafter
         from spec_lab.drafters.frozen_kv_tree import FrozenKVTreeDrafter
 
         anchor = ANCHORS[self.position]
-        caches = [lab.target_cache.layers[source] for source in assistant.kv_sources]
+        caches = [lab.target_cache.layers[source] for source in model.config.kv_sources]
         if lab.run.sizes is None:
             return FrozenKVDrafter(
-                self.num_draft_tokens, head, caches=caches, backend=lab.backend, picker=lab.picker(self), anchor=anchor
+                self.num_draft_tokens, model, caches=caches, backend=lab.backend, picker=lab.picker(self), anchor=anchor
             )
         shape = lab.tree()
         return FrozenKVTreeDrafter(
-            shape, lab.siblings(shape), head=head, caches=caches, backend=lab.backend, anchor=anchor
+            shape, lab.siblings(shape), head=model, caches=caches, backend=lab.backend, anchor=anchor
         )

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from spec_lab.build.lab import Lab
     from spec_lab.checkpoints.mtp_checkpoint import MtpConfig
     from spec_lab.core.protocols import Drafter
-    from spec_lab.core.types import NormSide
     from spec_lab.models.mtp import MtpModule
 
     Tensors = Mapping[str, torch.Tensor]
@@ -56,16 +55,13 @@ class MtpConfigBase(WeightsConfig):
         """The number of modules that are read."""
         raise NotImplementedError
 
-    def is_shipped(self, run: Run) -> bool:
-        return run.target.path is not None or super().is_shipped(run)
-
     def folder(self, run: Run) -> Path:
         """Return `drafter.path`, else `target.path`, else the folder of the weights shipped for the target.
 
         Raises:
             UserError: there are fewer modules than are read.
         """
-        folder = Path(run.target.path) if self.path is None and run.target.path else super().folder(run)
+        folder = run.target.folder if self.path is None and run.target.path else super().folder(run)
         if (found := num_mtp_modules(read_keys(folder))) < self.num_modules:
             raise UserError(
                 f"{folder}: its config names {found} MTP modules, and drafter={self.name} reads {self.num_modules}; "
@@ -73,54 +69,49 @@ class MtpConfigBase(WeightsConfig):
             )
         return folder
 
-    def build(self, lab: Lab) -> Drafter[Any]:
-        key = (*self.key(lab.run), self.num_modules)
-        return self.drafter(lab, *lab.once(key, lambda: self.head(lab, *self.read(lab))))
+    def key(self, run: Run) -> tuple[Any, ...]:
+        return *super().key(run), self.num_modules
 
     def read(self, lab: Lab) -> tuple[MtpConfig, list[dict[str, torch.Tensor]]]:
         """Read the modules, or make random ones. In their config, the knobs `target_hidden` and `recycled_hidden`
         apply unless they are `auto`."""
         from spec_lab.checkpoints.mtp_checkpoint import load_mtp
         from spec_lab.checkpoints.random_weights import random_mtp
+        from spec_lab.core.types import NormSide
 
         target = lab.target.config
         if self.weights == Weights.random:
             mtp, tensors = random_mtp(target, self.num_modules, lab.dtype, lab.device, lab.run.seed + 1)
         else:
             mtp, tensors = load_mtp(self.folder(lab.run), target, self.num_modules, lab.dtype, lab.device)
-        target_hidden = _norm_side(self.target_hidden, mtp.target_hidden)
-        return replace(
-            mtp, target_hidden=target_hidden, recycled_hidden=_norm_side(self.recycled_hidden, mtp.recycled_hidden)
-        ), tensors
+        typed = {"target_hidden": self.target_hidden, "recycled_hidden": self.recycled_hidden}
+        sides: Any = {name: NormSide(str(side)) for name, side in typed.items() if side != NormChoice.auto}
+        return replace(mtp, **sides), tensors
 
-    def head(self, lab: Lab, mtp: MtpConfig, tensors: Sequence[Tensors]) -> tuple[MtpConfig, list[MtpModule]]:
+    def model(self, lab: Lab, config: MtpConfig, tensors: Sequence[Tensors]) -> list[MtpModule]:
         """Make a module from each of `tensors`; all share the target's embedding and head."""
         from spec_lab.models.linear import make_linear
         from spec_lab.models.mtp import MtpModule
         from spec_lab.models.rope import rotary_table
 
-        target, plan = lab.target, mtp.layer.only_layer
+        target, plan = lab.target, config.layer.only_layer
         head = make_linear(target.head_weight)
         rotary = rotary_table(plan.rope, plan.head_dim, target.num_positions, lab.dtype, lab.device)
         modules = [
             MtpModule(
-                mtp,
+                config,
                 of_module,
                 embedding=target.embedding,
                 head=head,
                 rotary=rotary,
                 backend=lab.backend,
-                products=lab.kernels.products,
+                kernels=lab.kernels,
             )
             for of_module in tensors
         ]
         for module in modules:
-            lab.models.adopt(module.expert_parts)
-        return mtp, modules
-
-    def drafter(self, lab: Lab, mtp: MtpConfig, modules: list[MtpModule]) -> Drafter[Any]:
-        """Make the drafter of one engine."""
-        raise NotImplementedError
+            lab.models.experts_read.watch(module.expert_parts)
+        return modules
 
 
 @option("drafter", "mtp_eagle")
@@ -134,11 +125,13 @@ class MtpEagle(MtpConfigBase):
     def num_modules(self) -> int:
         return 1
 
-    def drafter(self, lab: Lab, mtp: MtpConfig, modules: list[MtpModule]) -> Drafter[Any]:
+    def drafter(self, lab: Lab, model: list[MtpModule]) -> Drafter[Any]:
         from spec_lab.core.types import FeatureSpec
 
-        (module,), features = modules, FeatureSpec(final_hidden=mtp.target_hidden)
-        return recurrent_drafter(self, lab, module, features, plan=mtp.layer.only_layer)
+        (module,), mtp = model, model[0].config
+        return recurrent_drafter(
+            self, lab, module, FeatureSpec(final_hidden=mtp.target_hidden), plan=mtp.layer.only_layer
+        )
 
 
 @option("drafter", "mtp_vanilla")
@@ -151,36 +144,27 @@ class MtpVanilla(MtpConfigBase):
     def num_modules(self) -> int:
         return self.num_draft_tokens
 
-    def drafter(self, lab: Lab, mtp: MtpConfig, modules: list[MtpModule]) -> Drafter[Any]:
+    def drafter(self, lab: Lab, model: list[MtpModule]) -> Drafter[Any]:
         from spec_lab.core.types import FeatureSpec
         from spec_lab.drafters.mtp_vanilla import MtpVanillaDrafter
         from spec_lab.drafters.mtp_window import MtpWindow
 
-        num_modules, num_slots = len(modules), lab.limits.num_slots
-        caches = lab.cache(mtp.layer.layers * num_modules).layers
+        mtp, num_modules = model[0].config, len(model)
         window = MtpWindow(
-            num_slots,
+            lab.limits.num_slots,
             num_modules,
             hidden_size=mtp.layer.hidden_size,
             dtype=lab.dtype,
             device=lab.device,
             kernels=lab.kernels,
         )
-        features = FeatureSpec(final_hidden=mtp.target_hidden)
-        only_window, picker = self.rows == ModuleRows.window, lab.picker(self)
         return MtpVanillaDrafter(
-            modules=modules,
-            caches=caches,
+            modules=model,
+            caches=lab.cache(mtp.layer.layers * num_modules).layers,
             window=window,
-            features=features,
+            features=FeatureSpec(final_hidden=mtp.target_hidden),
             backend=lab.backend,
             prune=lab.kept,
-            picker=picker,
-            only_window=only_window,
+            picker=lab.picker(self),
+            only_window=self.rows == ModuleRows.window,
         )
-
-
-def _norm_side(value: NormChoice, default: NormSide) -> NormSide:
-    from spec_lab.core.types import NormSide
-
-    return default if value == NormChoice.auto else NormSide(str(value))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from spec_lab.config.choices import Weights
@@ -9,6 +10,8 @@ from spec_lab.config.option import knob, option
 from spec_lab.options.drafters.weights import WeightsConfig
 
 if TYPE_CHECKING:
+    import torch
+
     from spec_lab.build.lab import Lab
     from spec_lab.checkpoints.eagle3_config import Eagle3Config
     from spec_lab.core.protocols import Drafter
@@ -25,13 +28,13 @@ class PEagle(WeightsConfig):
 
     num_layers: int | None = knob(None, "layers of a head of random weights; null is 2", least=1, most=64)
 
-    def build(self, lab: Lab) -> Drafter[Any]:
+    def drafter(self, lab: Lab, model: tuple[Eagle3Config, PEagleHead]) -> Drafter[Any]:
         from spec_lab.checkpoints.eagle3_config import default_tap_layer_inputs
         from spec_lab.core.types import FeatureSpec
         from spec_lab.drafters.block import BlockDrafter, BlockTreeDrafter
         from spec_lab.drafters.p_eagle import PEaglePass
 
-        config, head = lab.once(self.key(lab.run), lambda: self.read(lab))
+        config, head = model
         features = FeatureSpec(
             layer_inputs=config.tap_layer_inputs or default_tap_layer_inputs(lab.target.config.num_layers)
         )
@@ -44,15 +47,18 @@ class PEagle(WeightsConfig):
         shape = lab.tree(config.draft_vocab_size)
         return BlockTreeDrafter(block_pass, shape, lab.siblings(shape), lab.span)
 
-    def read(self, lab: Lab) -> tuple[Eagle3Config, PEagleHead]:
-        """Read the head, or make one with random weights."""
+    def read(self, lab: Lab) -> tuple[Eagle3Config, dict[str, torch.Tensor]]:
         from spec_lab.checkpoints.eagle3_checkpoint import load_eagle3
         from spec_lab.checkpoints.random_weights import random_p_eagle
-        from spec_lab.models.p_eagle import PEagleHead
 
         target = lab.target.config
         if self.weights == Weights.random:
-            config, tensors = random_p_eagle(target, self.num_layers or 2, lab.dtype, lab.device, lab.run.seed + 1)
-        else:
-            config, tensors = load_eagle3(self.folder(lab.run), target, lab.dtype, lab.device, "peagle")
+            return random_p_eagle(target, self.num_layers or 2, lab.dtype, lab.device, lab.run.seed + 1)
+        return load_eagle3(self.folder(lab.run), target, lab.dtype, lab.device, "peagle")
+
+    def model(
+        self, lab: Lab, config: Eagle3Config, tensors: Mapping[str, torch.Tensor]
+    ) -> tuple[Eagle3Config, PEagleHead]:
+        from spec_lab.models.p_eagle import PEagleHead
+
         return config, lab.models.beside_target(PEagleHead, config, tensors)

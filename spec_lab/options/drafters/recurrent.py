@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from spec_lab.build.lab import Lab
     from spec_lab.checkpoints.plan import LayerPlan
-    from spec_lab.config.run import TrainedDrafterConfig
+    from spec_lab.config.groups import TrainedDrafterConfig
     from spec_lab.core.protocols import Drafter
     from spec_lab.core.types import FeatureSpec
 

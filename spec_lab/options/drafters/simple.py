@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from spec_lab.config.groups import DrafterConfig
 from spec_lab.config.option import knob, option
-from spec_lab.config.run import DrafterConfig, Run
+from spec_lab.config.run import Run
 
 if TYPE_CHECKING:
     from spec_lab.build.lab import Lab
@@ -68,9 +69,9 @@ class Ngram(DrafterConfig):
             yield "drafter=ngram has no ranks for tree=static; use tree=dynamic"
 
     def build(self, lab: Lab) -> Drafter[Any]:
+        from spec_lab.core.kernel_set import Op
         from spec_lab.drafters.ngram import NgramDrafter, extend_and_look_up
         from spec_lab.drafters.ngram_tree import NgramTreeDrafter
-        from spec_lab.operators.kernel_set import Op
 
         lengths, sizes = (self.max_ngram, self.min_ngram), lab.run.sizes
         if sizes is not None:

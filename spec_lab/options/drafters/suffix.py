@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spec_lab.config.groups import DrafterConfig
 from spec_lab.config.option import get, knob, option
-from spec_lab.config.run import DrafterConfig, Run
+from spec_lab.config.run import Run
 
 if TYPE_CHECKING:
     from spec_lab.build.lab import Lab

@@ -1,42 +1,47 @@
-"""The folders of drafters' weights: typed, or shipped for the target."""
+"""The base of the drafters with weights: their folders, and the steps from a checkpoint to a drafter."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spec_lab.checkpoints.packaged import ZOO
 from spec_lab.config.choices import Weights
+from spec_lab.config.groups import TrainedDrafterConfig
 from spec_lab.config.option import knob
-from spec_lab.config.run import Run, TrainedDrafterConfig
+from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
 from spec_lab.core.file_stamps import file_stamps
+
+if TYPE_CHECKING:
+    from spec_lab.build.lab import Lab
+    from spec_lab.core.protocols import Drafter
 
 
 @dataclass
 class WeightsConfig(TrainedDrafterConfig):
-    """The base of the drafters whose weights may be shipped, or random."""
+    """The base of the drafters whose weights may be shipped, or random.
+
+    `read` gives config and tensors, `model` makes of them what engines share, and `drafter` the part of one engine. The
+    doctor calls `model` with a config and tensors that it reads otherwise.
+    """
 
     weights: Weights = knob(Weights.checkpoint, "where the weights come from; random is for speed studies")
 
     def check(self, run: Run) -> Iterator[str]:
-        if self.weights == Weights.checkpoint and self.path is None and not self.is_shipped(run):
-            yield (
-                f"no weights of drafter={self.name} are shipped for target={run.target.name}; give some with "
-                "drafter.path=FOLDER, or choose drafter=ngram"
-            )
+        try:
+            if self.weights == Weights.checkpoint:
+                self.folder(run)
+        except UserError as error:
+            yield str(error)
 
     def key(self, run: Run) -> tuple[Any, ...]:
         """Return what a head that was made of these weights depends on beside its target and backend."""
         of_all = {field.name for field in fields(TrainedDrafterConfig)} - {"name", "path"}
         own = (getattr(self, field.name) for field in fields(self) if field.name not in of_all)
         return *own, run.seed if self.weights == Weights.random else file_stamps([self.folder(run)])
-
-    def is_shipped(self, run: Run) -> bool:
-        """Return whether weights are found without a path."""
-        return self.shipped(run).is_dir()
 
     def shipped(self, run: Run) -> Path:
         """Return the folder of the weights shipped for the target, whether it is there or not."""
@@ -46,5 +51,24 @@ class WeightsConfig(TrainedDrafterConfig):
         """Return the folder of the weights; UserError if it is missing."""
         folder = self.shipped(run) if self.path is None else Path(self.path)
         if not folder.exists():
-            raise UserError(f"drafter.path={folder} is missing; give the weights of drafter={self.name}")
+            where = f"shipped for target={run.target.name}" if self.path is None else f"in drafter.path={folder}"
+            raise UserError(
+                f"no weights of drafter={self.name} are {where}; give their folder with drafter.path=FOLDER, or choose "
+                "drafter=ngram"
+            )
         return folder
+
+    def build(self, lab: Lab) -> Drafter[Any]:
+        return self.drafter(lab, lab.once(self.key(lab.run), lambda: self.model(lab, *self.read(lab))))
+
+    def read(self, lab: Lab) -> tuple[Any, Any]:
+        """Read config and tensors, or make random ones; UserError if they do not fit the target."""
+        raise NotImplementedError
+
+    def model(self, lab: Lab, config: Any, tensors: Any) -> Any:
+        """Make the model, which several drafters may share."""
+        raise NotImplementedError
+
+    def drafter(self, lab: Lab, model: Any) -> Drafter[Any]:
+        """Make the drafter of one engine."""
+        raise NotImplementedError

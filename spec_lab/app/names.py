@@ -1,7 +1,7 @@
 """Names the folders of runs and sweeps for `hydra.run.dir`, `hydra.sweep.dir` and `hydra.sweep.subdir`.
 
-A name says the options, the knobs that were typed, and a digest of the configuration and of the lab's source files. So
-results of edited code have another folder, and nothing is written over.
+A name says what was typed, and has a digest of everything that the run reads. So results of edited code have another
+folder, and nothing is written over.
 """
 
 from __future__ import annotations
@@ -9,7 +9,10 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, fields
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,17 +21,15 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from spec_lab.app.labels import fit_for_a_file
+from spec_lab.config.choices import Weights
 from spec_lab.config.extensions import load_options
-from spec_lab.core.errors import KERNELS
+from spec_lab.config.run import Run
+from spec_lab.core.errors import KERNELS, UserError
+from spec_lab.core.file_stamps import file_stamps
 
-NAMED_GROUPS = ("engine", "target", "drafter", "acceptance", "prune", "graph", "tree")
-NOT_NAMED = ("auto", "none", "lab")
-"""Options that a name does not need: what `auto` becomes is known later, and `tree=none` is usual."""
 MAX_LENGTH = 120
 NOT_READ = ("name", "output_dir", "fresh", "logger", "objective", "study", "size")
 """Keys of a configuration that do not change a run's results."""
-NOT_SHOWN = ("extensions", "experiment", "size", "debug", "references", "repeats", "profile_rounds", "warmup_requests")
-"""Typed keys that names leave out, beside those of `NOT_READ`."""
 SOURCES = (".py", ".yaml", ".jsonl", ".c", ".h")
 
 
@@ -39,22 +40,38 @@ def register_resolvers() -> None:
     # Hydra gives each job the names that were cached when the sweep began.
     OmegaConf.register_new_resolver("sweep_name", sweep_name, replace=True, use_cache=True)
     OmegaConf.register_new_resolver("share_of_a_job", share_of_a_job, replace=True)
+    OmegaConf.register_new_resolver("by_size", by_size, replace=True)
 
 
 def run_name(*, _root_: DictConfig) -> str:
-    """Return `run-pocket-eagle3-strict-catchup-batch_size4-1a2b3c4d` for a composed run with Hydra's settings."""
-    settings = _root_.hydra
-    options = [settings.runtime.choices.get(group) for group in NAMED_GROUPS]
-    plain = OmegaConf.create({key: _root_._get_node(key) for key in _root_ if key != "hydra"})
-    values: Any = OmegaConf.to_container(plain, resolve=True, throw_on_missing=False)
-    words = [_typed(word) for word in settings.overrides.task]
-    return folder_name(values, [*(str(option) for option in options if option not in NOT_NAMED), *filter(None, words)])
+    """Return `run-batch_size_4-prune_catchup-1a2b3c4d` for a composed run with Hydra's settings."""
+    parts: Any = OmegaConf.to_object(OmegaConf.masked_copy(_root_, [field.name for field in fields(Run)]))
+    return folder_name(Run(**parts), _root_.hydra.job.override_dirname)
 
 
-def folder_name(values: Mapping[str, Any], parts: Iterable[str]) -> str:
-    """Return the name of a run's folder from its configuration and the parts that are named."""
-    name = fit_for_a_file("-".join([values["name"], *parts]), MAX_LENGTH)
-    return f"{name}-{digest(sources(tuple(values['extensions'])), values_read(values))}"
+def folder_name(run: Run, typed: str) -> str:
+    """Return the name of a run's folder."""
+    return f"{fit_for_a_file('-'.join(filter(None, [run.name, typed])), MAX_LENGTH)}-{digest_of(run)}"
+
+
+def digest_of(run: Run) -> str:
+    """Return a digest of a run's configuration, the source files, and the weights and prompt files that it names."""
+    values = {key: value for key, value in asdict(run).items() if key not in NOT_READ}
+    drafter: Any = run.drafter
+    files = [*run.engine.weights, *_paths(values)]
+    with suppress(UserError):  # it will be refused
+        reads_weights = hasattr(drafter, "folder") and getattr(drafter, "weights", None) != Weights.random
+        files += [run.target.folder, *([drafter.folder(run)] if reads_weights else [])]
+    return digest(sources(tuple(run.extensions)), values, file_stamps(files), run.engine.lasting or time.time_ns())
+
+
+def _paths(values: Mapping[str, Any]) -> Iterator[Path]:
+    """Yield the files and folders that a configuration names."""
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _paths(value)
+        elif isinstance(value, str) and key.endswith("path") and Path(value).exists():
+            yield Path(value)
 
 
 def sweep_name(output_dir: str, name: str, overrides: Sequence[str], params: Any, fresh: bool) -> str:
@@ -77,6 +94,11 @@ def share_of_a_job(device: str) -> dict[str, int]:
     return {"num_gpus": int(on_gpu), "num_cpus": int(not on_gpu), "max_retries": 0}
 
 
+def by_size(small: Any, full: Any, *, _root_: Any) -> Any:
+    """Return the one of two values that `size` asks for: `${by_size:9,180}`."""
+    return full if _root_.size == "full" else small
+
+
 def free(base: Path) -> Path:
     """Return `base`, or `base-2` and so on: the first that does not exist."""
     *_, new = _numbered(base)
@@ -92,22 +114,6 @@ def _numbered(base: Path) -> Iterator[Path]:
             return
 
 
-def _typed(override: str) -> str | None:
-    """Return what a name says of an override, such as `batch_size4`; None for one that it leaves out."""
-    key, _, value = override.lstrip("+~").partition("=")
-    if key in (*NAMED_GROUPS, *NOT_READ, *NOT_SHOWN):
-        return None
-    if key == "line":
-        return value
-    knob = key.rpartition(".")[2]
-    return Path(value).name if knob.endswith("path") else f"{knob}{'' if value[:1].isdigit() else '_'}{value}"
-
-
-def values_read(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of a configuration that a run's results depend on."""
-    return {key: value for key, value in values.items() if key not in NOT_READ}
-
-
 def digest(*values: Any) -> str:
     """Return eight hexadecimal digits for plain values."""
     return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:8]
@@ -117,11 +123,9 @@ def digest(*values: Any) -> str:
 def sources(extensions: tuple[str, ...] = ()) -> str:
     """Return a digest of the source files of spec_lab, its kernels and the extensions, as the process began with."""
     package, kernels = Path(__file__).parents[1], find_spec(KERNELS)
-    places = [package, package.parent / "conf"]
-    places += [Path(kernels.origin).parent] if kernels is not None and kernels.origin is not None else []
-    for module in load_options(extensions):
-        file = Path(module.__file__ or "")
-        places.append(file.parent if file.name == "__init__.py" else file)
+    files = [package / "__init__.py", *([] if kernels is None else [Path(kernels.origin or "")])]
+    files += [Path(module.__file__ or "") for module in load_options(extensions)]
+    places = [file.parent if file.name == "__init__.py" else file for file in files] + [package.parent / "conf"]
     found = hashlib.sha256()
     for place in places:
         for file in sorted(place.rglob("*")) if place.is_dir() else [place]:

@@ -1,0 +1,43 @@
+"""The parts of kernels that write and read keys and values in e4m3; `narrow_kv_reference` describes them."""
+
+# mypy: allow-untyped-decorators
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def narrowed(rows: tl.tensor, largest: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """Divide rows by powers of two that follow from their largest absolute numbers, and round them to e4m3's numbers.
+
+    Returns these, which are float32 still, and the powers in bfloat16. The rounding is spelt out, so that the cast
+    behind it is exact: Triton 3.7's interpreter drops a carry into the exponent. Below 2^-6 numbers are multiples of
+    2^-9, which adding 1.5 * 2^14 rounds to.
+    """
+    biased = tl.maximum(((largest.to(tl.float32).to(tl.int32, bitcast=True) + 0x1FFFFF) >> 23) - 8, 27)
+    wide = rows.to(tl.float32) * ((254 - biased) << 23).to(tl.float32, bitcast=True)[:, None]
+    bits = wide.to(tl.int32, bitcast=True)
+    even = ((bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000).to(tl.float32, bitcast=True)
+    values = tl.where(tl.abs(wide) < 0.015625, wide + 24576.0 - 24576.0, even)
+    return values, (biased << 7).to(tl.int16).to(tl.bfloat16, bitcast=True)
+
+
+@triton.jit
+def store_row(
+    kv_ptrs: tl.tensor, powers_ptrs: tl.tensor, rows: tl.tensor, is_entry: tl.tensor, is_row: tl.tensor
+) -> None:
+    """Narrow and write rows [rows, channels], whose masked numbers are 0, and their powers."""
+    values, powers = narrowed(rows, tl.max(tl.abs(rows), 1))
+    tl.store(kv_ptrs, values.to(kv_ptrs.dtype.element_ty), mask=is_entry)
+    tl.store(powers_ptrs, powers, mask=is_row)
+
+
+@triton.jit
+def load_powers(
+    pairs_ptr: tl.tensor, slots: tl.tensor, kv_head: tl.tensor, is_key: tl.tensor, NUM_KV_HEADS: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """Load what the keys, and the values, of some cache slots are multiplied by: 32 bits, which the compiler fetches
+    ahead as it does keys."""
+    pairs = tl.load(pairs_ptr + slots * NUM_KV_HEADS + kv_head, mask=is_key, other=0)
+    return (pairs << 16).to(tl.float32, bitcast=True), (pairs & -0x10000).to(tl.float32, bitcast=True)
