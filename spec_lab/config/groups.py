@@ -156,9 +156,9 @@ class AcceptanceConfig(Part):
         """Make a rule that judges recorded rows without drawing, as the built one does at temperature 0.
 
         Raises:
-            UserError: the rule draws.
+            UserError: the rule draws, or has no such method.
         """
-        raise UserError(f"acceptance={self.name} draws, so it cannot judge recorded rows; use acceptance=strict")
+        raise UserError(f"acceptance={self.name} draws or has no `judge`: recorded rows need one; use acceptance=strict")
 
 
 @dataclass(frozen=True, slots=True)
