@@ -158,7 +158,9 @@ class AcceptanceConfig(Part):
         Raises:
             UserError: the rule draws, or has no such method.
         """
-        raise UserError(f"acceptance={self.name} draws or has no `judge`: recorded rows need one; use acceptance=strict")
+        raise UserError(
+            f"acceptance={self.name} draws or has no `judge`: recorded rows need one; use acceptance=strict"
+        )
 
 
 @dataclass(frozen=True, slots=True)
