@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from spec_lab.core.pruning import LayerRows
+from spec_lab.core.kept import LayerRows
 from spec_lab.engine.capture import count_syncs
 from spec_lab.engine.graphs.segment import Segment
 from spec_lab.engine.readback import RoundResult, read_later

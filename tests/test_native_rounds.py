@@ -16,11 +16,10 @@ from spec_lab.acceptance.confidences import DraftConfidences
 from spec_lab.attention.native_backend import NativeAttention
 from spec_lab.build.caches import cache_row
 from spec_lab.checkpoints.random_weights import random_eagle3
-from spec_lab.core.kept import ALL_ROWS, Kept, LastPromptRow, PrunePolicy
+from spec_lab.core.kept import ALL_ROWS, Drop, Kept, LastPromptRow, PrunePolicy
 from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.passes import Pass
-from spec_lab.core.pruning import Drop
 from spec_lab.core.types import FeatureSpec, RoundBatch, Verification, VerifiedRound
 from spec_lab.drafters.confidence import ConfidentGreedyPicker
 from spec_lab.drafters.picking import DraftedRows, DraftPicker, GreedyPicker

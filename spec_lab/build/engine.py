@@ -20,10 +20,8 @@ from spec_lab.config.choices import DraftMetadata
 from spec_lab.config.option import get
 from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
-from spec_lab.core.kept import AllPromptRows, PrunePolicy
 from spec_lab.core.layer_protocols import AttentionBackend, MetadataMover
 from spec_lab.core.protocols import Drafter
-from spec_lab.core.pruning import Drop
 from spec_lab.engine.drafts import Chain, Tree, TreeBehindRoot, TreeParts
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.graphs.prompts import CapturedPromptPass
@@ -50,31 +48,12 @@ MISSED_ROUNDS = 32
 DrafterMaker = Callable[[Lab], Drafter[Any]]
 
 
-def prune_policy(run: Run, backend: AttentionBackend) -> PrunePolicy:
-    """Make the pruning policy from `prune.prefill` and `prune.catchup`, as far as a backend can do it.
-
-    One that writes KV with attention prunes no prompts, but it may drop rows of the catch-up step after attention.
-
-    Raises:
-        UserError: `prune.catchup` drops rows before attention.
-    """
-    prompt, catchup = get("prune.prefill", run.prune.prefill)().build(), get("prune.catchup", run.prune.catchup)().drop
-    drops = (catchup(size) for size in range(1, run.batch_size + 1))
-    if not backend.prewrite and any(drop is Drop.BEFORE_ATTENTION for drop in drops):
-        raise UserError(
-            f"attention={run.attention.name} cannot write KV before attention, which prune.catchup="
-            f"{run.prune.catchup} needs; use prune=post_attention or attention=torch"
-        )
-    prunes_prompts = backend.prewrite or not prompt.needs_prewrite
-    return PrunePolicy(prompt if prunes_prompts else AllPromptRows(), catchup)
-
-
 def build_engine(run: Run, models: Models, limits: Limits, make_drafter: DrafterMaker | None = None) -> Engine:
     """Make an engine with its own KV cache, slots and scheduler. The loaded target is shared.
 
     `make_drafter` makes another drafter than the run's, such as one that reads its checkpoint otherwise.
     """
-    sizes, kept = run.sizes, prune_policy(run, models.backend)
+    sizes = run.sizes
     seeds = SlotSeeds(limits.num_slots, run.seed, models.device)
     limits = dataclasses.replace(limits, num_rows=run.drafter.num_draft_tokens + 1, rollback=run.recurrent.rollback)
     cache = build_cache(models.target.layer_plans, limits, models, run.cache.dtype)
@@ -85,13 +64,12 @@ def build_engine(run: Run, models: Models, limits: Limits, make_drafter: Drafter
         run,
         models,
         limits=limits,
-        kept=kept,
         seeds=seeds,
         target_cache=cache,
         confidences=confidences if notes else None,
         span=timer.span,
     )
-    rule = run.acceptance.build(lab)
+    kept, rule = lab.kept, run.acceptance.build(lab)
     drafter = (make_drafter or run.drafter.build)(lab)
     assert limits.margin >= 2 * drafter.num_draft_tokens
     num_rows = drafter.num_draft_tokens + 1 if sizes is None else sizes.num_rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
@@ -19,11 +19,11 @@ from spec_lab.build.limits import Limits
 from spec_lab.build.models import Models
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.config.choices import DraftSampling, KernelsChoice
-from spec_lab.config.groups import TrainedDrafterConfig
+from spec_lab.config.option import get
 from spec_lab.config.run import Run
 from spec_lab.core.draft_paths import DraftPaths
 from spec_lab.core.errors import UserError
-from spec_lab.core.kept import PrunePolicy
+from spec_lab.core.kept import AllPromptRows, Drop, PrunePolicy
 from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.layer_protocols import AttentionBackend
@@ -37,6 +37,9 @@ from spec_lab.engine.capture import CudaGraphRecorder, GraphRecorder
 from spec_lab.engine.graphs.draft_loops import DraftCarry, carry_every_tensor
 from spec_lab.engine.tape import TapeRecorder
 from spec_lab.models.decoder import Decoder
+
+if TYPE_CHECKING:
+    from spec_lab.options.drafters.weights import WeightsConfig
 
 Part = TypeVar("Part")
 
@@ -65,7 +68,6 @@ class Lab:
 
     Attributes:
         models: the target with its related parts, which all engines of a run share.
-        kept: which rows go on after their KV is written (`prune`).
         seeds: the noise of each slot's request.
         target_cache: for drafters that read the target's KV.
         confidences: where the drafter of a chain stores its confidences; None if they are not used.
@@ -76,11 +78,30 @@ class Lab:
     run: Run
     models: Models
     limits: Limits
-    kept: PrunePolicy
     seeds: SlotSeeds
     target_cache: PagedKVCache
     confidences: DraftConfidences | None = None
     span: Callable[[str], AbstractContextManager[Any]] = nullcontext
+
+    @property
+    def kept(self) -> PrunePolicy:
+        """Which rows go on after their KV is written (`prune`), as far as the backend can do it.
+
+        A backend that writes KV with attention prunes no prompts, but it may drop rows of the catch-up step after
+        attention.
+
+        Raises:
+            UserError: `prune.catchup` drops rows before attention.
+        """
+        prune, prewrite = self.run.prune, self.backend.prewrite
+        prompt, catchup = get("prune.prefill", prune.prefill)().build(), get("prune.catchup", prune.catchup)().build()
+        drops = map(catchup, range(1, self.run.batch_size + 1))
+        if not prewrite and any(drop is Drop.BEFORE_ATTENTION for drop in drops):
+            raise UserError(
+                f"attention={self.run.attention.name} cannot write KV before attention, which prune.catchup="
+                f"{prune.catchup} needs; use prune=post_attention or attention=torch"
+            )
+        return PrunePolicy(prompt if prewrite or not prompt.needs_prewrite else AllPromptRows(), catchup)
 
     @property
     def target(self) -> Decoder:
@@ -140,7 +161,7 @@ class Lab:
 
     def once(self, key: Hashable, make: Callable[[], Part]) -> Part:
         """Return what `make` made when this was called first with `key`, such as a head that several engines use."""
-        return self.models.once(key, make)
+        return self.models.heads.once(key, make)
 
     def recorder(self) -> GraphRecorder:
         """Make the recorder that captures and replays graphs on the device."""
@@ -154,7 +175,7 @@ class Lab:
         """Make the token history of the engine's slots, for drafters that look drafts up."""
         return TokenHistory(self.limits.num_slots, self.limits.max_seq_len + self.limits.margin + 1, self.device)
 
-    def picker(self, drafter: TrainedDrafterConfig) -> DraftPicker:
+    def picker(self, drafter: WeightsConfig) -> DraftPicker:
         """Make the picker of the drafter's tokens, which also stores confidences if they are used."""
         biased = getattr(self.run.acceptance, "allow_lossy", False)
         is_greedy, confidences = drafter.draft_sampling == DraftSampling.greedy, self.confidences

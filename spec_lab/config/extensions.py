@@ -37,7 +37,7 @@ def _imported(name: str) -> ModuleType:
         raise
 
 
-def conf_folder(module: ModuleType) -> Path | None:
-    """Return the `conf/` folder of an extension that is a package; None if there is none."""
-    folders = [Path(folder) / "conf" for folder in getattr(module, "__path__", [])]
-    return next((folder.resolve() for folder in folders if folder.is_dir()), None)
+def conf_folders(extensions: Iterable[ModuleType]) -> list[Path]:
+    """Return the folders `conf/` of those extensions that are packages and have one."""
+    folders = [Path(folder) / "conf" for module in extensions for folder in getattr(module, "__path__", [])]
+    return [folder.resolve() for folder in folders if folder.is_dir()]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from omegaconf import MISSING
 
-from spec_lab.config.choices import DraftSampling, Unusable, WeightDtype, Weights
+from spec_lab.config.choices import Unusable, WeightDtype, Weights
 from spec_lab.config.option import Part, knob, option
 from spec_lab.core.errors import UserError
 
@@ -67,6 +67,9 @@ class TargetConfig(Part):
         except UserError as error:
             yield str(error)
 
+    def files(self, run: Run) -> list[Path]:
+        return [self.folder]
+
 
 @dataclass
 class DrafterConfig(Part):
@@ -110,16 +113,6 @@ class DrafterConfig(Part):
     def rows_written(self, run: Run) -> int:
         """Return how many positions past the last token a round may write."""
         return 2 * self.num_draft_tokens
-
-
-@dataclass
-class TrainedDrafterConfig(DrafterConfig):
-    """The keys that every drafter with weights has."""
-
-    notes_confidence: ClassVar[bool] = True
-
-    path: str | None = knob(None, "folder of the drafter's weights; null is the one shipped for the target")
-    draft_sampling: DraftSampling = knob(DraftSampling.greedy, "how drafts are picked")
 
 
 @dataclass
@@ -293,11 +286,6 @@ class EngineConfig(Part):
     """Whether a finished job stands for another one of the same configuration and files."""
 
     name: str = "lab"
-
-    @property
-    def weights(self) -> list[Path]:
-        """The files that it reads in place of the target's and the drafter's."""
-        return []
 
     def plan(self, run: Run) -> EnginePlan | Refusal | None:
         """Return what another engine is asked for, or why it cannot do the run; None if the lab itself decodes."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
 
 from spec_lab.core.errors import UserError
@@ -55,6 +56,11 @@ class Part:
     def check(self, run: Run) -> Iterator[str]:
         """Yield a line with knob and remedy for each reason why `run`, which chose this option, cannot work."""
         yield from ()
+
+    def files(self, run: Run) -> list[Path]:
+        """Return the files and folders that `run` reads for this option; UserError if one is missing."""
+        path = getattr(self, "path", None)
+        return [] if path is None else [Path(path)]
 
 
 @dataclass_transform()

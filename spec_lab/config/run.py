@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_type_hints
 
 from omegaconf import MISSING
 
@@ -21,26 +21,37 @@ from spec_lab.config.groups import (
     TreeSizes,
     WorkloadConfig,
 )
-from spec_lab.config.option import Part, knob
+from spec_lab.config.option import Part, knob, option
 
 
-@dataclass
+@option("prune", "none")
 class PruneConfig(Part):
-    """prune=none|prefill|post_attention|catchup. The options only set the two knobs, which can also be set directly."""
+    """prune=none: every row goes through every layer. The other options set the two knobs otherwise."""
+
+    name: str = "none"
 
     prefill: str = knob("all_rows", "prompt rows that go on past the KV write")
     catchup: str = knob("none", "where the catch-up step drops the verified rows whose outputs nobody needs")
 
 
-@dataclass
-class SamplingConfig:
-    """The sampling of tokens; temperature 0 is greedy."""
+@option("sampling", "greedy")
+class SamplingConfig(Part):
+    """sampling=greedy: takes the likeliest token every time."""
+
+    name: str = "greedy"
 
     temperature: float = knob(0.0, "0 is greedy decoding", least=0)
     top_k: int | None = knob(None, "sample from the top_k likeliest tokens; null is all of them", least=1)
     top_p: float | None = knob(
         None, "sample from the smallest set of tokens with this probability; null is all of them", above=0, most=1
     )
+
+
+@option("sampling", "sampled")
+class Sampled(SamplingConfig):
+    """Samples from the target's distribution, at temperature 1."""
+
+    temperature: float = knob(1.0, "0 is greedy decoding", least=0)
 
 
 @dataclass
@@ -191,8 +202,5 @@ class Run:
         return dataclasses.replace(self, **parts)
 
 
-GROUPS = (
-    *("target", "drafter", "acceptance", "prune", "graph"),
-    *("attention", "workload", "sampling", "logger", "tree", "engine"),
-)
+GROUPS = tuple(name for name, kind in get_type_hints(Run).items() if isinstance(kind, type) and issubclass(kind, Part))
 """The groups of which a run chooses an option."""

@@ -4,14 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from enum import Enum, auto
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 
 from spec_lab.core.prompts import LiveRows
-from spec_lab.core.pruning import Drop
 from spec_lab.core.rows import rows_at
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide
+
+
+class Drop(Enum):
+    """The place, behind a layer's KV write, where the layer drops the rows that nobody reads.
+
+    The catch-up step of `drafters.block_context` only writes KV. There AFTER_LAYER means that rejected rows are written
+    too.
+    """
+
+    NOTHING = auto()
+    AFTER_LAYER = auto()
+    AFTER_ATTENTION = auto()
+    BEFORE_ATTENTION = auto()
+    EVERYTHING = auto()
+
+    @property
+    def is_inside(self) -> bool:
+        """Return whether rows are dropped inside the layer: all of them, or all but the live ones."""
+        return self not in (Drop.NOTHING, Drop.AFTER_LAYER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,3 +174,18 @@ class PrunePolicy:
         `live_rows` are flat row indices. `live_attention` is the metadata of these rows alone, whose keys end at them.
         """
         return Kept(self.catchup(live_attention.seq_lens.shape[0]), live_rows, live_attention)
+
+
+class LayerRows(NamedTuple):
+    """The rows that parts of a layer compute: queries of attention, its output product, and the MLP."""
+
+    attention: int
+    output: int
+    mlp: int
+
+    @classmethod
+    def of(cls, drop: Drop, num_live: int, num_rows: int) -> LayerRows:
+        """Count them for a layer of `num_rows` rows, of which `num_live` are read."""
+        attending = num_live if drop is Drop.BEFORE_ATTENTION else num_rows
+        going_on = num_live if drop.is_inside else num_rows
+        return cls(attending, going_on, going_on)

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from spec_lab.core.kept import Drop, LayerRows
 from spec_lab.core.origins import round_origins
-from spec_lab.core.pruning import Drop, LayerRows
 from spec_lab.core.results import RequestRecord, RoundRecord, RowCounts
 from spec_lab.core.types import FinishReason, Sequence
 from spec_lab.engine.graphs.mode import GraphMode

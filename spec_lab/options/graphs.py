@@ -130,3 +130,10 @@ class RoundGraph(GraphConfig):
             stops=stops,
             ahead=self.overlap,
         )
+
+
+@option("graph", "round_overlap")
+class RoundOverlap(RoundGraph):
+    """The same, and the host reads a round's tokens only after it has launched the next round."""
+
+    overlap: bool = True

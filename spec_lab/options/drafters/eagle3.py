@@ -1,4 +1,4 @@
-"""drafter=eagle3."""
+"""drafter=eagle3, and what makes the drafter of any head that is run draft by draft."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from spec_lab.config.choices import Weights
 from spec_lab.config.option import knob, option
-from spec_lab.options.drafters.recurrent import recurrent_drafter
 from spec_lab.options.drafters.weights import WeightsConfig
 
 if TYPE_CHECKING:
@@ -17,7 +16,9 @@ if TYPE_CHECKING:
 
     from spec_lab.build.lab import Lab
     from spec_lab.checkpoints.eagle3_config import Eagle3Config
+    from spec_lab.checkpoints.plan import LayerPlan
     from spec_lab.core.protocols import Drafter
+    from spec_lab.core.types import FeatureSpec
     from spec_lab.models.eagle3 import Eagle3Head
 
 
@@ -58,3 +59,48 @@ class Eagle3(WeightsConfig):
         return recurrent_drafter(
             self, lab, model, FeatureSpec(layer_inputs=taps), plan=plan, num_scored=config.draft_vocab_size
         )
+
+
+def recurrent_drafter(
+    option: WeightsConfig,
+    lab: Lab,
+    head: Any,
+    features: FeatureSpec,
+    *,
+    plan: LayerPlan,
+    num_scored: int | None = None,
+) -> Drafter[Any]:
+    """Make the drafter of one engine from a head that is run draft by draft: of chains, or of the run's tree.
+
+    Args:
+        features: what the head reads of the target.
+        plan: of the head's layer.
+        num_scored: how many tokens the head scores, if they are not the target's.
+    """
+    from spec_lab.build.caches import attention_kinds
+    from spec_lab.drafters.recurrent import RecurrentDrafter, RecurrentTreeDrafter
+
+    cache = lab.cache([plan]).layers[0]
+    if lab.run.sizes is None:
+        return RecurrentDrafter(
+            num_draft_tokens=option.num_draft_tokens,
+            head=head,
+            features=features,
+            cache=cache,
+            backend=lab.backend,
+            prune=lab.kept,
+            picker=lab.picker(option),
+            kernels=lab.kernels,
+            kinds=attention_kinds([plan]),
+        )
+    shape = lab.tree(num_scored)
+    return RecurrentTreeDrafter(
+        num_draft_tokens=shape.depth,
+        shape=shape,
+        siblings=lab.siblings(shape),
+        head=head,
+        features=features,
+        cache=cache,
+        backend=lab.tree_backend,
+        prune=lab.kept,
+    )

@@ -92,6 +92,9 @@ class Hybrid(Suffix):
         folder: Path = self.head.folder(run)
         return folder
 
+    def files(self, run: Run) -> list[Path]:
+        return [self.folder(run)]
+
     def build(self, lab: Lab) -> Drafter[Any]:
         from spec_lab.drafters.hybrid import HybridDrafter
 
