@@ -24,9 +24,8 @@ from spec_lab.config.run import Run
 from spec_lab.core.draft_paths import DraftPaths
 from spec_lab.core.errors import UserError
 from spec_lab.core.kept import AllPromptRows, Drop, PrunePolicy
-from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
+from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet
 from spec_lab.core.kv_cache import PagedKVCache
-from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.tree_protocols import TreeAttentionBackend
 from spec_lab.drafters.confidence import ConfidentGreedyPicker, ConfidentPicker
 from spec_lab.drafters.growth import TreeShape
@@ -34,7 +33,6 @@ from spec_lab.drafters.history import TokenHistory
 from spec_lab.drafters.picking import BiasedGreedyPicker, DraftPicker, GreedyPicker, SamplingPicker
 from spec_lab.drafters.siblings import DrawnSiblings, LikeliestSiblings, SiblingPicker
 from spec_lab.engine.capture import CudaGraphRecorder, GraphRecorder
-from spec_lab.engine.graphs.draft_loops import DraftCarry, carry_every_tensor
 from spec_lab.engine.tape import TapeRecorder
 from spec_lab.models.decoder import Decoder
 
@@ -108,12 +106,8 @@ class Lab:
         return self.models.target
 
     @property
-    def backend(self) -> AttentionBackend:
-        return self.models.backend
-
-    @property
-    def tree_backend(self) -> TreeAttentionBackend:
-        """The attention backend of a run with a tree, typed as one that masks the rows of trees."""
+    def backend(self) -> TreeAttentionBackend:
+        """The attention backend, which masks the rows of trees in a run that has one."""
         return cast(TreeAttentionBackend, self.models.backend)
 
     @property
@@ -151,13 +145,6 @@ class Lab:
         """How the target samples."""
         sampling = self.run.sampling
         return SamplingParams(sampling.temperature, sampling.top_k, sampling.top_p)
-
-    @property
-    def carry(self) -> DraftCarry:
-        """What passes a draft step's results to the next step of a graph."""
-        general: DraftCarry = carry_every_tensor
-        # The kernel only carries tokens and a hidden state, so drafters that pass on anything else use the torch form.
-        return self.kernels.get(Op.CARRY_HIDDEN, general) if self.run.drafter.hands_hidden_on else general
 
     def once(self, key: Hashable, make: Callable[[], Part]) -> Part:
         """Return what `make` made when this was called first with `key`, such as a head that several engines use."""

@@ -7,17 +7,18 @@ Checks that read a checkpoint are in `spec_lab.build`.
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Iterator
 from typing import Any
 
 from spec_lab.config.choices import CacheDtype, Dtype, KernelsChoice, WeightDtype
-from spec_lab.config.option import VALUES, Part, options
-from spec_lab.config.run import Run
+from spec_lab.config.option import VALUES, options
+from spec_lab.config.run import GROUPS, Run
 from spec_lab.core.errors import UserError
 from spec_lab.core.ranks import ranks
 
-WORDS = {"least": "at least", "most": "at most", "above": "above"}
-"""The bounds of a knob, in words."""
+WITHIN = {"at least": operator.ge, "at most": operator.le, "above": operator.gt}
+"""The bounds of a knob. NaN is within none."""
 
 
 def admit(run: Run) -> Run:
@@ -28,12 +29,16 @@ def admit(run: Run) -> Run:
 
 
 def problems(run: Run) -> Iterator[str]:
-    """Yield everything that speaks against a run: bounds, the options' own checks, and what cannot be combined."""
+    """Yield everything that speaks against a run: bounds, the options' own checks, missing files, and what cannot be
+    combined."""
     yield from out_of_bounds(run)
-    for field in dataclasses.fields(run):
-        part = getattr(run, field.name)
-        if isinstance(part, Part):
-            yield from part.check(run)
+    for group in GROUPS:
+        part = getattr(run, group)
+        yield from part.check(run)
+        try:
+            part.files(run)
+        except UserError as error:
+            yield str(error)
     for check in (_values, _rules, _trees, _offers, _graphs, _kernels, _ranks):
         yield from check(run)
 
@@ -45,15 +50,10 @@ def out_of_bounds(config: Any, prefix: str = "") -> Iterator[str]:
         if dataclasses.is_dataclass(value):
             yield from out_of_bounds(value, f"{name}.")
             continue
-        bounds = {side: bound for side in WORDS if (bound := field.metadata.get(side)) is not None}
+        bounds = field.metadata.get("bounds", {})
         numbers = [number for number in (value if isinstance(value, list) else [value]) if type(number) in (int, float)]
-        if not all(_within(number, **bounds) for number in numbers):
-            yield f"{name}={value} must be {' and '.join(f'{WORDS[side]} {bound}' for side, bound in bounds.items())}"
-
-
-def _within(number: float, least: float | None = None, most: float | None = None, above: float | None = None) -> bool:
-    # Not the negations of the opposite comparisons, which would let NaN pass.
-    return (least is None or number >= least) and (most is None or number <= most) and (above is None or number > above)
+        if not all(WITHIN[word](number, bound) for number in numbers for word, bound in bounds.items()):
+            yield f"{name}={value} must be {' and '.join(f'{word} {bound}' for word, bound in bounds.items())}"
 
 
 def _values(run: Run) -> Iterator[str]:

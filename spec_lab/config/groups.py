@@ -6,7 +6,6 @@ know of an option without asking for its name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -60,12 +59,6 @@ class TargetConfig(Part):
     def folder(self) -> Path:
         """The folder of the checkpoint, or its GGUF file; UserError if there is none."""
         raise NotImplementedError
-
-    def check(self, run: Run) -> Iterator[str]:
-        try:
-            assert self.folder
-        except UserError as error:
-            yield str(error)
 
     def files(self, run: Run) -> list[Path]:
         return [self.folder]

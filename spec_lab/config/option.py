@@ -44,7 +44,8 @@ def knob(
     above: float | None = None,
 ) -> Any:
     """Make a field with its line in `--help` and its bounds; in a list the bounds are those of each number."""
-    metadata = {"help": explanation, "least": least, "most": most, "above": above}
+    bounds = {"at least": least, "at most": most, "above": above}
+    metadata = {"help": explanation, "bounds": {word: bound for word, bound in bounds.items() if bound is not None}}
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: default.copy(), metadata=metadata)
     return field(default=default, metadata=metadata)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, Protocol
 
 import torch
 
@@ -174,18 +174,3 @@ class PrunePolicy:
         `live_rows` are flat row indices. `live_attention` is the metadata of these rows alone, whose keys end at them.
         """
         return Kept(self.catchup(live_attention.seq_lens.shape[0]), live_rows, live_attention)
-
-
-class LayerRows(NamedTuple):
-    """The rows that parts of a layer compute: queries of attention, its output product, and the MLP."""
-
-    attention: int
-    output: int
-    mlp: int
-
-    @classmethod
-    def of(cls, drop: Drop, num_live: int, num_rows: int) -> LayerRows:
-        """Count them for a layer of `num_rows` rows, of which `num_live` are read."""
-        attending = num_live if drop is Drop.BEFORE_ATTENTION else num_rows
-        going_on = num_live if drop.is_inside else num_rows
-        return cls(attending, going_on, going_on)

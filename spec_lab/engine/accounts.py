@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from spec_lab.core.kept import Drop, LayerRows
+from spec_lab.core.kept import Drop
 from spec_lab.core.origins import round_origins
 from spec_lab.core.results import RequestRecord, RoundRecord, RowCounts
 from spec_lab.core.types import FinishReason, Sequence
@@ -247,17 +247,19 @@ class RoundAccounts:
         requirements = drafter.requirements
         num_rows = result.num_rows if settled.num_catchup_rows is None else settled.num_catchup_rows
         passes = requirements.rows_of_passes(num_rows) if num_rows else ()
-        by_pass = [LayerRows.of(self._catchup(padded), padded, padded * rows) for rows in passes]
+        drop = self._catchup(padded)
+        attending = sum(padded if drop is Drop.BEFORE_ATTENTION else padded * rows for rows in passes)
+        going_on = sum(padded if drop.is_inside else padded * rows for rows in passes)
         if requirements.counts_catchup and num_rows:
-            by_pass = [LayerRows(*[drafter.count_catchup(result.num_emitted, num_rows)] * 3)]
+            attending = going_on = drafter.count_catchup(result.num_emitted, num_rows)
         num_drafted, num_offered = self._count_drafts(settled, emitted, padded)
         return RowCounts(
             drafted=num_drafted,
             offered=num_offered,
             verified=padded * settled.num_verified,
-            catchup_attention=sum(rows.attention for rows in by_pass),
-            catchup_output=sum(rows.output for rows in by_pass),
-            catchup_mlp=sum(rows.mlp for rows in by_pass),
+            catchup_attention=attending,
+            catchup_output=going_on,
+            catchup_mlp=going_on,
             catchup_live=len(passes) * len(emitted),
         )
 

@@ -59,7 +59,6 @@ class Dflash(WeightsConfig):
     markov_form: MarkovForm = knob(MarkovForm.vanilla, "how a Markov head reads the token before")
 
     def check(self, run: Run) -> Iterator[str]:
-        yield from super().check(run)
         if self.weights == Weights.random:
             size = self.block_size or BLOCK_SIZE
             slots = SlotReading.of(self.slots, size, self.head)

@@ -55,7 +55,7 @@ class DraftModel(WeightsConfig):
             siblings=lab.siblings(shape),
             model=decoder,
             cache=cache,
-            backend=lab.tree_backend,
+            backend=lab.backend,
             prune=lab.kept,
             vocab_size=lab.target.vocab_size,
         )

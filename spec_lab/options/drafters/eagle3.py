@@ -80,27 +80,16 @@ def recurrent_drafter(
     from spec_lab.build.caches import attention_kinds
     from spec_lab.drafters.recurrent import RecurrentDrafter, RecurrentTreeDrafter
 
-    cache = lab.cache([plan]).layers[0]
+    parts: dict[str, Any] = {
+        "num_draft_tokens": option.num_draft_tokens,  # of a tree the depth
+        "head": head,
+        "features": features,
+        "cache": lab.cache([plan]).layers[0],
+        "backend": lab.backend,
+        "prune": lab.kept,
+    }
     if lab.run.sizes is None:
-        return RecurrentDrafter(
-            num_draft_tokens=option.num_draft_tokens,
-            head=head,
-            features=features,
-            cache=cache,
-            backend=lab.backend,
-            prune=lab.kept,
-            picker=lab.picker(option),
-            kernels=lab.kernels,
-            kinds=attention_kinds([plan]),
-        )
+        kinds = attention_kinds([plan])
+        return RecurrentDrafter(picker=lab.picker(option), kernels=lab.kernels, kinds=kinds, **parts)
     shape = lab.tree(num_scored)
-    return RecurrentTreeDrafter(
-        num_draft_tokens=shape.depth,
-        shape=shape,
-        siblings=lab.siblings(shape),
-        head=head,
-        features=features,
-        cache=cache,
-        backend=lab.tree_backend,
-        prune=lab.kept,
-    )
+    return RecurrentTreeDrafter(shape=shape, siblings=lab.siblings(shape), **parts)

@@ -78,8 +78,6 @@ class Hybrid(Suffix):
                 f"drafter.head_drafts={self.head_drafts} is more than a round holds; use drafter.num_draft_tokens="
                 f"{self.head_drafts}"
             )
-        else:
-            yield from self.head.check(run)
 
     @property
     def head(self) -> Any:

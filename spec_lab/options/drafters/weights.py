@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,13 +32,6 @@ class WeightsConfig(DrafterConfig):
     path: str | None = knob(None, "folder of the drafter's weights; null is the one shipped for the target")
     draft_sampling: DraftSampling = knob(DraftSampling.greedy, "how drafts are picked")
     weights: Weights = knob(Weights.checkpoint, "where the weights come from; random is for speed studies")
-
-    def check(self, run: Run) -> Iterator[str]:
-        try:
-            if self.weights == Weights.checkpoint:
-                self.folder(run)
-        except UserError as error:
-            yield str(error)
 
     def key(self, run: Run) -> tuple[Any, ...]:
         """Return what a head that was made of these weights depends on beside its target and backend."""
