@@ -60,9 +60,9 @@ def build_engine(run: Run, models: Models, limits: Limits, make_drafter: Drafter
     timer = make_timer(models.device)
     notes = run.record.confidences and run.drafter.notes_confidence and run.sizes is None
     confidences = DraftConfidences(limits.num_slots, run.drafter.num_draft_tokens, models.device, models.kernels)
-    lab = Lab(
-        run,
+    lab = Lab.of(
         models,
+        run=run,
         limits=limits,
         seeds=seeds,
         target_cache=cache,
@@ -120,16 +120,16 @@ def _mover(run: Run, backend: AttentionBackend) -> MetadataMover:
 
 def build_rounds(lab: Lab, parts: Parts, is_captured: bool) -> Rounds:
     """Make the decode rounds of an engine: one, or those that a plan chooses from. `is_captured`: as graphs."""
-    run, models, drafter = lab.run, lab.models, parts.drafter
+    run, drafter = lab.run, parts.drafter
     needs, most, num_slots = drafter.requirements, drafter.num_draft_tokens, lab.limits.num_slots
     plan = get("drafter.plan", run.drafter.plan)().build(lab)
     chain, kept, finder = Chain(parts), lab.confidences, needs.on_host
     if plan is None and run.sizes is None and finder is None:
         return Rounds(lambda _: DecodeRound(parts, chain, AllOffered(most, kept)), LaunchShape(most, most))
-    offered = DraftOffers(num_slots, most, models.device, models.kernels)
+    offered = DraftOffers(num_slots, most, lab.device, lab.kernels)
     missed = None if plan is None or not plan.resumes else _missed_rows(lab, parts)
     if run.sizes is not None:
-        num_rows, tree_parts = run.sizes.num_rows, TreeParts.of(parts, models.kernels)
+        num_rows, tree_parts = run.sizes.num_rows, TreeParts.of(parts, lab.kernels)
         tree = Tree(parts, tree_parts, num_rows, lab.limits.page_size, keeps_path=plan is not None)
         root = TreeBehindRoot(parts, tree)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -26,7 +26,6 @@ from spec_lab.core.errors import UserError
 from spec_lab.core.kept import AllPromptRows, Drop, PrunePolicy
 from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet
 from spec_lab.core.kv_cache import PagedKVCache
-from spec_lab.core.tree_protocols import TreeAttentionBackend
 from spec_lab.drafters.confidence import ConfidentGreedyPicker, ConfidentPicker
 from spec_lab.drafters.growth import TreeShape
 from spec_lab.drafters.history import TokenHistory
@@ -34,7 +33,6 @@ from spec_lab.drafters.picking import BiasedGreedyPicker, DraftPicker, GreedyPic
 from spec_lab.drafters.siblings import DrawnSiblings, LikeliestSiblings, SiblingPicker
 from spec_lab.engine.capture import CudaGraphRecorder, GraphRecorder
 from spec_lab.engine.tape import TapeRecorder
-from spec_lab.models.decoder import Decoder
 
 if TYPE_CHECKING:
     from spec_lab.options.drafters.weights import WeightsConfig
@@ -60,12 +58,11 @@ class RuleFacts:
     kernels: KernelSet = TORCH_FORMS
 
 
-@dataclass(frozen=True, slots=True)
-class Lab:
-    """What the parts of one engine are made from.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lab(Models):
+    """What the parts of one engine are made from: the target with its related parts, and what this engine has beside.
 
     Attributes:
-        models: the target with its related parts, which all engines of a run share.
         seeds: the noise of each slot's request.
         target_cache: for drafters that read the target's KV.
         confidences: where the drafter of a chain stores its confidences; None if they are not used.
@@ -74,12 +71,16 @@ class Lab:
     """
 
     run: Run
-    models: Models
     limits: Limits
     seeds: SlotSeeds
     target_cache: PagedKVCache
     confidences: DraftConfidences | None = None
     span: Callable[[str], AbstractContextManager[Any]] = nullcontext
+
+    @classmethod
+    def of(cls, models: Models, **own: Any) -> Lab:
+        """Return the lab of an engine that has `own` beside the models that all engines share."""
+        return cls(**{field.name: getattr(models, field.name) for field in fields(models)}, **own)
 
     @property
     def kept(self) -> PrunePolicy:
@@ -102,38 +103,17 @@ class Lab:
         return PrunePolicy(prompt if prewrite or not prompt.needs_prewrite else AllPromptRows(), catchup)
 
     @property
-    def target(self) -> Decoder:
-        return self.models.target
-
-    @property
-    def backend(self) -> TreeAttentionBackend:
-        """The attention backend, which masks the rows of trees in a run that has one."""
-        return cast(TreeAttentionBackend, self.models.backend)
-
-    @property
-    def kernels(self) -> KernelSet:
-        return self.models.kernels
-
-    @property
     def draft_model_kernels(self) -> KernelSet:
         """Return the kernels of a small model that drafts. With kernels=triton, torch computes its parts."""
         is_native = self.run.kernels == KernelsChoice.native
         return self.kernels if is_native else self.kernels.without_parts()
 
     @property
-    def device(self) -> torch.device:
-        return self.models.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.models.dtype
-
-    @property
     def rule_facts(self) -> RuleFacts:
         """What a rule that draws nothing is made from."""
         return RuleFacts(
             self.limits.num_slots,
-            self.models.markers,
+            self.markers,
             eos_token_ids=self.target.eos_token_ids,
             prefill_chunk=self.run.cache.chunk_size,
             device=self.device,
@@ -146,17 +126,13 @@ class Lab:
         sampling = self.run.sampling
         return SamplingParams(sampling.temperature, sampling.top_k, sampling.top_p)
 
-    def once(self, key: Hashable, make: Callable[[], Part]) -> Part:
-        """Return what `make` made when this was called first with `key`, such as a head that several engines use."""
-        return self.models.heads.once(key, make)
-
     def recorder(self) -> GraphRecorder:
         """Make the recorder that captures and replays graphs on the device."""
         return CudaGraphRecorder(self.device) if self.device.type == "cuda" else TapeRecorder()
 
     def cache(self, plans: Sequence[LayerPlan]) -> PagedKVCache:
         """Make the drafter's cache for layers with these plans, of the engine's pages and slots."""
-        return build_cache(plans, self.limits, self.models, self.run.cache.drafter_dtype)
+        return build_cache(plans, self.limits, self, self.run.cache.drafter_dtype)
 
     def history(self) -> TokenHistory:
         """Make the token history of the engine's slots, for drafters that look drafts up."""

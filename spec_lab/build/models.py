@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 import torch
 
@@ -23,6 +23,7 @@ from spec_lab.core.file_stamps import file_stamps
 from spec_lab.core.kernel_set import KernelSet, Op
 from spec_lab.core.layer_protocols import AttentionBackend, RopeWrite
 from spec_lab.core.prompts import NO_ROUNDING, PromptRounding
+from spec_lab.core.tree_protocols import TreeAttentionBackend
 from spec_lab.engine.experts_read import ExpertsRead
 from spec_lab.models.decoder import Decoder
 from spec_lab.models.partition import WHOLE, Partition
@@ -86,6 +87,7 @@ class Models:
     """A loaded target with related parts, which all engines of a run share.
 
     Attributes:
+        backend: of attention; it masks the rows of trees in a run that has one.
         kernels: the run's kernels.
         experts_read: counters for the layers with experts, of the target and the drafter.
         markers: markers of the thinking phase; None if none are given.
@@ -94,7 +96,7 @@ class Models:
     """
 
     target: Decoder
-    backend: AttentionBackend
+    backend: TreeAttentionBackend
     kernels: KernelSet
     device: torch.device
     dtype: torch.dtype
@@ -126,9 +128,13 @@ class Models:
         pack."""
         return self.target.kernels.prompt_rounding if self.row_invariant else NO_ROUNDING
 
-    def with_backend(self, backend: AttentionBackend) -> Models:
+    def with_backend(self, backend: AttentionBackend) -> Self:
         """Return the same target for drafters that attend with another backend; nothing made for them is shared."""
-        return replace(self, backend=backend, heads=Last())
+        return replace(self, backend=cast(TreeAttentionBackend, backend), heads=Last())
+
+    def once(self, key: Hashable, make: Callable[[], Part]) -> Part:
+        """Return what `make` made when this was called first with `key`, such as a head that several engines use."""
+        return self.heads.once(key, make)
 
     def beside_target(self, model: Callable[..., Part], config: object, tensors: Mapping[str, torch.Tensor]) -> Part:
         """Make a model from its checkpoint's tensors, with the target's embedding, head and number of positions."""
@@ -203,7 +209,7 @@ def load_models(
     target = load_target(model_config, source, backend, max_positions, own)
     models = Models(
         target,
-        backend,
+        cast(TreeAttentionBackend, backend),
         kernels=kernels,
         device=device,
         dtype=dtype,

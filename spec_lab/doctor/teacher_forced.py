@@ -147,7 +147,8 @@ class TeacherForcedDrafts:
         subject = self._subject
         run = unpruned_config(subject.of_spine)
         seeds = SlotSeeds(1, run.seed, self._device)
-        return Lab(run, subject.reference, limits=self._limits, seeds=seeds, target_cache=self._texts[text].cache)
+        cache = self._texts[text].cache
+        return Lab.of(subject.reference, run=run, limits=self._limits, seeds=seeds, target_cache=cache)
 
     def _drafts(self, drafter: Drafter[Any], loop_round: LoopRound, features: torch.Tensor | None) -> torch.Tensor:
         """Return the drafts [num_draft_tokens] after the first `kv_len` tokens and the pending token."""

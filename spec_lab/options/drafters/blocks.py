@@ -96,7 +96,7 @@ class Dflash(WeightsConfig):
     def model(self, lab: Lab, config: BlockConfig, tensors: Mapping[str, torch.Tensor]) -> BlockModel:
         from spec_lab.models.blocks.model import BlockModel
 
-        return lab.models.beside_target(BlockModel, config, tensors)
+        return lab.beside_target(BlockModel, config, tensors)
 
     def drafter(self, lab: Lab, model: BlockModel) -> Drafter[Any]:
         """Make the drafter of one engine. With drafter.confidence its confidences are those of the confidence head."""

@@ -26,7 +26,7 @@ class DraftModel(WeightsConfig):
         from spec_lab.drafters.draft_model import DraftModelDrafter, DraftModelTreeDrafter
 
         decoder, warnings = model
-        lab.models.warnings.extend(warnings)
+        lab.warnings.extend(warnings)
         decoder.num_tokens = lab.target.num_tokens = min(decoder.vocab_size, lab.target.vocab_size)
         config, longest = decoder.config, lab.limits.max_seq_len
         num_positions = min(config.max_position_embeddings, config.max_dense_positions or longest)
@@ -90,5 +90,5 @@ class DraftModel(WeightsConfig):
 
         source = WeightSource(self.folder(lab.run), lab.dtype, lab.device)
         model = load_target(config, source, lab.backend, lab.target.num_positions, lab.draft_model_kernels)
-        lab.models.experts_read.watch(model.expert_parts)
+        lab.experts_read.watch(model.expert_parts)
         return model, tensors

@@ -47,7 +47,7 @@ class Eagle3(WeightsConfig):
     def model(self, lab: Lab, config: Eagle3Config, tensors: Mapping[str, torch.Tensor]) -> Eagle3Head:
         from spec_lab.models.eagle3 import Eagle3Head
 
-        return lab.models.beside_target(partial(Eagle3Head, window=self.window), config, tensors)
+        return lab.beside_target(partial(Eagle3Head, window=self.window), config, tensors)
 
     def drafter(self, lab: Lab, model: Eagle3Head) -> Drafter[Any]:
         from spec_lab.checkpoints.eagle3_config import default_tap_layer_inputs

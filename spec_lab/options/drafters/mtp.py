@@ -110,7 +110,7 @@ class MtpConfigBase(WeightsConfig):
             for of_module in tensors
         ]
         for module in modules:
-            lab.models.experts_read.watch(module.expert_parts)
+            lab.experts_read.watch(module.expert_parts)
         return modules
 
 
