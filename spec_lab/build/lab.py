@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -36,8 +36,6 @@ from spec_lab.engine.tape import TapeRecorder
 
 if TYPE_CHECKING:
     from spec_lab.options.drafters.weights import WeightsConfig
-
-Part = TypeVar("Part")
 
 
 @dataclass(frozen=True, slots=True)
