@@ -20,8 +20,8 @@ from spec_lab.config.choices import KernelsChoice, WeightDtype, Weights
 from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
 from spec_lab.core.file_stamps import file_stamps
-from spec_lab.core.kernel_set import KernelSet, Op
-from spec_lab.core.layer_protocols import AttentionBackend, RopeWrite
+from spec_lab.core.kernel_set import KernelSet
+from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.prompts import NO_ROUNDING, PromptRounding
 from spec_lab.core.tree_protocols import TreeAttentionBackend
 from spec_lab.engine.experts_read import ExpertsRead
@@ -60,26 +60,6 @@ class Last:
             self._made, self._key = make(), key
         made: Part = self._made
         return made
-
-
-@dataclass(frozen=True, slots=True)
-class BackendContext:
-    """What `build` of an attention option gets: the run, and the sizes and types that its device settles.
-
-    Attributes:
-        max_positions: the most positions that a sequence may have, with those that a round writes past its end.
-    """
-
-    run: Run
-    max_positions: int
-    device: torch.device
-    dtype: torch.dtype
-    kernels: KernelSet
-
-    @property
-    def rope_write(self) -> RopeWrite | None:
-        """Return the kernel that rotates heads and writes KV; None if torch and the backend do."""
-        return self.kernels.get(Op.ROPE_WRITE, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +176,7 @@ def load_models(
     ends = {rope.original_max_position_embeddings for rope in ropes} | {model_config.max_position_embeddings}
     max_positions = min(end for end in (*ends, max_seq_len + _behind(run)) if end >= max_seq_len)
     kernels = make_kernels(run.kernels, device, dtype, run.row_invariant)
-    backend = run.attention.build(BackendContext(run, max_positions, device=device, dtype=dtype, kernels=kernels))
+    backend = run.attention.build(run, kernels, max_positions)
     if backend.latent is not None:
         backend.latent.expect(run.batch_size)
     elif any(plan.latent is not None for plan in model_config.layers):

@@ -19,8 +19,8 @@ from spec_lab.core.errors import UserError
 if TYPE_CHECKING:
     from spec_lab.acceptance.deterministic import DraftJudge
     from spec_lab.build.lab import Lab, RuleFacts
-    from spec_lab.build.models import BackendContext
     from spec_lab.config.run import Run
+    from spec_lab.core.kernel_set import KernelSet
     from spec_lab.core.layer_protocols import AttentionBackend
     from spec_lab.core.protocols import AcceptanceRule, Drafter
     from spec_lab.core.types import Request
@@ -212,8 +212,9 @@ class AttentionConfig(Part):
 
     name: str = MISSING
 
-    def build(self, context: BackendContext) -> AttentionBackend:
-        """Make the backend, which all engines of a run share."""
+    def build(self, run: Run, kernels: KernelSet, max_positions: int) -> AttentionBackend:
+        """Make the backend, which all engines of a run share. No sequence has more than `max_positions`, with those
+        that a round writes past its end."""
         raise NotImplementedError
 
 
