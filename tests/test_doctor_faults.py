@@ -204,7 +204,7 @@ def with_broken_writes(subject: Subject, place: Callable[[torch.Tensor], torch.T
         return subject.config.drafter.build(broken)
 
     drafter.build = build  # type: ignore[method-assign]
-    return replace(subject, config=subject.config.with_parts(drafter=drafter))
+    return replace(subject, config=replace(subject.config, drafter=drafter))
 
 
 def test_a_stale_cache(healthy: Subject, keep_readings: KeepReadings) -> None:

@@ -173,7 +173,7 @@ def _with_k(run: Run) -> Run:
     drafter, sizes = run.drafter, run.sizes
     if sizes is None or not drafter.drafts or drafter.num_draft_tokens != type(drafter)().num_draft_tokens:
         return run
-    return run.with_parts(drafter=dataclasses.replace(drafter, num_draft_tokens=sizes.depth))
+    return dataclasses.replace(run, drafter=dataclasses.replace(drafter, num_draft_tokens=sizes.depth))
 
 
 def explained(error: Exception) -> UserError:

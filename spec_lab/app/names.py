@@ -23,6 +23,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from spec_lab.config.extensions import load_options
+from spec_lab.config.option import default_of
 from spec_lab.config.run import GROUPS, Run
 from spec_lab.core.errors import KERNELS, UserError
 from spec_lab.core.file_stamps import file_stamps
@@ -62,9 +63,8 @@ def choice_name(option: str, part: Any) -> str:
     `acceptance=relaxed_thinking acceptance.topk=3` is `relaxed_thinking+topk=3`. A logger has the name of its option
     alone. The drafter's K is left out, since tables have a column for it.
     """
-    usual, beside = type(part)(name=part.name), ("name", "num_draft_tokens")
-    values = {field.name: getattr(part, field.name) for field in fields(part) if field.name not in beside}
-    own = {key: value for key, value in values.items() if value != getattr(usual, key)}
+    knobs = [knob for knob in fields(part) if knob.name not in ("name", "num_draft_tokens")]
+    own = {knob.name: value for knob in knobs if (value := getattr(part, knob.name)) != default_of(knob)}
     return "+".join([option, *(f"{key}={Path(value).name if key == 'path' else value}" for key, value in own.items())])
 
 

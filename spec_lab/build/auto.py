@@ -46,10 +46,10 @@ def with_auto_chosen(run: Run) -> Run:
             run = _take(run, knob, "native")
     graph: Any = run.graph
     if getattr(graph, "prompts", False) is None:
-        captured, not_captured = (run.with_parts(graph=replace(graph, prompts=prompts)) for prompts in (True, False))
+        captured, not_captured = (replace(run, graph=replace(graph, prompts=prompts)) for prompts in (True, False))
         can_be = on_cuda and not read_model_config(run.target.folder).keeps_states
         run = captured if can_be and not _new_problems(not_captured, captured) else not_captured
-    return run.with_parts(cache=_with_prompt_sizes(run, on_cuda))
+    return replace(run, cache=_with_prompt_sizes(run, on_cuda))
 
 
 def _new_problems(run: Run, other: Run) -> list[str]:
@@ -76,7 +76,8 @@ def why_not_native(run: Run) -> str | None:
 
 
 def _take(run: Run, knob: str, name: str) -> Run:
-    return run.with_parts(**{knob: KernelsChoice(name) if knob == "kernels" else get(knob, name)()})
+    taken: Any = KernelsChoice(name) if knob == "kernels" else get(knob, name)()
+    return replace(run, **{knob: taken})
 
 
 def _with_prompt_sizes(run: Run, on_cuda: bool) -> CacheConfig:

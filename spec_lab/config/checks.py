@@ -7,17 +7,18 @@ Checks that read a checkpoint are in `spec_lab.build`.
 from __future__ import annotations
 
 import dataclasses
-import operator
 from collections.abc import Iterator
+from functools import partial
+from operator import attrgetter, ge, gt, le
 from typing import Any
 
 from spec_lab.config.choices import CacheDtype, Dtype, KernelsChoice, WeightDtype
-from spec_lab.config.option import VALUES, options
+from spec_lab.config.option import VALUES, get
 from spec_lab.config.run import GROUPS, Run
 from spec_lab.core.errors import UserError
 from spec_lab.core.ranks import ranks
 
-WITHIN = {"at least": operator.ge, "at most": operator.le, "above": operator.gt}
+WITHIN = {"at least": ge, "at most": le, "above": gt}
 """The bounds of a knob. NaN is within none."""
 
 
@@ -33,13 +34,8 @@ def problems(run: Run) -> Iterator[str]:
     combined."""
     yield from out_of_bounds(run)
     for group in GROUPS:
-        part = getattr(run, group)
-        yield from part.check(run)
-        try:
-            part.files(run)
-        except UserError as error:
-            yield str(error)
-    for check in (_values, _rules, _trees, _offers, _graphs, _kernels, _ranks):
+        yield from getattr(run, group).check(run)
+    for check in (_missing, _rules, _trees, _offers, _graphs, _kernels, _ranks):
         yield from check(run)
 
 
@@ -56,12 +52,14 @@ def out_of_bounds(config: Any, prefix: str = "") -> Iterator[str]:
             yield f"{name}={value} must be {' and '.join(f'{word} {bound}' for word, bound in bounds.items())}"
 
 
-def _values(run: Run) -> Iterator[str]:
-    """The knobs whose values are options have one that is registered."""
-    for group in VALUES:
-        part, _, key = group.partition(".")
-        if (value := getattr(getattr(run, part), key)) not in options(group):
-            yield f"{group}={value} is not registered; use one of {', '.join(options(group))}"
+def _missing(run: Run) -> Iterator[str]:
+    """The files that options read are there, and so are the options that knobs name."""
+    files = [partial(getattr(run, group).files, run) for group in GROUPS]
+    for look in (*files, *(partial(get, group, attrgetter(group)(run)) for group in VALUES)):
+        try:
+            look()
+        except UserError as error:
+            yield str(error)
 
 
 def lossless_rule(run: Run) -> str:

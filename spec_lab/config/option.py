@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import Field, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
 
@@ -43,12 +43,18 @@ def knob(
     most: float | None = None,
     above: float | None = None,
 ) -> Any:
-    """Make a field with its line in `--help` and its bounds; in a list the bounds are those of each number."""
+    """Make a field with its line in `--help` and its bounds; in a list the bounds are those of each number. Of a class
+    an instance is the default."""
     bounds = {"at least": least, "at most": most, "above": above}
     metadata = {"help": explanation, "bounds": {word: bound for word, bound in bounds.items() if bound is not None}}
-    if isinstance(default, (list, dict)):
-        return field(default_factory=lambda: default.copy(), metadata=metadata)
+    if isinstance(default, (list, dict, type)):
+        return field(default_factory=default if isinstance(default, type) else default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+def default_of(knob: Field[Any]) -> Any:
+    """Return the default of a knob; MISSING if it has none."""
+    return knob.default_factory() if callable(knob.default_factory) else knob.default
 
 
 class Part:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, get_type_hints
 
 from omegaconf import MISSING
@@ -135,16 +134,12 @@ class Run:
     workload: WorkloadConfig = knob(MISSING, "the prompts")
     sampling: SamplingConfig = knob(MISSING, "how the target samples")
     logger: LoggerConfig = knob(MISSING, "where the records go")
-    tree: TreeConfig = field(
-        default_factory=TreeConfig, metadata={"help": "whether a round's drafts are a chain or a tree"}
-    )
-    engine: EngineConfig = field(
-        default_factory=EngineConfig, metadata={"help": "what decodes: the lab, or another engine beside it"}
-    )
-    recurrent: RecurrentConfig = field(default_factory=RecurrentConfig, metadata={"help": "layers that keep a state"})
-    cache: CacheConfig = field(default_factory=CacheConfig, metadata={"help": "the paged KV cache"})
-    record: RecordConfig = field(default_factory=RecordConfig, metadata={"help": "what is recorded besides"})
-    study: StudyConfig = field(default_factory=StudyConfig, metadata={"help": "what a study's runs show"})
+    tree: TreeConfig = knob(TreeConfig, "whether a round's drafts are a chain or a tree")
+    engine: EngineConfig = knob(EngineConfig, "what decodes: the lab, or another engine beside it")
+    recurrent: RecurrentConfig = knob(RecurrentConfig, "layers that keep a state")
+    cache: CacheConfig = knob(CacheConfig, "the paged KV cache")
+    record: RecordConfig = knob(RecordConfig, "what is recorded besides")
+    study: StudyConfig = knob(StudyConfig, "what a study's runs show")
     size: str = knob("small", "small or full, which studies read")
     name: str = knob("run", "first part of the name of the run's folder")
     seed: int = knob(0, "seed of everything random")
@@ -196,10 +191,6 @@ class Run:
         if self.drafter.plan != "none" and self.drafter.drafts:
             return f"drafter.plan={self.drafter.plan}"
         return f"drafter={self.drafter.name}" if self.drafter.drafts_on_host else None
-
-    def with_parts(self, **parts: Any) -> Run:
-        """Return the same run with other parts."""
-        return dataclasses.replace(self, **parts)
 
 
 GROUPS = tuple(name for name, kind in get_type_hints(Run).items() if isinstance(kind, type) and issubclass(kind, Part))

@@ -70,7 +70,7 @@ class Beside:
         Raises:
             UserError: a prompt has what engines are not told, or needs answers of the lab.
         """
-        plain = plain_config(config).with_parts(engine=EngineConfig(), references=[])
+        plain = dataclasses.replace(plain_config(config), engine=EngineConfig(), references=[])
         if config.record.audit:
             lab = load_lab(plain, last=last)
             target = lab.models.target

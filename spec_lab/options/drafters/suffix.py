@@ -96,7 +96,7 @@ class Hybrid(Suffix):
     def build(self, lab: Lab) -> Drafter[Any]:
         from spec_lab.drafters.hybrid import HybridDrafter
 
-        alone = replace(lab, run=lab.run.with_parts(drafter=self.head))
+        alone = replace(lab, run=replace(lab.run, drafter=self.head))
         return HybridDrafter(
             self.head.build(alone), (self.parts[0], self.parts[1]), self.head_drafts, self.suffix_sizes()
         )
