@@ -120,41 +120,36 @@ def _mover(run: Run, backend: AttentionBackend) -> MetadataMover:
 
 def build_rounds(lab: Lab, parts: Parts, is_captured: bool) -> Rounds:
     """Make the decode rounds of an engine: one, or those that a plan chooses from. `is_captured`: as graphs."""
-    run, drafter = lab.run, parts.drafter
-    needs, most, num_slots = drafter.requirements, drafter.num_draft_tokens, lab.limits.num_slots
+    run, sizes, needs, kept = lab.run, lab.run.sizes, parts.drafter.requirements, lab.confidences
+    most, finder, chain = parts.drafter.num_draft_tokens, needs.on_host, Chain(parts)
     plan = get("drafter.plan", run.drafter.plan)().build(lab)
-    chain, kept, finder = Chain(parts), lab.confidences, needs.on_host
-    if plan is None and run.sizes is None and finder is None:
+    if plan is None and sizes is None and finder is None:
         return Rounds(lambda _: DecodeRound(parts, chain, AllOffered(most, kept)), LaunchShape(most, most))
-    offered = DraftOffers(num_slots, most, lab.device, lab.kernels)
+    offered = DraftOffers(lab.limits.num_slots, most, lab.device, lab.kernels)
     missed = None if plan is None or not plan.resumes else _missed_rows(lab, parts)
-    if run.sizes is not None:
-        num_rows, tree_parts = run.sizes.num_rows, TreeParts.of(parts, lab.kernels)
-        tree = Tree(parts, tree_parts, num_rows, lab.limits.page_size, keeps_path=plan is not None)
-        root = TreeBehindRoot(parts, tree)
-
-        def make_of_tree(shape: LaunchShape) -> DecodeRound:
-            if shape.num_offered:
-                return DecodeRound(parts, tree.of_first(shape.num_offered + 1), AllOffered(most))
-            return PlainRound(parts, root, offered, missed, most if shape.num_made else 0)
-
-        shape = LaunchShape(num_rows - 1, num_rows - 1)
-        return Rounds(make_of_tree, shape, plan, missed, makes_all=True, is_captured=is_captured)
+    tree = None
+    if sizes is not None:
+        of_tree = TreeParts.of(parts, lab.kernels)
+        tree = Tree(parts, of_tree, sizes.num_rows, lab.limits.page_size, keeps_path=plan is not None)
+    root = chain if tree is None else TreeBehindRoot(parts, tree)
 
     def make(shape: LaunchShape) -> DecodeRound:
         if shape.num_offered == 0 and finder is None:
-            return PlainRound(parts, chain, offered, missed, shape.num_made, kept)
-        offers = Counted(offered, shape.num_offered, shape.num_made, kept, shape.is_full)
-        return DecodeRound(parts, chain, offers)
+            num_made = most if tree is not None and shape.num_made else shape.num_made
+            return PlainRound(parts, root, offered, missed, num_made, kept)
+        if tree is not None:
+            return DecodeRound(parts, tree.of_first(shape.num_offered + 1), AllOffered(most))
+        return DecodeRound(parts, chain, Counted(offered, shape.num_offered, shape.num_made, kept, shape.is_full))
 
+    num_drafts = most if sizes is None else sizes.num_rows - 1
     return Rounds(
         make,
-        LaunchShape(most, most if finder is None else finder.num_on_device),
+        LaunchShape(num_drafts, num_drafts if finder is None else finder.num_on_device),
         plan,
         missed,
-        offered,
+        offered if tree is None else None,
         host=None if finder is None else HostDrafts(finder, parts.slots, offered),
-        makes_all=needs.distinct_steps,
+        makes_all=needs.distinct_steps or tree is not None,
         is_captured=is_captured,
     )
 
