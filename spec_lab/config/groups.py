@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from spec_lab.core.types import Request
     from spec_lab.drafters.growth import TreeShape
     from spec_lab.engine.graphs.mode import GraphMode
-    from spec_lab.engines.plan import EnginePlan, Refusal
     from spec_lab.record.recorder import Sink
     from spec_lab.workloads.tokenizer import Tokenizer
 
@@ -280,7 +279,3 @@ class EngineConfig(Part):
     """Whether a finished job stands for another one of the same configuration and files."""
 
     name: str = "lab"
-
-    def plan(self, run: Run) -> EnginePlan | Refusal | None:
-        """Return what another engine is asked for, or why it cannot do the run; None if the lab itself decodes."""
-        return None

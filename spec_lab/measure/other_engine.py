@@ -31,7 +31,7 @@ from spec_lab.measure.audit import audit
 from spec_lab.measure.engine_pass import EnginePass, timed_pass
 from spec_lab.measure.lab import MAIN, LoadedRun, default_num_threads, load_lab
 from spec_lab.measure.runner import WARMUP_TOKENS, identity, offered_requests, order_of_turn, request_rows
-from spec_lab.options.engines import engine_file
+from spec_lab.options.engines import OtherEngine, engine_file
 from spec_lab.record import models
 from spec_lab.record.metric import EXTENSION_METRICS, Measured
 from spec_lab.record.models import Divergence, Target
@@ -113,6 +113,7 @@ def record_engine_run(config: Run, choices: dict[str, str], folder: Path, last: 
         UserError: the engine cannot be started, or has no files that it reads.
         Breakdown: the engine failed later.
     """
+    assert isinstance(config.engine, OtherEngine)
     plan = config.engine.plan(config)
     assert isinstance(plan, EnginePlan), "refused before"
     print("loading prompts and weights ...", file=sys.stderr, flush=True)
