@@ -299,7 +299,7 @@ def test_what_the_runs_lack_costs_nothing() -> None:
         request.model_copy(update=dict.fromkeys(("accepted_per_round", "emitted_per_round", "emitted_at")))
         for request in measure(MAIN).requests
     ]
-    run = finished_run(silent, Measured(requests, (), 3))
+    run = finished_run(silent, Measured(requests, measure(MAIN).repeats, 3, is_ours=False))
     assert run["output_tokens"] > 0 and run["acceptance_length"] is None
     assert next(table.title for table in tables_of_run(run)) == "Speed" or tables_of_run(run)
     json.loads(run.model_dump_json())

@@ -13,7 +13,9 @@ from spec_lab.core.types import Request, Sequence
 from spec_lab.drafters.hybrid import HybridLookup
 from spec_lab.drafters.suffix import SuffixSizes, SuffixTexts
 from spec_lab.drafters.suffix_tree import DraftLimits, SuffixTree
-from spec_lab.record.acceptance import parts_of as parts
+from spec_lab.record.acceptance import parts
+from spec_lab.record.metric import Measured
+from spec_lab.record.recorder import request_row
 from tests.graph_lab import MODES
 from tests.lab import generate, make_config, make_engine, make_pair, random_requests
 
@@ -141,7 +143,7 @@ def test_a_record_says_which_part_drafted(tmp_path: Path, graph: str | None) -> 
     config = make_config(pair, "hybrid", 5, batch_size=1, options={"path": str(pair[1]), "head_drafts": head})
     result = make_engine(config if graph is None else replace(config, graph=MODES[graph]), requests).generate(requests)
     assert {r.request_id: r.output_ids for r in result.requests} == generate(make_config(pair, "none"), requests)
-    counts = parts(result.requests)
+    counts = parts(Measured([request_row(record) for record in result.requests]))
     assert counts is not None and set(counts) == {"suffix", "eagle3"}
     by_head = [name == "eagle3" for record in result.requests for name in record.drafted_by]
     rows = [record.rows for record in result.rounds]

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from spec_lab.core.results import RowCounts
 from spec_lab.record.names import THIS_RUN, Status
+from spec_lab.record.trace import Kernel
 
 SCALAR_PREFIX = "summary."
 
@@ -127,16 +128,6 @@ class RoundCost(Model):
     num_offered: int
     num_made: int
     seconds: float
-
-
-class Kernel(Model):
-    """One kernel of the profiled rounds; on a CPU, one operator."""
-
-    model_config = ConfigDict(from_attributes=True)
-
-    name: str
-    calls_per_round: float
-    us_per_round: float
 
 
 class Part(Model):

@@ -8,7 +8,7 @@ is not larger than the recorded one.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 VERIFY_ROWS_FILE = "verify_rows.safetensors"
 MAX_BYTES = 256 * 2**20
-ARRAYS = ("first_ids", "num_rounds", "draft_ids", "accepted", "last_ids", "top_ids", "top_probabilities")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +72,8 @@ def save_verify_rows(folder: Path, rows: VerifyRows) -> None:
     """Write the rows into the run's folder, whole or not at all."""
     from safetensors.numpy import save
 
-    arrays = {name: getattr(rows, name) for name in ARRAYS}
-    content = save(arrays, metadata={"origin": json.dumps(asdict(rows.origin))})
-    replace_bytes(folder / VERIFY_ROWS_FILE, content)
+    arrays = {each.name: getattr(rows, each.name) for each in fields(rows) if each.name != "origin"}
+    replace_bytes(folder / VERIFY_ROWS_FILE, save(arrays, metadata={"origin": json.dumps(asdict(rows.origin))}))
 
 
 def load_verify_rows(folder: Path) -> VerifyRows:
@@ -92,4 +90,5 @@ def load_verify_rows(folder: Path) -> VerifyRows:
     with safe_open(path, framework="numpy") as file:
         origin = json.loads(file.metadata()["origin"])
         origin["markers"] = None if origin["markers"] is None else tuple(origin["markers"])
-        return VerifyRows(RowsOrigin(**origin), **{name: file.get_tensor(name) for name in ARRAYS})
+        names = file.keys()
+        return VerifyRows(RowsOrigin(**origin), **{name: file.get_tensor(name) for name in names})

@@ -173,9 +173,9 @@ def unit_of(name: str) -> str:
     return ""
 
 
-def format_definitions(extra: Mapping[str, str] | None = None) -> str:
+def format_definitions() -> str:
     """Explain every number, in a paragraph each."""
-    every = {**definitions(), **(extra or {})}
+    every = definitions()
     width = max(map(len, every)) + 2
     lines = [
         textwrap.fill(text, WIDEST_TEXT, initial_indent=name.ljust(width), subsequent_indent=" " * width)
