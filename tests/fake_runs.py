@@ -28,7 +28,7 @@ MACHINE = Machine(
     device_name="a test CPU",
     num_threads=2,
 )
-TARGET = Target(name="pocket", digest="91344d74968d", template="0f1e2d3c4b5a", thinking_markers=True, dtype="float32")
+TARGET = Target(name="pocket", digest="91344d74968d", template="0f1e2d3c4b5a", dtype="float32")
 NUM_OFFERED = 16
 """Drafts that a round of `make_request` offers, unless it is told: more than any K there is."""
 SURVIVAL = {"code": 0.9, "dates": 0.75, "prose": 0.5}

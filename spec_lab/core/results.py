@@ -187,7 +187,6 @@ class GenerationResult:
     """Everything one pass over a workload produced.
 
     Attributes:
-        tree_rows: verify rows for each request; None without a tree.
         experts_read: distinct experts read in its rounds; None if no layer has experts.
         expert_bytes_read: the bytes of their weights.
         num_wasted_rounds: rounds that ran after the device had ended all their requests, since they were launched
@@ -201,7 +200,6 @@ class GenerationResult:
     graph: GraphCounts
     num_draft_tokens: int
     seconds: float
-    tree_rows: int | None = None
     experts_read: ExpertCounts | None = None
     expert_bytes_read: ExpertCounts | None = None
     num_wasted_rounds: int = 0

@@ -176,7 +176,6 @@ class _GenerationRun:
             graph=replace(counts, nodes=dict(counts.nodes), no_loop=not has_loop),
             num_draft_tokens=self._engine.num_draft_tokens,
             seconds=self._now(),
-            tree_rows=self._engine.round.drafts.tree_rows,
             experts_read=self._engine.parts.experts_read.read(),
             expert_bytes_read=self._engine.parts.experts_read.read_bytes(),
             num_wasted_rounds=self._accounts.num_wasted_rounds,

@@ -121,7 +121,7 @@ def record_engine_run(config: Run, choices: dict[str, str], folder: Path, last: 
     with ExitStack() as open_:
         engines = _started(config, plan, beside, folder, open_)
         told = {"engine": config.engine.name, "engine_version": engines[MAIN].version, "notes": plan.notes}
-        info = begun(dataclasses.asdict(config), choices).model_copy(update={**beside.identity(config), **told})
+        info = begun(dataclasses.asdict(config), choices, **{**beside.identity(config), **told})
         recorder = open_.enter_context(Recorder.open(folder, info, config.logger.sinks()))
         recorded = _measure(config, plan, beside, engines, info, recorder)
         recorder.finish(recorded)

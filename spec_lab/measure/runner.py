@@ -76,7 +76,7 @@ def _record_in(
     print("loading prompts and weights ...", file=sys.stderr, flush=True)
     lab = load_lab(config, world, last)
     taken = {group: getattr(lab.config, group).name for group, name in choices.items() if name == "auto"}
-    info = begun(dataclasses.asdict(lab.config), choices | taken).model_copy(update=identity(lab))
+    info = begun(dataclasses.asdict(lab.config), choices | taken, **identity(lab))
     with Recorder.open(folder, info, config.logger.sinks()) as recorder:
         recorded = _measure(lab, info, recorder, memory)
         recorder.finish(recorded)
@@ -140,7 +140,6 @@ def _measure(lab: LoadedRun, info: models.Run, recorder: Recorder, memory: Memor
         acceptance_imposed=traits.imposed,
         acceptance_lossless=traits.lossless,
         row_invariant=lab.models.row_invariant,
-        tree_rows=passes[MAIN][0].tree_rows,
         notes=[*info.notes, *([SHARED] if company is not None and company.seen() else [])],
     )
 
@@ -358,7 +357,6 @@ def identity(lab: LoadedRun) -> dict[str, object]:
             name=config.target.name,
             digest=target_digest(path, config.seed if is_random else None),
             template=NO_TEMPLATE if is_random else template_digest(path),
-            thinking_markers=lab.models.markers is not None,
             dtype=dtype,
             weight_dtype=dtype if narrow == WeightDtype.auto else str(narrow),
             stored_types=None if is_random else stored_types(path),

@@ -117,37 +117,31 @@ def part_of(measured: Measured) -> Part:
     """Compute all numbers of a configuration."""
     from spec_lab.record.models import Part
 
-    turns = [_numbers("turn", result) for result in measured.repeats]
-    rounds = [round_numbers(record) for record in measured.first.rounds]
-    numbers = _numbers("requests", measured) | _numbers("run", measured)
+    turns = [numbers_of("turn", result) for result in measured.repeats]
+    rounds = [numbers_of("round", record) for record in measured.first.rounds]
+    numbers = numbers_of("requests", measured) | numbers_of("run", measured)
     for pooled, each in ((median_of, turns), (mean_of, rounds)):
         names = dict.fromkeys(name for found in each for name in found)
         numbers |= {name: pooled(found.get(name) for found in each) for name in names}
     by_category = {}
     for category in sorted({request.category for request in measured.requests}):
         requests = [request for request in measured.requests if request.category == category]
-        by_category[category] = _numbers("requests", replace(measured, requests=requests, totals=None))
+        by_category[category] = numbers_of("requests", replace(measured, requests=requests, totals=None))
     return Part(num_draft_tokens=measured.num_draft_tokens, metrics=numbers, repeats=turns, by_category=by_category)
-
-
-def round_numbers(record: RoundRecord) -> Numbers:
-    """Return the numbers of one round."""
-    return _numbers("round", record)
 
 
 def flattened(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the numbers in a metric's value by dotted names. Infinity, which JSON lacks, is None."""
+    if isinstance(value, (list, tuple)):
+        value = dict(enumerate(value, start=1))
     if isinstance(value, Mapping):
         for key, part in value.items():
             yield from flattened(name if key == "value" else f"{name}.{key}", part)
-    elif isinstance(value, (list, tuple)):
-        for place, part in enumerate(value, start=1):
-            yield from flattened(f"{name}.{place}", part)
     else:
         yield name, None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _numbers(per: Per, of: object) -> Numbers:
+def numbers_of(per: Per, of: object) -> Numbers:
     """Compute the metrics of one kind. One of an extension that fails has no value, since the run is done."""
     found: Numbers = {}
     for each in METRICS.values():

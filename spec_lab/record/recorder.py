@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,10 +16,7 @@ if TYPE_CHECKING:
     from spec_lab.core.results import RequestRecord, RoundRecord
     from spec_lab.record.models import Model, Request, Run
 
-LOADING = "it was killed while its models were loaded"
 STILL_RUNNING = "it still runs, or was killed before its end"
-NOT_ENDED = (LOADING, STILL_RUNNING)
-"""Reasons in the record of a run that has not ended, or was killed."""
 DIGITS = 5
 """Decimals of a confidence in a record."""
 
@@ -57,11 +54,10 @@ class Recorder:
 
         An exception makes the record `failed`, and Ctrl-C `interrupted`, each with a reason; both are raised again.
         """
-        begun = ended(run, "interrupted", STILL_RUNNING)
-        recorder = cls(folder, begun)
+        recorder = cls(folder, run)
         try:
             for sink in sinks:
-                sink.start(folder, begun)
+                sink.start(folder, run)
                 recorder._sinks.append(sink)
             yield recorder
         except BaseException as error:
@@ -77,11 +73,11 @@ class Recorder:
 
     def rounds(self, repeat: int, records: Iterable[RoundRecord]) -> None:
         """Record the rounds of one timed repeat of the main configuration."""
-        from spec_lab.record.metric import round_numbers
+        from spec_lab.record.metric import numbers_of
         from spec_lab.record.models import Round
 
         for record in records:
-            self._rounds.write(_line(Round(repeat=repeat, metrics=round_numbers(record), **_told(record, Round))))
+            self._rounds.write(_line(Round(repeat=repeat, metrics=numbers_of("round", record), **_told(record, Round))))
 
     def decoded(self, record: RequestRecord) -> None:
         """Write the line of a request that has just ended, without its text and the results of checks."""
@@ -102,24 +98,20 @@ class Recorder:
             sink.finish(run)
 
 
-def begun(
-    config: dict[str, Any], choices: dict[str, str], extensions: Mapping[str, dict[str, str | None]] | None = None
-) -> Run:
-    """Return the record of a run that begins, and of which nothing is loaded yet."""
+def begun(config: dict[str, Any], choices: dict[str, str], **found: Any) -> Run:
+    """Return the record of a run that begins, with what was `found` out before it decodes."""
     from spec_lab.core.version import VERSION
     from spec_lab.record.models import Run
-    from spec_lab.record.provenance import machine_of
 
-    return Run(
+    run = Run(
         status="interrupted",
-        reason=STILL_RUNNING,
         name=config["name"],
         choices=choices,
         config=config,
         started_at=datetime.now(UTC).isoformat(timespec="microseconds"),
         engine_version=VERSION,
-        machine=machine_of(extensions=extensions or {}),
     )
+    return ended(run, "interrupted", STILL_RUNNING, **found)
 
 
 def ending(error: BaseException) -> tuple[Status, str]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy as np
 
-    from spec_lab.record.models import Part, Run
+    from spec_lab.record.models import Run
 
     Array = np.ndarray[Any, Any]
 
@@ -49,15 +49,12 @@ def ratios_of_turns(numbers: Sequence[Any], others: Sequence[Any]) -> list[float
     return [number / other for number, other in pairs if number and other and min(number, other) > 0]
 
 
-def over_reference(
-    run: Run, reference: str, number: str = "decode_tokens_per_second", part: Part | None = None
-) -> list[float]:
-    """Return the turns' ratios of a number of the run, or of one of its parts, over that of a reference; none for the
-    reference itself."""
-    other, part = run.references.get(reference), part or run
-    if other is None or other is part:
+def over_reference(run: Run, reference: str, number: str = "decode_tokens_per_second") -> list[float]:
+    """Return the turns' ratios of a number of the run over that of a reference; none without the reference."""
+    other = run.references.get(reference)
+    if other is None:
         return []
-    return ratios_of_turns(*([turn.get(number) for turn in each.repeats] for each in (part, other)))
+    return ratios_of_turns(*([turn.get(number) for turn in part.repeats] for part in (run, other)))
 
 
 def mean_ratio(ratios: Sequence[float], base: Sequence[float] | None = None) -> Interval | None:
@@ -133,8 +130,6 @@ def bootstrapped(statistic: Callable[..., Array], *sizes: int) -> Interval:
             lambda *picks, axis: statistic(*picks),
             n_resamples=NUM_RESAMPLES,
             batch=200,
-            vectorized=True,
-            confidence_level=CONFIDENCE,
             method="percentile",
             rng=SEED,
         ).bootstrap_distribution

@@ -8,12 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from spec_lab.core.results import RowCounts
-from spec_lab.record import answers, times
+from spec_lab.record import answers, times  # noqa: F401  they define the lab's metrics
 from spec_lab.record.metric import METRICS, Measured, part_of
 from spec_lab.record.models import Run
 from spec_lab.record.recorder import ended
 
-__all__ = ["answers", "times"]  # importing them defines the lab's metrics
 ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n        .*)*)", re.MULTILINE)
 
 

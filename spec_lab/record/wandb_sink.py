@@ -86,28 +86,35 @@ class WandbSink:
         try:
             self._run = self._init(run, usual if self.mode == "auto" else self.mode)
         except (wandb.errors.Error, ValueError) as error:
-            problem = describe_wandb_error(error)
+            secret = os.environ.get("WANDB_API_KEY") or "\0"
+            problem = one_line(str(error).partition("\n")[0]).replace(secret, "...") or type(error).__name__
             if self.mode != "auto":
                 raise UserError(f"logger.mode={self.mode}: W&B cannot start ({problem}); use logger=jsonl") from error
             print(f"warning: W&B cannot start ({problem}); logging offline", file=sys.stderr)
             self._run = self._init(run, "offline")
-        remove_logs(Path(self._run.dir).parent)  # now, so that none is left if the run is killed
+        self._remove_logs()  # now, so that none is left if the run is killed
 
     def finish(self, run: Run) -> None:
+        import wandb
+
         told = without_user_paths(run.model_dump())
         if not self._run.disabled:
             self._log_tables(run)
-            self._log_figures(run)
+            drawn = self.draw(run, self._folder) if self.draw is not None and run.status == "finished" else ()
+            self._run.log({f"figures/{path.stem}": wandb.Image(str(path)) for path in drawn})
             self._log_files(told)
         self._run.summary.update({name: told[name] for name in RESULTS})
         # W&B's sweeps find a metric only by its whole name, at the top level.
         self._run.summary.update(run.scalars())
-        directory = Path(self._run.dir).parent
         self._run.finish(exit_code=0 if run.status == "finished" else 1)
-        remove_logs(directory)
+        self._remove_logs()
         if self._run.offline:
-            command = f"cd {self._folder.resolve()} && wandb sync wandb/{directory.name}"
+            command = f"cd {self._folder.resolve()} && wandb sync wandb/{Path(self._run.dir).parent.name}"
             print(f"W&B run kept offline; to upload it: {command}", file=sys.stderr)
+
+    def _remove_logs(self) -> None:
+        """Delete W&B's debug logs, which contain absolute paths. Syncing does not need them."""
+        shutil.rmtree(Path(self._run.dir).parent / "logs", ignore_errors=True)
 
     def _init(self, run: Run, mode: Any) -> Any:
         import wandb
@@ -146,13 +153,6 @@ class WandbSink:
         # An unbound table is logged as an artifact, with a path below the user's home.
         table.bind_to_run(self._run, name, self._run.step)
         self._run.log({name: table})
-
-    def _log_figures(self, run: Run) -> None:
-        import wandb
-
-        if self.draw is not None and run.status == "finished":
-            drawn = self.draw(run, self._folder)
-            self._run.log({f"figures/{path.stem}": wandb.Image(str(path)) for path in drawn})
 
     def _log_files(self, told: Mapping[str, Any]) -> None:
         """Log copies of the record as an artifact, without the user's paths and without traces."""
@@ -197,14 +197,3 @@ def without_user_paths(value: Any) -> Any:
     for place in sorted(places, key=len, reverse=True):  # the working directory is often inside the home
         value = value.replace(place, places[place]) if place != os.sep else value
     return without_folders(value)
-
-
-def describe_wandb_error(error: Exception) -> str:
-    """Return W&B's error in one line, without keys."""
-    text = one_line(str(error).partition("\n")[0])
-    return text.replace(os.environ.get("WANDB_API_KEY") or "\0", "...") or type(error).__name__
-
-
-def remove_logs(directory: Path) -> None:
-    """Delete W&B's debug logs, which contain absolute paths. Syncing does not need them."""
-    shutil.rmtree(directory / "logs", ignore_errors=True)
