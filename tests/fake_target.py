@@ -40,7 +40,7 @@ from spec_lab.engine.engine import Engine
 from spec_lab.engine.experts_read import ExpertsRead
 from spec_lab.engine.graphs.eager import EagerGraph
 from spec_lab.engine.graphs.mode import GraphMode
-from spec_lab.engine.offers import AllOffered
+from spec_lab.engine.offers import Offers
 from spec_lab.engine.pages import PageAllocator, PageTable
 from spec_lab.engine.parts import Parts
 from spec_lab.engine.plan import LaunchShape
@@ -276,7 +276,7 @@ def make_fake_engine(
     scheduler = Scheduler(num_slots, PageAllocator(num_pages), page_size, max_seq_len, margin)
     drafts = Chain(parts) if tree_rows is None else Tree(parts, TreeParts.of(parts), tree_rows, page_size)
     most = drafter.num_draft_tokens
-    rounds = Rounds(lambda _: DecodeRound(parts, drafts, AllOffered(most)), LaunchShape(most, most))
+    rounds = Rounds(lambda _: DecodeRound(parts, drafts, Offers(most, most)), LaunchShape(most, most))
     mode = graph or EagerGraph()
     prune = make_prune(prefill)
     prompt_pass = PromptPass(rounds.widest, prune, prefill_chunk, prefill_tokens)

@@ -36,15 +36,11 @@ class RecordingPicker(GreedyPicker):
     def __init__(self) -> None:
         self.logits: dict[int, list[torch.Tensor]] = {}
 
-    def first(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows) -> torch.Tensor:
-        return self._keep(0, head, hidden, rows)
-
-    def pick(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows, column: torch.Tensor) -> torch.Tensor:
-        return self._keep(int(column), head, hidden, rows)
-
-    def _keep(self, column: int, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows) -> torch.Tensor:
+    def pick(
+        self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows, column: torch.Tensor | None = None
+    ) -> torch.Tensor:
         for slot, logits in zip(rows.slot_ids.tolist(), head.target_logits(hidden), strict=True):
-            self.logits[slot] = [*self.logits.get(slot, [])[:column], logits]
+            self.logits[slot] = [*self.logits.get(slot, [])[: 0 if column is None else int(column)], logits]
         return head.greedy(hidden)
 
 

@@ -30,7 +30,7 @@ from spec_lab.engine.graphs.prompts import CapturedPromptPass
 from spec_lab.engine.host_drafts import HostDrafts
 from spec_lab.engine.missed_rows import MissedRows
 from spec_lab.engine.offered import DraftOffers
-from spec_lab.engine.offers import AllOffered, Counted
+from spec_lab.engine.offers import Offers
 from spec_lab.engine.pages import PageAllocator, PageTable
 from spec_lab.engine.parts import Parts
 from spec_lab.engine.plain_round import PlainRound
@@ -40,7 +40,7 @@ from spec_lab.engine.round import DecodeRound
 from spec_lab.engine.rounds import Rounds
 from spec_lab.engine.scheduler import Scheduler
 from spec_lab.engine.slots import SlotState
-from spec_lab.engine.states import slot_states
+from spec_lab.engine.states import SlotStates
 from spec_lab.engine.teacher import TeacherForcing
 from spec_lab.engine.timing import make_timer
 
@@ -103,7 +103,7 @@ def build_engine(run: Run, models: Models, limits: Limits, make_drafter: Drafter
         backend=models.backend,
         mover=_mover(run, models.backend),
         cache=cache,
-        slots=SlotState(limits.num_slots, num_rows - 1, table=table, states=slot_states(cache), kernels=models.kernels),
+        slots=SlotState(limits.num_slots, num_rows - 1, table, SlotStates(cache.recurrent), models.kernels),
         timer=timer,
         experts_read=models.experts_read,
     )
@@ -147,7 +147,9 @@ def build_rounds(lab: Lab, parts: Parts, is_captured: bool) -> Rounds:
     plan = get("drafter.plan", run.drafter.plan)().build(lab)
     chain, kept, finder = Chain(parts), lab.confidences, needs.on_host
     if plan is None and run.sizes is None and finder is None:
-        return Rounds(lambda _: DecodeRound(parts, chain, AllOffered(most, kept)), LaunchShape(most, most))
+        return Rounds(
+            lambda _: DecodeRound(parts, chain, Offers(most, most, confidences=kept)), LaunchShape(most, most)
+        )
     offered = DraftOffers(num_slots, most, models.device, models.kernels)
     missed = None if plan is None or not plan.resumes else _missed_rows(lab, parts)
     if run.sizes is not None:
@@ -157,7 +159,7 @@ def build_rounds(lab: Lab, parts: Parts, is_captured: bool) -> Rounds:
 
         def make_of_tree(shape: LaunchShape) -> DecodeRound:
             if shape.num_offered:
-                return DecodeRound(parts, tree.of_first(shape.num_offered + 1), AllOffered(most))
+                return DecodeRound(parts, tree.of_first(shape.num_offered + 1), Offers(most, most))
             return PlainRound(parts, root, offered, missed, most if shape.num_made else 0)
 
         shape = LaunchShape(num_rows - 1, num_rows - 1)
@@ -166,7 +168,7 @@ def build_rounds(lab: Lab, parts: Parts, is_captured: bool) -> Rounds:
     def make(shape: LaunchShape) -> DecodeRound:
         if shape.num_offered == 0 and finder is None:
             return PlainRound(parts, chain, offered, missed, shape.num_made, kept)
-        offers = Counted(offered, shape.num_offered, shape.num_made, kept, shape.is_full)
+        offers = Offers(shape.num_offered, shape.num_made, offered, kept, shape.is_full)
         return DecodeRound(parts, chain, offers)
 
     return Rounds(

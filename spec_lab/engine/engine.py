@@ -191,6 +191,8 @@ class _GenerationRun:
         parts.slots.table.assign(sequence.slot, sequence.pages)
         parts.rule.admit(sequence.slot, sequence.request)
         parts.drafter.admit(sequence.slot, sequence.request)
+        if self._engine.host_drafter is not None:
+            self._engine.host_drafter.admit(sequence.slot, sequence.request)
         self._engine.graph.admit(sequence.slot, sequence.request)
         self._engine.rounds.admit(sequence.slot, sequence.request)
         self._prefilling[sequence.request.request_id] = _Prefilling()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -88,20 +89,16 @@ class StepInputs:
     drafts: torch.Tensor
 
 
-class DraftCarry(Protocol):
-    """Does the work between two replayed draft steps."""
-
-    def __call__(self, drafts: torch.Tensor, column: torch.Tensor, before: Any, after: Any) -> None:
-        """Prepare the next replay.
-
-        The tokens of state `after` go to `column` [1] of drafts [batch, K]. Every tensor that the step replaced goes to
-        its counterpart in `before`, which the next replay reads.
-        """
-        ...
+DraftCarry = Callable[[torch.Tensor, torch.Tensor, Any, Any], None]
+"""Does the work between two replayed draft steps: `carry_every_tensor`, or an equivalent kernel."""
 
 
 def carry_every_tensor(drafts: torch.Tensor, column: torch.Tensor, before: Any, after: Any) -> None:
-    """Implement `DraftCarry` for a state with any tensors."""
+    """Prepare the next replay.
+
+    The tokens of state `after` go to `column` [1] of drafts [batch, K]. Every tensor that the step replaced goes to its
+    counterpart in `before`, which the next replay reads.
+    """
     drafts.index_copy_(1, column, after.tokens.unsqueeze(1))
     for part in dataclasses.fields(after):
         old, new = getattr(before, part.name), getattr(after, part.name)
