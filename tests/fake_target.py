@@ -22,7 +22,7 @@ from spec_lab.core.kept import PrunePolicy
 from spec_lab.core.kv_cache import NULL_PAGE, NUM_RESERVED_PAGES, CacheRow, PagedKVCache
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.passes import Pass
-from spec_lab.core.prompts import PromptPack
+from spec_lab.core.prompts import NO_ROUNDING, PromptPack
 from spec_lab.core.protocols import Drafter, DrafterRequirements
 from spec_lab.core.ragged import attend
 from spec_lab.core.types import (
@@ -279,6 +279,6 @@ def make_fake_engine(
     rounds = Rounds(lambda _: DecodeRound(parts, drafts, Offers(most, most)), LaunchShape(most, most))
     mode = graph or EagerGraph()
     prune = make_prune(prefill)
-    prompt_pass = PromptPass(rounds.widest, prune, prefill_chunk, prefill_tokens)
+    prompt_pass = PromptPass(rounds.widest, prune, prefill_chunk, prefill_tokens, NO_ROUNDING)
     engine = Engine(rounds, prune, mode, scheduler, prompt_pass)
     return engine, target

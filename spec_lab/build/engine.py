@@ -121,7 +121,7 @@ def build_engine(run: Run, models: Models, limits: Limits, make_drafter: Drafter
     captures_prompts = getattr(run.graph, "prompts", False)
     if captures_prompts and models.target.config.keeps_states:
         raise UserError("graph.prompts=true captures no prompt of a target that keeps states; use graph.prompts=false")
-    prompt_pass = CapturedPromptPass(lab.recorder(), *of_prompts) if captures_prompts else PromptPass(*of_prompts)
+    prompt_pass = CapturedPromptPass(*of_prompts, lab.recorder()) if captures_prompts else PromptPass(*of_prompts)
     return Engine(rounds, kept, graph, scheduler, prompt_pass, overlap=overlaps(run))
 
 

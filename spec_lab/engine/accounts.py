@@ -24,6 +24,7 @@ from spec_lab.engine.graphs.mode import GraphMode
 from spec_lab.engine.parts import Parts
 from spec_lab.engine.plan import Plan
 from spec_lab.engine.readback import PendingResult, RoundResult
+from spec_lab.engine.round import DecodeRound
 from spec_lab.engine.scheduler import emit_round
 
 
@@ -34,23 +35,18 @@ class Launch:
     Attributes:
         began_at: the time from which the launch is timed; if the host read earlier results after that, the time of
             that read counts instead.
-        num_drafted: drafts for each request that the device made for the next round.
-        num_verified: rows for each request in a round's verify.
         spans: what the timer needs to collect stage times.
         num_looked_up: drafts that the host made for the launch.
-        num_catchup_rows: that of the round.
         num_tokens: the tokens that a plan expects of the launch; None without a plan.
     """
 
     sequences: list[Sequence]
     began_at: float
     launch_seconds: float
-    num_drafted: int
-    num_verified: int
+    round: DecodeRound
     result: PendingResult
     spans: Any
     num_looked_up: int = 0
-    num_catchup_rows: int | None = None
     num_tokens: float | None = None
 
 
@@ -62,15 +58,6 @@ class _Read:
     result: RoundResult
     at: float
     seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Times:
-    """A round's share of the time of its launch."""
-
-    seconds: float
-    launch_seconds: float
-    stage_seconds: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +117,10 @@ class RoundAccounts:
             Whether a request may have ended, by its token limit, an end of sequence or a stop. A captured launch
             without drafts of the host needs to know nothing else.
         """
-        nearest_end = min(map(_tokens_to_end, launched.sequences))  # while the device is busy
+        nearest_end = min(  # while the device is busy; 0 if a request has ended
+            0 if s.finish_reason is not None else s.request.max_new_tokens - s.num_output_tokens
+            for s in launched.sequences
+        )
         has_stops = any(sequence.request.has_stops for sequence in launched.sequences)
         with self._parts.timer.reading():
             result = launched.result.read()
@@ -181,12 +171,8 @@ class RoundAccounts:
         if not results:
             self.rounds[-1].seconds += read.seconds  # a wasted replay counts as time of the last round
         for result, stages in zip(results, self._stage_seconds(launched, len(results)), strict=True):
-            self._record(
-                launched,
-                result,
-                self._emit(launched, result, read.at),
-                _Times(read.seconds / len(results), launched.launch_seconds / len(results), stages),
-            )
+            emitted = self._emit(launched, result, read.at)
+            self._record(read, result, emitted, len(results), stages)
         has_ended = [sequence.finish_reason is not None for sequence in launched.sequences]
         assert len(results) == num_launched or all(has_ended), "the device ended a request that goes on"
 
@@ -215,26 +201,29 @@ class RoundAccounts:
             emit_round(sequence, tokens, origins, self._eos, now, num_offered, num_imposed, confidences)
             if self._plan is not None and self._tree_rows is not None:
                 path = [] if result.path is None else result.path[index][1:num_emitted]
-                sequence.tree_per_round.append((settled.num_verified, path))
+                sequence.tree_per_round.append((settled.round.num_verified, path))
             emitted.append(_Emitted(index, num_offered, sequence.emitted_per_round[-1], sequence.truncated))
         if self._plan is not None and running:
             self._plan.note([settled.sequences[index] for index in running])
         return emitted
 
-    def _record(self, settled: Launch, result: RoundResult, emitted: list[_Emitted], times: _Times) -> None:
-        """Make the record of a round. It leaves out requests that had ended before the round."""
+    def _record(
+        self, read: _Read, result: RoundResult, emitted: list[_Emitted], num_rounds: int, stages: dict[str, float]
+    ) -> None:
+        """Make the record of one of the `num_rounds` of a launch. It leaves out requests that had ended before."""
+        settled = read.launched
         record = RoundRecord(
             index=len(self.rounds),
             request_ids=[settled.sequences[part.index].request.request_id for part in emitted],
             accepted=[result.num_emitted[part.index] - 1 for part in emitted],
             emitted=[part.num_kept for part in emitted],
             truncated=[part.truncated for part in emitted],
-            seconds=times.seconds,
-            stage_seconds=times.stage_seconds,
+            seconds=read.seconds / num_rounds,
+            stage_seconds=stages,
             rows=self._rows(settled, result, emitted),
             relaxed=None if result.relaxed is None else [sum(result.relaxed[part.index]) for part in emitted],
             distance=None if result.distance is None else [result.distance[part.index] for part in emitted],
-            launch_seconds=times.launch_seconds,
+            launch_seconds=settled.launch_seconds / num_rounds,
             num_surplus=len(settled.sequences) - len(emitted),
             num_expected=settled.num_tokens,
         )
@@ -245,7 +234,7 @@ class RoundAccounts:
         padded = self._graph.padded_size(len(settled.sequences))
         drafter: Any = self._parts.drafter
         requirements = drafter.requirements
-        num_rows = result.num_rows if settled.num_catchup_rows is None else settled.num_catchup_rows
+        num_rows = result.num_rows if settled.round.num_catchup_rows is None else settled.round.num_catchup_rows
         passes = requirements.rows_of_passes(num_rows) if num_rows else ()
         by_pass = [LayerRows.of(self._catchup(padded), padded, padded * rows) for rows in passes]
         if requirements.counts_catchup and num_rows:
@@ -254,7 +243,7 @@ class RoundAccounts:
         return RowCounts(
             drafted=num_drafted,
             offered=num_offered,
-            verified=padded * settled.num_verified,
+            verified=padded * settled.round.num_verified,
             catchup_attention=sum(rows.attention for rows in by_pass),
             catchup_output=sum(rows.output for rows in by_pass),
             catchup_mlp=sum(rows.mlp for rows in by_pass),
@@ -265,9 +254,9 @@ class RoundAccounts:
         """Count drafts made and offered. A draft step runs for the whole batch, padding included; of a tree all rows
         but the root hold a draft."""
         if self._tree_rows is not None:
-            num_drafted = self._tree_rows - 1 if settled.num_drafted else 0
-            return padded * num_drafted, len(emitted) * (settled.num_verified - 1)
-        return padded * settled.num_drafted + settled.num_looked_up, sum(part.num_offered for part in emitted)
+            num_drafted = self._tree_rows - 1 if settled.round.num_drafted else 0
+            return padded * num_drafted, len(emitted) * (settled.round.num_verified - 1)
+        return padded * settled.round.num_drafted + settled.num_looked_up, sum(part.num_offered for part in emitted)
 
     def _stage_seconds(self, settled: Launch, num_rounds: int) -> list[dict[str, float]]:
         """Return the times of the stages that exist: without drafts there is no `catchup`, with one draft no `recur`.
@@ -283,11 +272,6 @@ class RoundAccounts:
             {name: seconds for name, seconds in stages.items() if name not in absent}
             for stages in self._parts.timer.collect(settled.spans, num_rounds)
         ]
-
-
-def _tokens_to_end(sequence: Sequence) -> int:
-    """Count the tokens that `sequence` may still emit; 0 if it has ended."""
-    return 0 if sequence.finish_reason is not None else sequence.request.max_new_tokens - sequence.num_output_tokens
 
 
 def request_record(sequence: Sequence, finish_reason: FinishReason) -> RequestRecord:

@@ -253,12 +253,10 @@ class _GenerationRun:
             ready,
             began_at,
             launch_seconds,
-            decode_round.num_drafted,
-            decode_round.num_verified,
+            decode_round,
             result,
             parts.timer.spans,
             num_looked_up,
-            decode_round.num_catchup_rows,
             choice.num_tokens,
         )
 
@@ -278,12 +276,10 @@ class _GenerationRun:
         has_ended = any(sequence.finish_reason is not None for sequence in launched.sequences)
         return has_ended and self._engine.graph.rounds_per_replay > 1
 
-    def _is_in_flight(self, sequence: Sequence) -> bool:
-        """Return whether a round that is still running may write this sequence's pages."""
-        return self._in_flight is not None and sequence in self._in_flight.sequences
-
     def _retire_if_finished(self, sequence: Sequence) -> None:
-        if sequence.finish_reason is None or self._is_in_flight(sequence):
+        # A round that is still running may write the sequence's pages.
+        is_in_flight = self._in_flight is not None and sequence in self._in_flight.sequences
+        if sequence.finish_reason is None or is_in_flight:
             return
         engine, request = self._engine, sequence.request
         if engine.host_drafter is not None:

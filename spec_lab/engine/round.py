@@ -23,14 +23,13 @@ from spec_lab.engine.parts import Parts, VerifyOutput
 class DecodeRound:
     """The five stages of a round. A graph mode may capture any part of them.
 
-    In captured modes the stages use device tensors only. Without a capture, the host may also read values, such as how
-    many rows to verify.
+    In captured modes the stages use device tensors only. Without a capture, a drafter may also read values on the host.
 
     `drafts` defines the shape of the drafts, and `offers` how many of them may be accepted.
 
     Attributes:
         num_drafted: drafts for each request that the device makes; levels of a tree.
-        num_verified: rows for each request that verify ran in the latest round.
+        num_verified: rows for each request in verify.
         num_catchup_rows: rows for each request of the catch-up step, 0 if the drafter does not run; None if they are
             those of verify.
     """
@@ -88,7 +87,6 @@ class DecodeRound:
         """Run the target over N rows for each request."""
         parts = self.parts
         batch_size, num_rows = batch.input_ids.shape
-        self.num_verified = num_rows
         parts.experts_read.begin_round(batch.active)
         with parts.timer.span("verify"), parts.experts_read.stage(ReadingStage.VERIFY):
             attention = self.drafts.attention(batch)
