@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
@@ -18,6 +19,9 @@ from hypothesis import settings
 import spec_lab.options  # noqa: F401  registers the options
 from tests.costs import CostRecorder, choose_named, mark_slow
 from tests.fake_runner import FakeRunner
+
+if TYPE_CHECKING:
+    from tests.lab import Reference
 
 # Tiny operators: a second thread on a busy core costs more than it brings.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -110,6 +114,25 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty working directory."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The folders of a tiny target with a tokenizer, and of a random EAGLE-3 head for it. No test changes them."""
+    from tests.tiny_runs import make_runnable_pair
+
+    return make_runnable_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(scope="session")
+def target(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reference]:
+    """The folder of a tiny Qwen3 of 8 layers, and its model in transformers."""
+    from tests.lab import Reference
+    from tests.tiny_checkpoints import make_tiny_target
+
+    folder = tmp_path_factory.mktemp("target")
+    make_tiny_target(folder, "qwen3")
+    return folder, Reference(folder)
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from spec_lab.record.trace import STAGE_PREFIX, TraceEvent, outermost
 from tests.fake_runs import CHOICES
 from tests.lab import make_config, make_engine, random_requests
 from tests.test_runner_passes import num_stages
-from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts
+from tests.tiny_runs import make_run_config, write_prompts
 
 MODES: dict[str, GraphConfig | None] = {
     "eager": None,
@@ -111,11 +111,6 @@ def test_operators_replays_and_reads_are_counted_exactly() -> None:
     assert work["replays_per_round"] == 1
     assert work["host_syncs_per_round"] == 2
     assert work["gpu_busy_ms_per_round"] is None
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return make_runnable_pair(tmp_path_factory.mktemp("pair"))
 
 
 def engine_of(pair: tuple[Path, Path], mode: str) -> tuple[Engine, list[Any]]:

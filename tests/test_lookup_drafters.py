@@ -123,14 +123,6 @@ def test_ngram_does_not_find_what_an_earlier_request_left_in_the_slot() -> None:
         assert collect_drafts(drafter, BACKEND, state).tolist() == [expected]
 
 
-def test_reset_replaces_the_whole_row() -> None:
-    history = TokenHistory(2, 6, CPU)
-    for tokens in ([5, 6, 7, 8], [9], [1, 2, 3, 4, 5, 6, 7, 8]):
-        history.reset(1, tokens)
-        assert history.tokens[1].tolist() == [*tokens[:6], *[0] * (6 - len(tokens))]
-    assert not history.tokens[0].any()
-
-
 def test_history_takes_the_emitted_tokens_at_l_plus_1_to_l_plus_n_and_no_rejected_one() -> None:
     history = TokenHistory(3, 12, CPU)
     for slot in range(3):
