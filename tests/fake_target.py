@@ -35,7 +35,7 @@ from spec_lab.core.types import (
 )
 from spec_lab.drafters.history import LookupState
 from spec_lab.drafters.picking import GivenDrafts
-from spec_lab.engine.drafts import Chain, Tree, TreeParts
+from spec_lab.engine.drafts import Chain, Tree
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.experts_read import ExpertsRead
 from spec_lab.engine.graphs.eager import EagerGraph
@@ -274,7 +274,7 @@ def make_fake_engine(
     rule = StrictAcceptance() if tree_rows is None else StrictTreeAcceptance()
     parts = Parts(target, drafter, rule, backend, backend, cache, slots, HostTimer(), ExpertsRead(device, num_slots))
     scheduler = Scheduler(num_slots, PageAllocator(num_pages), page_size, max_seq_len, margin)
-    drafts = Chain(parts) if tree_rows is None else Tree(parts, TreeParts.of(parts), tree_rows, page_size)
+    drafts = Chain(parts) if tree_rows is None else Tree(parts, tree_rows, page_size)
     most = drafter.num_draft_tokens
     rounds = Rounds(lambda _: DecodeRound(parts, drafts, Offers(most, most)), LaunchShape(most, most))
     mode = graph or EagerGraph()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -132,9 +131,7 @@ def test_rounds_that_offer_all_run_no_operator_for_it(lab: Lab, rule: str, monke
     engine = lab.engine(requests, None, **options)
     assert engine.rounds.offered is None
     all_offered = counted(engine, requests)
-    unmasked: Callable[..., Any] = lambda inputs, passed: passed  # noqa: E731
-    for module in (relaxed, rejection):
-        monkeypatch.setattr(module, "only_offered", unmasked)
-    monkeypatch.setattr(strict, "offered_alone", lambda passed, num_drafts: passed)
+    for module in (relaxed, rejection, strict):
+        monkeypatch.setattr(module, "only_offered", lambda passed, num_drafts: passed)
     monkeypatch.setattr(rejection, "offered_proposal", lambda method, inputs: method.proposal(inputs))
     assert counted(lab.engine(requests, None, **options), requests) == all_offered

@@ -24,7 +24,7 @@ from spec_lab.core.kept import AllPromptRows, PrunePolicy
 from spec_lab.core.layer_protocols import AttentionBackend, MetadataMover
 from spec_lab.core.protocols import Drafter
 from spec_lab.core.pruning import Drop
-from spec_lab.engine.drafts import Chain, Tree, TreeBehindRoot, TreeParts
+from spec_lab.engine.drafts import Chain, Tree, TreeBehindRoot
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.graphs.prompts import CapturedPromptPass
 from spec_lab.engine.host_drafts import HostDrafts
@@ -153,8 +153,8 @@ def build_rounds(lab: Lab, parts: Parts, is_captured: bool) -> Rounds:
     offered = DraftOffers(num_slots, most, models.device, models.kernels)
     missed = None if plan is None or not plan.resumes else _missed_rows(lab, parts)
     if run.sizes is not None:
-        num_rows, tree_parts = run.sizes.num_rows, TreeParts.of(parts, models.kernels)
-        tree = Tree(parts, tree_parts, num_rows, lab.limits.page_size, keeps_path=plan is not None)
+        num_rows = run.sizes.num_rows
+        tree = Tree(parts, num_rows, lab.limits.page_size, models.kernels, keeps_path=plan is not None)
         root = TreeBehindRoot(parts, tree)
 
         def make_of_tree(shape: LaunchShape) -> DecodeRound:

@@ -60,16 +60,6 @@ class _Read:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Emitted:
-    """The outcome of a round for the sequence at `index` of its batch."""
-
-    index: int
-    num_offered: int
-    num_kept: int
-    truncated: bool
-
-
 class RoundAccounts:
     """Collects the records of the rounds of one `Engine.generate` call.
 
@@ -171,18 +161,17 @@ class RoundAccounts:
         if not results:
             self.rounds[-1].seconds += read.seconds  # a wasted replay counts as time of the last round
         for result, stages in zip(results, self._stage_seconds(launched, len(results)), strict=True):
-            emitted = self._emit(launched, result, read.at)
-            self._record(read, result, emitted, len(results), stages)
+            running = self._emit(launched, result, read.at)
+            self._record(read, result, running, len(results), stages)
         has_ended = [sequence.finish_reason is not None for sequence in launched.sequences]
         assert len(results) == num_launched or all(has_ended), "the device ended a request that goes on"
 
-    def _emit(self, settled: Launch, result: RoundResult, now: float) -> list[_Emitted]:
-        """Account for a round's tokens, and return the outcomes.
+    def _emit(self, settled: Launch, result: RoundResult, now: float) -> list[int]:
+        """Account for a round's tokens, and return the indices of the sequences that were still running.
 
         Tokens of a sequence that an earlier round finished are surplus and left out. The device may go on with one that
         a stop ended, which only the host sees.
         """
-        emitted = []
         running = [index for index, sequence in enumerate(settled.sequences) if sequence.finish_reason is None]
         num_emitting = sum(map(bool, result.num_emitted))
         may_be_behind = self._overlap and self._graph.rounds_per_replay == 1
@@ -202,34 +191,33 @@ class RoundAccounts:
             if self._plan is not None and self._tree_rows is not None:
                 path = [] if result.path is None else result.path[index][1:num_emitted]
                 sequence.tree_per_round.append((settled.round.num_verified, path))
-            emitted.append(_Emitted(index, num_offered, sequence.emitted_per_round[-1], sequence.truncated))
         if self._plan is not None and running:
             self._plan.note([settled.sequences[index] for index in running])
-        return emitted
+        return running
 
     def _record(
-        self, read: _Read, result: RoundResult, emitted: list[_Emitted], num_rounds: int, stages: dict[str, float]
+        self, read: _Read, result: RoundResult, running: list[int], num_rounds: int, stages: dict[str, float]
     ) -> None:
         """Make the record of one of the `num_rounds` of a launch. It leaves out requests that had ended before."""
-        settled = read.launched
+        settled, sequences = read.launched, [read.launched.sequences[index] for index in running]
         record = RoundRecord(
             index=len(self.rounds),
-            request_ids=[settled.sequences[part.index].request.request_id for part in emitted],
-            accepted=[result.num_emitted[part.index] - 1 for part in emitted],
-            emitted=[part.num_kept for part in emitted],
-            truncated=[part.truncated for part in emitted],
+            request_ids=[sequence.request.request_id for sequence in sequences],
+            accepted=[result.num_emitted[index] - 1 for index in running],
+            emitted=[sequence.emitted_per_round[-1] for sequence in sequences],
+            truncated=[sequence.truncated for sequence in sequences],
             seconds=read.seconds / num_rounds,
             stage_seconds=stages,
-            rows=self._rows(settled, result, emitted),
-            relaxed=None if result.relaxed is None else [sum(result.relaxed[part.index]) for part in emitted],
-            distance=None if result.distance is None else [result.distance[part.index] for part in emitted],
+            rows=self._rows(settled, result, sequences),
+            relaxed=None if result.relaxed is None else [sum(result.relaxed[index]) for index in running],
+            distance=None if result.distance is None else [result.distance[index] for index in running],
             launch_seconds=settled.launch_seconds / num_rounds,
-            num_surplus=len(settled.sequences) - len(emitted),
+            num_surplus=len(settled.sequences) - len(running),
             num_expected=settled.num_tokens,
         )
         self.rounds.append(record)
 
-    def _rows(self, settled: Launch, result: RoundResult, emitted: list[_Emitted]) -> RowCounts:
+    def _rows(self, settled: Launch, result: RoundResult, sequences: list[Sequence]) -> RowCounts:
         """Count the drafts and rows of a round, once acceptance is known."""
         padded = self._graph.padded_size(len(settled.sequences))
         drafter: Any = self._parts.drafter
@@ -239,7 +227,13 @@ class RoundAccounts:
         by_pass = [LayerRows.of(self._catchup(padded), padded, padded * rows) for rows in passes]
         if requirements.counts_catchup and num_rows:
             by_pass = [LayerRows(*[drafter.count_catchup(result.num_emitted, num_rows)] * 3)]
-        num_drafted, num_offered = self._count_drafts(settled, emitted, padded)
+        # A draft step runs for the whole batch, padding included; of a tree all rows but the root hold a draft.
+        if self._tree_rows is None:
+            num_drafted = padded * settled.round.num_drafted + settled.num_looked_up
+            num_offered = sum(sequence.offered_per_round[-1] for sequence in sequences)
+        else:
+            num_drafted = padded * (self._tree_rows - 1) if settled.round.num_drafted else 0
+            num_offered = len(sequences) * (settled.round.num_verified - 1)
         return RowCounts(
             drafted=num_drafted,
             offered=num_offered,
@@ -247,16 +241,8 @@ class RoundAccounts:
             catchup_attention=sum(rows.attention for rows in by_pass),
             catchup_output=sum(rows.output for rows in by_pass),
             catchup_mlp=sum(rows.mlp for rows in by_pass),
-            catchup_live=len(passes) * len(emitted),
+            catchup_live=len(passes) * len(sequences),
         )
-
-    def _count_drafts(self, settled: Launch, emitted: list[_Emitted], padded: int) -> tuple[int, int]:
-        """Count drafts made and offered. A draft step runs for the whole batch, padding included; of a tree all rows
-        but the root hold a draft."""
-        if self._tree_rows is not None:
-            num_drafted = self._tree_rows - 1 if settled.round.num_drafted else 0
-            return padded * num_drafted, len(emitted) * (settled.round.num_verified - 1)
-        return padded * settled.round.num_drafted + settled.num_looked_up, sum(part.num_offered for part in emitted)
 
     def _stage_seconds(self, settled: Launch, num_rounds: int) -> list[dict[str, float]]:
         """Return the times of the stages that exist: without drafts there is no `catchup`, with one draft no `recur`.

@@ -76,7 +76,7 @@ class Engine:
 
         With a plan, measure what rounds cost. It captures the others when it first chooses them.
         """
-        with torch.inference_mode(), self.round.naming_foreign_drafts():
+        with torch.inference_mode():
             tell_costs(self.parts, self.graph, self.rounds, self.scheduler)
             for num_requests in range(1, self.scheduler.num_slots + 1 if self.rounds.plan is None else 1):
                 for decode_round in self.rounds.to_prepare(self.rounds.most):
@@ -95,7 +95,7 @@ class Engine:
             self.host_drafter.restart()
         if self.rounds.plan is not None:
             self.rounds.plan.restart()
-        with torch.inference_mode(), self.round.naming_foreign_drafts():
+        with torch.inference_mode():
             tell_costs(self.parts, self.graph, self.rounds, self.scheduler)
             try:
                 while self.scheduler.has_work:

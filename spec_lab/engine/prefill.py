@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import accumulate
 from typing import Any
 
@@ -15,7 +14,7 @@ from spec_lab.core.passes import Pass
 from spec_lab.core.prompts import NOT_SAMPLED, LiveRows, PromptEnds, PromptPack, PromptRounding, PromptSpan
 from spec_lab.core.ragged import build_metadata, even_batches
 from spec_lab.core.results import RowCounts
-from spec_lab.core.types import AttentionMetadata, Sequence, TargetOutput
+from spec_lab.core.types import AttentionMetadata, Sequence
 from spec_lab.engine.round import DecodeRound
 
 
@@ -97,7 +96,10 @@ class PromptPass:
             ends.tokens = parts.rule.first_tokens(ends.live.of(logits), ends.slot_ids, ends.kv_lens)
             pack.next_token_ids.index_copy_(0, ends.live.rows, ends.tokens)
         pack.features = output.features
-        return parts.drafter.ingest(pack), RowsComputed.by(output, pack.token_ids.shape[0], hidden.shape[0])
+        num_features = 0 if output.features is None else output.features.shape[0]
+        num_rows, num_kept = pack.token_ids.shape[0], output.hidden.shape[0]
+        computed = RowsComputed(num_rows, num_kept, num_features, hidden.shape[0], output.num_shared_rows)
+        return parts.drafter.ingest(pack), computed
 
     def _next_chunk(self, sequence: Sequence) -> PromptSpan:
         start, length = sequence.num_prefilled, len(sequence.request.prompt_ids)
@@ -153,41 +155,27 @@ class PromptPass:
         return PromptEnds(slots, lengths, NOT_SAMPLED, live, longest)
 
 
-class RowShare(StrEnum):
-    """The share of a prompt's rows for which something was computed."""
-
-    NONE = "none"
-    LIVE = "live"
-    ALL = "all"
-
-
 @dataclass(frozen=True, slots=True)
 class RowsComputed:
-    """The rows of a forward that the target carried past its last KV write, for which it returned features and computed
-    logits, and that entered layers which only read KV."""
+    """The rows of a forward: all, and those that the target carried past its last KV write, for which it returned
+    features and computed logits, and that entered layers which only read KV. Each is all rows, the live rows or none.
+    """
 
-    kept: RowShare
-    features: RowShare
-    logits: RowShare
-    shared: RowShare
-
-    @classmethod
-    def by(cls, output: TargetOutput, num_rows: int, num_logits: int) -> RowsComputed:
-        """Infer from the number of rows of each output whether it was computed for all `num_rows` rows, for the live
-        rows or for none."""
-
-        def share(count: int) -> RowShare:
-            return RowShare.ALL if count == num_rows else RowShare.LIVE if count else RowShare.NONE
-
-        num_features = 0 if output.features is None else output.features.shape[0]
-        return cls(share(output.hidden.shape[0]), share(num_features), share(num_logits), share(output.num_shared_rows))
+    num_rows: int
+    kept: int
+    features: int
+    logits: int
+    shared: int
 
     def of(self, span: PromptSpan) -> RowCounts:
         """Count the rows of one request."""
-        counts = {RowShare.NONE: 0, RowShare.LIVE: int(span.is_last), RowShare.ALL: span.num_rows}
+
+        def own(count: int) -> int:
+            return span.num_rows if count == self.num_rows else int(span.is_last and count > 0)
+
         return RowCounts(
-            prefill_computed=counts[self.kept],
-            prefill_hidden=counts[self.features],
-            prefill_logits=counts[self.logits],
-            prefill_shared=counts[self.shared],
+            prefill_computed=own(self.kept),
+            prefill_hidden=own(self.features),
+            prefill_logits=own(self.logits),
+            prefill_shared=own(self.shared),
         )

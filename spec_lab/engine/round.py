@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 
-from spec_lab.core.errors import UserError
 from spec_lab.core.layer_protocols import MetadataMover
 from spec_lab.core.passes import Pass
 from spec_lab.core.prompts import PromptEnds
@@ -63,21 +61,6 @@ class DecodeRound:
     def waiting_drafts(self, slots: list[int]) -> list[list[int]]:
         """Read back to the host, for inspection, the drafts in each of `slots`; of a tree, those of its spine."""
         return self.drafts.waiting(self.parts.slots, slots)
-
-    @contextmanager
-    def naming_foreign_drafts(self) -> Iterator[None]:
-        """Raise UserError in place of a CPU's IndexError if an extension drafted a token outside the vocabulary."""
-        try:
-            yield
-        except IndexError as error:
-            ids, vocab_size = self.parts.slots.input_ids, self.parts.target.vocab_size
-            foreign = ids[(ids < 0) | (ids >= vocab_size)].tolist()
-            if not foreign:
-                raise
-            raise UserError(
-                f"drafter: {type(self.parts.drafter).__name__} drafts the token {foreign[0]}, and the target's "
-                f"vocabulary is 0..{vocab_size - 1}; draft ids of the target"
-            ) from error
 
     def load(self, slot_ids: torch.Tensor, max_kv_len: int) -> RoundBatch:
         """Read the rows of [batch] slots from the slot state."""
