@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import signal
 import sys
@@ -17,7 +18,6 @@ import pytest
 from hypothesis import settings
 
 import spec_lab.options  # noqa: F401  registers the options
-from tests.costs import CostRecorder, choose_named, mark_slow
 from tests.fake_runner import FakeRunner
 
 if TYPE_CHECKING:
@@ -55,19 +55,21 @@ settings.register_profile("spec_lab", deadline=None, derandomize="SPEC_LAB_EXAMP
 settings.load_profile("spec_lab")
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--write-costs", action="store_true", help="write down what each case costs (make costs)")
-
-
 def pytest_configure(config: pytest.Config) -> None:
-    choose_named(config)
-    if config.option.write_costs:
-        config.pluginmanager.register(CostRecorder(config))
+    """Run what is asked for by node id whatever its tier, unless the command chooses with -m itself."""
+    words = [str(word) for word in config.invocation_params.args]
+    is_worker = hasattr(config, "workerinput")  # of xdist: it is handed what the first process has made of the command
+    if not is_worker and not any(word.startswith("-m") for word in words) and any("::" in word for word in words):
+        config.option.markexpr = ""
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    mark_slow(items)
+    slow = json.loads(Path(__file__).with_name("costs.json").read_text())
+    for item in items:
+        file, name = item.nodeid.split("::", 1)
+        if name in slow.get(file, {}):
+            item.add_marker(pytest.mark.slow)
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu_items:
         return
