@@ -60,6 +60,7 @@ class _Read:
     seconds: float
 
 
+@dataclass(eq=False)
 class RoundAccounts:
     """Collects the records of the rounds of one `Engine.generate` call.
 
@@ -67,37 +68,24 @@ class RoundAccounts:
         rounds: a record of each round in which the device emitted a token, even if all its tokens are surplus.
         num_wasted_rounds: rounds that ran in a replay of several although the device had ended all their requests.
         read_at: when the host last read results, in seconds since the call began.
+        overlap: the next round may be launched before the last is read.
+        now: seconds since the call began.
+        plan: learns from each round; None if nothing does.
     """
 
-    def __init__(
-        self,
-        parts: Parts,
-        graph: GraphMode,
-        catchup: Callable[[int], Drop],
-        tree_rows: int | None,
-        overlap: bool,
-        now: Callable[[], float],
-        plan: Plan | None = None,
-    ) -> None:
-        """Keep the parts.
+    parts: Parts
+    graph: GraphMode
+    catchup: Callable[[int], Drop]
+    tree_rows: int | None
+    overlap: bool
+    now: Callable[[], float]
+    plan: Plan | None = None
 
-        Args:
-            overlap: the next round may be launched before the last is read.
-            now: seconds since the call began.
-            plan: learns from each round; None if nothing does.
-        """
+    def __post_init__(self) -> None:
         self.rounds: list[RoundRecord] = []
         self.num_wasted_rounds = 0
-        self._parts = parts
-        self._graph = graph
-        self._catchup = catchup
-        self._tree_rows = tree_rows
-        self._overlap = overlap
-        self._now = now
-        self._plan = plan
-        self._eos = parts.target.eos_token_ids
-        self._accepts_unseen = parts.rule.traits.imposed
         self.read_at = 0.0
+        self._eos = self.parts.target.eos_token_ids
         self._unaccounted: list[_Read] = []
 
     def read(self, launched: Launch) -> bool:
@@ -112,15 +100,15 @@ class RoundAccounts:
             for s in launched.sequences
         )
         has_stops = any(sequence.request.has_stops for sequence in launched.sequences)
-        with self._parts.timer.reading():
+        with self.parts.timer.reading():
             result = launched.result.read()
-        now = self._now()
+        now = self.now()
         self._unaccounted.append(_Read(launched, result, now, now - max(launched.began_at, self.read_at)))
         self.read_at = now
-        if result.made_confidences is not None and not self._overlap:  # else they are no longer the waiting drafts'
+        if result.made_confidences is not None and not self.overlap:  # else they are no longer the waiting drafts'
             for sequence, confidences in zip(launched.sequences, result.made_confidences, strict=False):
                 sequence.waiting_confidences = confidences
-        num_rounds = self._graph.rounds_per_replay
+        num_rounds = self.graph.rounds_per_replay
         is_within_limit = num_rounds * max(result.num_emitted) < nearest_end
         if is_within_limit and not has_stops and self._eos.isdisjoint(chain(*result.tokens)):
             return False
@@ -155,7 +143,7 @@ class RoundAccounts:
         Once all requests have ended, a further round of the launch is wasted. It is only counted, and its time goes to
         other rounds.
         """
-        launched, num_launched = read.launched, self._graph.rounds_per_replay
+        launched, num_launched = read.launched, self.graph.rounds_per_replay
         results = [result for result in read.result.split(num_launched) if any(result.num_emitted)]
         self.num_wasted_rounds += num_launched - len(results)
         if not results:
@@ -174,7 +162,7 @@ class RoundAccounts:
         """
         running = [index for index, sequence in enumerate(settled.sequences) if sequence.finish_reason is None]
         num_emitting = sum(map(bool, result.num_emitted))
-        may_be_behind = self._overlap and self._graph.rounds_per_replay == 1
+        may_be_behind = self.overlap and self.graph.rounds_per_replay == 1
         num_stopped = sum(sequence.finish_reason is FinishReason.STOP for sequence in settled.sequences)
         is_agreed = len(running) <= num_emitting <= len(running) + num_stopped
         assert may_be_behind or is_agreed, "host and device disagree on which requests had ended"
@@ -183,16 +171,16 @@ class RoundAccounts:
             hits = None if result.relaxed is None else result.relaxed[index]
             num_offered = result.num_rows - 1 if result.num_offered is None else result.num_offered[index]
             origins = round_origins(num_emitted, num_offered, hits)
-            num_imposed = num_emitted - 1 if self._accepts_unseen else 0
+            num_imposed = num_emitted - 1 if self.parts.rule.traits.imposed else 0
             tokens = result.tokens[index][:num_emitted]
             sequence = settled.sequences[index]
             confidences = None if result.confidences is None else result.confidences[index]
             emit_round(sequence, tokens, origins, self._eos, now, num_offered, num_imposed, confidences)
-            if self._plan is not None and self._tree_rows is not None:
+            if self.plan is not None and self.tree_rows is not None:
                 path = [] if result.path is None else result.path[index][1:num_emitted]
                 sequence.tree_per_round.append((settled.round.num_verified, path))
-        if self._plan is not None and running:
-            self._plan.note([settled.sequences[index] for index in running])
+        if self.plan is not None and running:
+            self.plan.note([settled.sequences[index] for index in running])
         return running
 
     def _record(
@@ -219,20 +207,20 @@ class RoundAccounts:
 
     def _rows(self, settled: Launch, result: RoundResult, sequences: list[Sequence]) -> RowCounts:
         """Count the drafts and rows of a round, once acceptance is known."""
-        padded = self._graph.padded_size(len(settled.sequences))
-        drafter: Any = self._parts.drafter
+        padded = self.graph.padded_size(len(settled.sequences))
+        drafter: Any = self.parts.drafter
         requirements = drafter.requirements
         num_rows = result.num_rows if settled.round.num_catchup_rows is None else settled.round.num_catchup_rows
         passes = requirements.rows_of_passes(num_rows) if num_rows else ()
-        by_pass = [LayerRows.of(self._catchup(padded), padded, padded * rows) for rows in passes]
+        by_pass = [LayerRows.of(self.catchup(padded), padded, padded * rows) for rows in passes]
         if requirements.counts_catchup and num_rows:
             by_pass = [LayerRows(*[drafter.count_catchup(result.num_emitted, num_rows)] * 3)]
         # A draft step runs for the whole batch, padding included; of a tree all rows but the root hold a draft.
-        if self._tree_rows is None:
+        if self.tree_rows is None:
             num_drafted = padded * settled.round.num_drafted + settled.num_looked_up
             num_offered = sum(sequence.offered_per_round[-1] for sequence in sequences)
         else:
-            num_drafted = padded * (self._tree_rows - 1) if settled.round.num_drafted else 0
+            num_drafted = padded * (self.tree_rows - 1) if settled.round.num_drafted else 0
             num_offered = len(sequences) * (settled.round.num_verified - 1)
         return RowCounts(
             drafted=num_drafted,
@@ -249,14 +237,14 @@ class RoundAccounts:
 
         With overlap no times are returned: a later replay of the same graph may have overwritten the events.
         """
-        if self._overlap:
+        if self.overlap:
             return [{} for _ in range(num_rounds)]
-        num_draft_tokens = self._parts.drafter.num_draft_tokens
+        num_draft_tokens = self.parts.drafter.num_draft_tokens
         absent = {"catchup"} if num_draft_tokens == 0 else set()
         absent |= {"recur"} if num_draft_tokens <= 1 else set()
         return [
             {name: seconds for name, seconds in stages.items() if name not in absent}
-            for stages in self._parts.timer.collect(settled.spans, num_rounds)
+            for stages in self.parts.timer.collect(settled.spans, num_rounds)
         ]
 
 

@@ -32,30 +32,23 @@ class _Prefilling:
     rows: RowCounts = field(default_factory=RowCounts)
 
 
+@dataclass(eq=False)
 class Engine:
-    """Generates for batches of requests. An engine owns its caches; engines can share targets and heads."""
+    """Generates for batches of requests. An engine owns its caches; engines can share targets and heads.
 
-    def __init__(
-        self,
-        rounds: Rounds,
-        prune: PrunePolicy,
-        graph: GraphMode,
-        scheduler: Scheduler,
-        prompt_pass: PromptPass,
-        overlap: bool = False,
-    ) -> None:
-        """Keep the parts of an engine.
+    Attributes:
+        overlap: where possible, the host launches the next round before it reads a round's results.
+    """
 
-        Args:
-            overlap: where possible, the host launches the next round before it reads a round's results.
-        """
-        self.rounds = rounds
-        self.parts = rounds.widest.parts
-        self.graph = graph
-        self.prune = prune
-        self.scheduler = scheduler
-        self.overlap = overlap
-        self.prompt_pass = prompt_pass
+    rounds: Rounds
+    prune: PrunePolicy
+    graph: GraphMode
+    scheduler: Scheduler
+    prompt_pass: PromptPass
+    overlap: bool = False
+
+    def __post_init__(self) -> None:
+        self.parts = self.rounds.widest.parts
 
     @property
     def round(self) -> DecodeRound:

@@ -93,25 +93,25 @@ class CapturedPromptPass(PromptPass):
         return PromptPack((), slot_ids, token_ids, next_token_ids, None, attention, ends)
 
 
+@dataclass(frozen=True, slots=True)
 class PromptGraph:
     """The captured pass of one prompt in a fixed number of rows.
 
     Attributes:
+        inputs: [2 * rows + 2] the tokens, the token after each, the slot and the length.
         computed: for which rows features and logits were computed.
     """
 
-    def __init__(self, graph: CapturedGraph[torch.Tensor], inputs: torch.Tensor, computed: RowsComputed) -> None:
-        """`inputs`: [2 * rows + 2] the tokens, the token after each, the slot and the length."""
-        self.computed = computed
-        self._graph = graph
-        self._inputs = inputs
+    graph: CapturedGraph[torch.Tensor]
+    inputs: torch.Tensor
+    computed: RowsComputed
 
     def replay(self, span: PromptSpan, prompt_ids: tuple[int, ...]) -> int:
         """Run the prompt in its slot, and return the token sampled after it."""
-        size = (len(self._inputs) - 2) // 2
+        size = (len(self.inputs) - 2) // 2
         unread = [0] * (size - span.end)
         # The row behind the prompt's last is a placeholder, until the sampled token replaces it.
         values = [*prompt_ids, *unread, *prompt_ids[1:], 0, *unread, span.slot, span.end]
-        self._inputs.copy_(torch.tensor(values, pin_memory=self._inputs.is_cuda), non_blocking=True)
-        self._graph.replay()
-        return int(self._graph.outputs)
+        self.inputs.copy_(torch.tensor(values, pin_memory=self.inputs.is_cuda), non_blocking=True)
+        self.graph.replay()
+        return int(self.graph.outputs)
