@@ -28,14 +28,9 @@ from spec_lab.record.models import Request
 from spec_lab.record.reading import find_runs, read_requests, read_run
 from spec_lab.study.engines import engines_table
 from tests.stand_in_engines import TEXTS, asked_of, write_sglang, write_texts, write_vllm
-from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts
+from tests.tiny_runs import make_run_config, write_prompts
 
 K = 3
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return make_runnable_pair(tmp_path_factory.mktemp("pair"))
 
 
 @pytest.fixture
