@@ -22,7 +22,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from safetensors.torch import save_file
 from torch import Tensor
 
-from spec_lab.checkpoints.eagle3_config import default_tap_layer_inputs
+from spec_lab.checkpoints.eagle3_checkpoint import default_tap_layer_inputs
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.taps import SPELLINGS, Tap, taps_of_inputs
 from spec_lab.train.config import TargetChoice

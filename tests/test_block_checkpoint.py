@@ -10,14 +10,13 @@ import pytest
 import torch
 
 from spec_lab.checkpoints.block_checkpoint import load_block
-from spec_lab.checkpoints.block_config import Slots
-from spec_lab.checkpoints.block_heads import HeadKind, MarkovForm
+from spec_lab.checkpoints.block_config import HeadKind, MarkovForm, Slots
 from spec_lab.checkpoints.block_layouts import DEEPSPEC, SPECULATORS, ZLAB, read_block_config
 from spec_lab.checkpoints.block_writing import TABLES
 from spec_lab.checkpoints.block_writing import write_block as write_ours
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families import read_model_config
-from spec_lab.checkpoints.random_blocks import BlockParts, random_block
+from spec_lab.checkpoints.random_weights import BlockParts, random_block
 from spec_lab.checkpoints.taps import Tap
 from spec_lab.core.errors import UserError
 from tests.lab import make_config, make_engine, random_requests

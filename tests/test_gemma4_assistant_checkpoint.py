@@ -11,8 +11,7 @@ import torch
 
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families import read_model_config
-from spec_lab.checkpoints.gemma4_assistant_checkpoint import load_assistant
-from spec_lab.checkpoints.gemma4_assistant_config import AssistantConfig, read_assistant_config
+from spec_lab.checkpoints.gemma4_assistant_checkpoint import AssistantConfig, load_assistant, read_assistant_config
 from spec_lab.checkpoints.plan import RopeConfig
 from tests.tiny_assistant import FULL, SLIDING, make_tiny_assistant
 from tests.tiny_checkpoints import make_tiny_target, refused, rewrite_config, rewrite_tensors

@@ -11,16 +11,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from spec_lab.checkpoints.block_config import BlockConfig, Causality, ConvSizes, SlotReading, Slots
-from spec_lab.checkpoints.block_heads import (
+from spec_lab.checkpoints.block_config import (
+    BlockConfig,
+    Causality,
+    ConvSizes,
     GruSizes,
     HeadKind,
     HeadSizes,
     LatticeSizes,
     MarkovForm,
     MarkovSizes,
-    NoHead,
     SelectorSizes,
+    SlotReading,
+    Slots,
 )
 from spec_lab.checkpoints.checks import refuse_other_target, refuse_values
 from spec_lab.checkpoints.config import ModelConfig
@@ -74,17 +77,27 @@ class BlockLayout:
         spelling: how that list counts layers.
         drops_tables: whether `embed_tokens`, and an `lm_head` over the whole vocabulary, are copies of the target's,
             and so are not read.
+        heads: the heads that it can hold.
     """
 
     name: str
     taps_key: str
     spelling: TapSpelling
     drops_tables: bool
+    heads: tuple[HeadKind, ...] = tuple(HeadKind)
 
 
 ZLAB = BlockLayout("zlab", "target_layer_ids", SPELLINGS["layer_outputs"], drops_tables=False)
-DEEPSPEC = BlockLayout("deepspec", "target_layer_ids", SPELLINGS["layer_outputs"], drops_tables=True)
-SPECULATORS = BlockLayout("speculators", "aux_hidden_state_layer_ids", SPELLINGS["hidden_states"], drops_tables=True)
+DEEPSPEC = BlockLayout(
+    "deepspec", "target_layer_ids", SPELLINGS["layer_outputs"], True, (HeadKind.none, HeadKind.markov)
+)
+SPECULATORS = BlockLayout(
+    "speculators",
+    "aux_hidden_state_layer_ids",
+    SPELLINGS["hidden_states"],
+    True,
+    (HeadKind.none, HeadKind.markov, HeadKind.selector),
+)
 BY_ARCHITECTURE: Mapping[str, BlockLayout] = {
     "DFlashDraftModel": ZLAB,
     "DSparkDraftModel": ZLAB,
@@ -231,7 +244,7 @@ def _causality(keys: Mapping[str, Any]) -> Causality:
 
 def _head(keys: Mapping[str, Any]) -> HeadSizes:
     """Read the head, whose keys depend on its kind."""
-    kind = next((kind for kind, names in HEAD_KEYS.items() if keys.get(next(iter(names.values())))), NoHead)
+    kind = next((kind for kind, names in HEAD_KEYS.items() if keys.get(next(iter(names.values())))), HeadSizes)
     sizes = _values(keys, HEAD_KEYS.get(kind, {}))
     if kind is GruSizes:
         refuse_values("config.json", keys, {"pure_draft_prefix_len": (1,)})

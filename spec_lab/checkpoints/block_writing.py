@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from spec_lab.checkpoints.block_config import BlockConfig, Causality, Slots, no_place
-from spec_lab.checkpoints.block_heads import HeadKind
+from spec_lab.checkpoints.block_config import BlockConfig, Causality, HeadKind, Slots
 from spec_lab.checkpoints.block_layouts import CONV_KEYS, DEEPSPEC, HEAD_KEYS, SCALE_KEYS, ZLAB, BlockLayout
 from spec_lab.core.errors import UserError
 
@@ -113,16 +112,19 @@ def _causal_keys(config: BlockConfig) -> dict[str, bool]:
 
 def _refuse_parts(config: BlockConfig, layout: BlockLayout) -> None:
     """Refuse a part that would be lost, or read back as a different one."""
-    is_cut = config.draft_vocab_size != config.body.vocab_size
-    lacking = no_place(layout.name, config.head.kind, config.slots.name, config.conv is not None, is_cut)
-    sees_all = config.causality != Causality.all and all(layer.window is None for layer in config.body.layers)
-    if (layout is DEEPSPEC and not sees_all) or (layout is not ZLAB and config.window_moves):
-        lacking = lacking or "window"
-    windows = {layer.window for layer in config.body.layers} - {None}
-    if len(windows) > 1 or config.body.layers[0].rope.scaling != "none":
-        lacking = lacking or "body with a scaled rope or windows of several sizes"
-    if lacking is not None:
-        raise UserError(f"the layout {layout.name} cannot hold this drafter's {lacking}")
+    windows, is_deepspec = {layer.window for layer in config.body.layers}, layout is DEEPSPEC
+    sees_all = config.causality != Causality.all and windows == {None}
+    lacking = {
+        "head": config.head.kind not in layout.heads,
+        "slots": is_deepspec and config.slots.name != Slots.anchor_first,
+        "conv": is_deepspec and config.conv is not None,
+        "draft_vocab_size": is_deepspec and config.draft_vocab_size != config.body.vocab_size,
+        "window": not sees_all if is_deepspec else layout is not ZLAB and config.window_moves,
+        "body with windows of several sizes": len(windows - {None}) > 1,
+        "body with a scaled rope": config.body.layers[0].rope.scaling != "none",
+    }
+    for part in (part for part, is_there in lacking.items() if is_there):
+        raise UserError(f"the layout {layout.name} cannot hold this drafter's {part}")
 
 
 def _decoder(config: BlockConfig) -> dict[str, Any]:

@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
-from safetensors import safe_open
 
-from spec_lab.checkpoints.block_fp8 import with_products_as_stored, with_scales
-from spec_lab.checkpoints.checkpoint_files import (
-    OpenedGguf,
-    StoredTensor,
-    checkpoint_files,
-    few,
-    opened,
-    tensors_of,
-)
+from spec_lab.checkpoints.checkpoint_files import StoredTensor, checkpoint_files, few, opened, tensors_of
 from spec_lab.checkpoints.expert_checkpoint import with_stacked_experts
 from spec_lab.checkpoints.gguf import gguf_tensors
 from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.checkpoints.gpt_oss_checkpoint import with_experts_of_gpt_oss
 from spec_lab.checkpoints.lazy_tensors import LazyTensors
 from spec_lab.checkpoints.possible_values import refuse_impossible
-from spec_lab.checkpoints.quantised import with_quantised
+from spec_lab.checkpoints.quantised import with_products_as_stored, with_quantised
 from spec_lab.checkpoints.slices import WHOLE_TENSORS, Slices
 from spec_lab.core.errors import UserError
 
@@ -63,7 +56,7 @@ def open_tensors(
         wanted: name -> shape of every tensor the model has.
         optional: names among `wanted` that a folder may lack; they are then absent from the result.
         own: picks the model's tensors from all in the folder, and gives them the names of `wanted`.
-        narrow: whether the layers' fp8 matrices stay fp8, with scales (`block_fp8.with_products_as_stored`).
+        narrow: whether the layers' fp8 matrices stay fp8, with scales (`quantised.with_products_as_stored`).
 
     Raises:
         UserError: a missing, unreadable or incomplete file, or tensors missing, of another shape, not expected or in an
@@ -85,9 +78,8 @@ def open_tensors(
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Return the tensors of a folder or a GGUF file, from the headers, under the names of a folder.
 
-    The scales of an fp8 matrix are attached to it (`block_fp8`), and other quantised matrices are single tensors
-    (`quantised`). A layer's experts are stacked, even if the file has
-    tensors for each (`expert_checkpoint`). Rotary buffers of old exports are left out. So are the indexers of
+    Quantised matrices are single tensors (`quantised`). A layer's experts are stacked, even if the file has tensors for
+    each (`expert_checkpoint`). Rotary buffers of old exports are left out. So are the indexers of
     DeepSeek-V3.2's sparse attention: sequences here are limited to lengths at which an indexer chooses every key
     (`ModelConfig.max_dense_positions`).
     """
@@ -101,8 +93,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
         for name, tensor in stored.items()
         if not name.endswith("rotary_emb.inv_freq") and ".self_attn.indexer." not in name
     }
-    wide = with_quantised(needed, folder)
-    return with_experts_of_gpt_oss(with_stacked_experts(with_scales(wide, folder)))
+    return with_experts_of_gpt_oss(with_stacked_experts(with_quantised(needed, folder)))
 
 
 def renamed(stored: Mapping[str, StoredTensor], patterns: Names) -> dict[str, StoredTensor]:
@@ -164,12 +155,12 @@ def check_tensors(
 
 
 def check_floating(stored: Mapping[str, StoredTensor], source: str) -> None:
-    """Refuse weights that are neither plain floating point nor fp8 with scales: they would be read as wrong numbers."""
+    """Refuse weights that are neither plain floating point nor widened: they would be read as wrong numbers."""
     packed = [
         f"{tensor.name} is {tensor.dtype}"
         for whole in stored.values()
         for tensor in (piece for expert in whole.stack or ((whole,),) for piece in expert)
-        if tensor.dtype not in FLOAT_DTYPES and tensor.scales is None
+        if tensor.dtype not in FLOAT_DTYPES
     ]
     if packed:
         raise UserError(
@@ -183,53 +174,31 @@ def read_tensors(
 ) -> dict[str, torch.Tensor]:
     """Read tensors from disk. Floating tensors are cast to `dtype`, others keep their type.
 
-    Those in `FLOAT32_TENSORS` and those with `in_float32` are always float32; those with `as_stored` keep their type.
-    Every tensor is copied. A tensor mapped to its file would change, or fault, when training rewrites the file.
+    Those in `FLOAT32_TENSORS` are always float32; those with `kept` have that type. Every tensor is copied. A tensor
+    mapped to its file would change, or fault, when training rewrites the file.
 
     Raises:
         UserError: a tensor with values that no model has, such as NaN, in the file or after the cast.
     """
-    tensors = _read_whole({key: tensor for key, tensor in stored.items() if not tensor.stack}, dtype, device)
-    for key, tensor in stored.items():
-        if tensor.stack:  # meanwhile its experts are in memory up to three times
-            pieces = _read_whole({piece.name: piece for expert in tensor.stack for piece in expert}, dtype, device)
-            tensors[key] = torch.stack([torch.cat([pieces[piece.name] for piece in each]) for each in tensor.stack])
-    return {key: tensors[key] for key in stored}
+    with ExitStack() as files:
+        opened_file = cache(lambda file: files.enter_context(opened(file)))
 
+        def read(name: str, tensor: StoredTensor) -> torch.Tensor:
+            if tensor.stack:  # meanwhile its experts are in memory up to three times
+                experts = (torch.cat([read(piece.name, piece) for piece in pieces]) for pieces in tensor.stack)
+                return torch.stack(list(experts))
+            value = tensor.read(opened_file)
+            kept = tensor.kept or (run_dtype(name, dtype) if value.is_floating_point() else value.dtype)
+            made = value.to(device=device, dtype=kept, copy=True)
+            refuse_impossible(made, value, tensor.file, tensor.name)
+            return made
 
-def _read_whole(
-    stored: Mapping[str, StoredTensor], dtype: torch.dtype, device: torch.device | str
-) -> dict[str, torch.Tensor]:
-    tensors: dict[str, torch.Tensor] = {}
-    for file in dict.fromkeys(tensor.file for tensor in stored.values()):
-        with opened(file) as handle:
-            for key, tensor in stored.items():
-                if tensor.file == file:
-                    value = _read(handle, tensor)
-                    is_cast = value.is_floating_point() and not tensor.as_stored
-                    kept_dtype = run_dtype(key, dtype) if is_cast else value.dtype
-                    kept_dtype = torch.float32 if tensor.in_float32 else kept_dtype
-                    tensors[key] = value.to(device=device, dtype=kept_dtype, copy=True)
-                    refuse_impossible(tensors[key], value, tensor.file, tensor.name)
-    return tensors
+        return {name: read(name, tensor) for name, tensor in stored.items()}
 
 
 def run_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
     """Return the dtype that the tensor `name` has in a model of `dtype`."""
     return torch.float32 if name.endswith(FLOAT32_TENSORS) else dtype
-
-
-def _read(handle: safe_open | OpenedGguf, tensor: StoredTensor) -> torch.Tensor:
-    """Read a tensor in its form, and cut it to its part."""
-    file: Any = handle  # safetensors has no annotations
-    value: torch.Tensor
-    if tensor.packed is None and tensor.form is None and tensor.part is not None:
-        value = file.get_slice(tensor.name)[tensor.part]
-        return value
-    value = file.get_tensor(tensor.name) if tensor.packed is None else tensor.packed.read()
-    if tensor.form is not None:
-        value = tensor.form(value)
-    return value if tensor.part is None else value[tensor.part]
 
 
 def _check_tied_head(head: StoredTensor, embedding: StoredTensor | None) -> None:

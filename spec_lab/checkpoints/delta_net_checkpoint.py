@@ -3,28 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 
 import torch
 
 from spec_lab.checkpoints.checkpoint_files import StoredTensor
-from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
-
-
-def delta_net_tensor_shapes(sizes: DeltaNetSizes, hidden_size: int) -> dict[str, tuple[int, ...]]:
-    """Return the names and shapes of the tensors below `linear_attn.`, as in Qwen3.5."""
-    return {
-        "in_proj_qkv.weight": (sizes.conv_size, hidden_size),
-        "in_proj_z.weight": (sizes.value_size, hidden_size),
-        "in_proj_b.weight": (sizes.num_value_heads, hidden_size),
-        "in_proj_a.weight": (sizes.num_value_heads, hidden_size),
-        "conv1d.weight": (sizes.conv_size, 1, sizes.kernel_size),
-        "A_log": (sizes.num_value_heads,),
-        "dt_bias": (sizes.num_value_heads,),
-        "norm.weight": (sizes.value_head_dim,),
-        "out_proj.weight": (hidden_size, sizes.value_size),
-    }
+from spec_lab.checkpoints.plan import DeltaNetSizes
 
 
 def ungrouped(stored: Mapping[str, StoredTensor], prefix: str, sizes: DeltaNetSizes) -> dict[str, StoredTensor]:
@@ -50,9 +34,8 @@ def ungrouped(stored: Mapping[str, StoredTensor], prefix: str, sizes: DeltaNetSi
             continue
         del result[prefix + name]
         for target, picked in targets.items():
-            num_rows = sizes.num_key_heads * sum(rows[part] for part in picked)
             form = partial(rows_of_heads, num_heads=sizes.num_key_heads, rows=rows, picked=picked)
-            result[prefix + target] = replace(grouped, shape=(num_rows, *grouped.shape[1:]), form=form)
+            result[prefix + target] = grouped.made(form)
     return result
 
 

@@ -16,11 +16,8 @@ from typing import Any
 
 from spec_lab.checkpoints.checks import refuse_values
 from spec_lab.checkpoints.config import Gemma4Sizes, ModelConfig, read_keys, text_part
-from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
-from spec_lab.checkpoints.expert_sizes import ExpertSizes, RouterScores
 from spec_lab.checkpoints.json_input import read_json
-from spec_lab.checkpoints.latent_sizes import LatentSizes
-from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
+from spec_lab.checkpoints.plan import DeltaNetSizes, ExpertSizes, LatentSizes, LayerPlan, RopeConfig, RouterScores
 from spec_lab.checkpoints.rope_config import num_positions, read_rope, score_factor
 
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"

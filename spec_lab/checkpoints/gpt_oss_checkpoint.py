@@ -8,11 +8,10 @@ exponent, and each is one of 16 numbers, two in a byte, the first in its low hal
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import torch
 
-from spec_lab.checkpoints.checkpoint_files import Packed, StoredTensor
+from spec_lab.checkpoints.checkpoint_files import StoredTensor
 from spec_lab.checkpoints.widening import e2m1
 
 EXPONENT_BIAS = 127
@@ -28,38 +27,18 @@ def with_experts_of_gpt_oss(stored: Mapping[str, StoredTensor]) -> dict[str, Sto
         own = name.replace(".mlp.router.", ".mlp.gate.").removesuffix("_blocks")
         if name.endswith("_blocks"):
             experts, rows, groups, in_group = tensor.shape
-            parts = {"blocks": tensor, "scales": stored[f"{own}_scales"]}
-            form = gate_above_up if own.endswith("gate_up_proj") else None
             shape = experts, rows, groups * in_group * IN_A_BYTE
-            result[own] = replace(tensor, shape=shape, dtype="BF16", packed=Packed(parts, widened), form=form)
+            tensor = tensor.made(widened, stored[f"{own}_scales"], shape=shape, dtype="BF16")
         elif own.endswith(("experts.gate_up_proj", "experts.down_proj")):
-            experts, columns, rows = tensor.shape
-            turned = turned_gate_above_up if own.endswith("gate_up_proj") else turn
-            result[own] = replace(tensor, shape=(experts, rows, columns), form=turned)
-        elif own.endswith("experts.gate_up_proj_bias"):
-            result[own] = replace(tensor, form=gate_above_up)
-        elif not own.endswith("_scales"):
+            tensor = tensor.made(lambda experts: experts.transpose(1, 2))
+        if own.endswith(("experts.gate_up_proj", "experts.gate_up_proj_bias")):
+            tensor = tensor.made(lambda rows: torch.cat((rows[:, ::2], rows[:, 1::2]), dim=1))  # gate above up
+        if not own.endswith("_scales"):
             result[own] = tensor
     return result
 
 
-def gate_above_up(rows: torch.Tensor) -> torch.Tensor:
-    """Put the even rows of each expert [experts, rows, ...] above the odd ones."""
-    return torch.cat((rows[:, ::2], rows[:, 1::2]), dim=1)
-
-
-def turn(stored: torch.Tensor) -> torch.Tensor:
-    """Transpose each expert."""
-    return stored.transpose(1, 2)
-
-
-def turned_gate_above_up(stored: torch.Tensor) -> torch.Tensor:
-    """Transpose each expert [experts, columns, rows], and put its even rows above the odd ones."""
-    return gate_above_up(turn(stored))
-
-
-def widened(parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return the values [..., groups * 32] of MXFP4 in bfloat16: `blocks` [..., groups, 16], and `scales` [..., groups]
-    with their exponents, both uint8."""
-    blocks, exponents = parts["blocks"], parts["scales"]
+def widened(blocks: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
+    """Return the values [..., groups * 32] of MXFP4 in bfloat16: `blocks` [..., groups, 16], and `exponents`
+    [..., groups], both uint8."""
     return torch.ldexp(e2m1(blocks).bfloat16(), exponents.int().unsqueeze(-1) - EXPONENT_BIAS).flatten(-2)

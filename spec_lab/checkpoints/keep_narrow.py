@@ -1,6 +1,6 @@
 """The weights of a target's products in 8 or 4 bits: `target.weight_dtype=fp8|int4|mxfp4`.
 
-Tensors have the names of an fp8 checkpoint (`quantization`): `X.weight`, and its scales in `X.weight_scale_inv`. Here
+Tensors have the names of an fp8 checkpoint (`quantised`): `X.weight`, and its scales in `X.weight_scale_inv`. Here
 every row of a weight has its own scales, so that weights can be concatenated by rows.
 """
 
@@ -14,8 +14,9 @@ import torch.nn.functional as F
 
 from spec_kernels.block_fp8_reference import BLOCK_SIZE, num_blocks
 from spec_kernels.four_bits_reference import four_bits_widened
-from spec_lab.checkpoints.quantization import SCALES_SUFFIX
+from spec_lab.checkpoints.config import ModelConfig
 
+SCALES_SUFFIX = "_scale_inv"
 SCALES = f"weight{SCALES_SUFFIX}"
 PRODUCTS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 LARGEST = 448.0
@@ -37,6 +38,17 @@ class NarrowForm:
     stored: torch.dtype
     narrowed: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
     widened: Callable[[torch.Tensor, torch.Tensor, torch.dtype], torch.Tensor]
+
+
+def problem_of_narrow(model: ModelConfig) -> str | None:
+    """Return the kind of layer whose weights `target.weight_dtype` cannot round; None if it supports all layers."""
+    kinds = {
+        "layers of Gemma 4": model.gemma4 is not None,
+        "layers of experts": any(plan.experts is not None for plan in model.layers),
+        "latent attention (MLA)": any(plan.latent is not None for plan in model.layers),
+        "layers that keep a state (gated delta net)": model.keeps_states,
+    }
+    return next((kind for kind, is_there in kinds.items() if is_there), None)
 
 
 def is_product(name: str) -> bool:

@@ -3,6 +3,10 @@
 Tensors of every family are returned in one common form. They have DeepSeek's names without prefix (`enorm.weight`,
 `hnorm.weight`, `eh_proj.weight`, `input_layernorm.weight`, `self_attn.*`, `mlp.*`, `shared_head.norm.weight`). The
 projection reads [embedding, hidden], and norms multiply by their weight w, not by 1 + w.
+
+Sources of the families' names: the loaders of vLLM (`deepseek_mtp`, `glm4_moe_mtp`, `mimo_mtp`, `qwen3_5_mtp`), and
+README_WEIGHTS.md of DeepSeek-V3. Modules of every family here read hidden states after the final norm (vLLM #46075,
+llama.cpp #24025, ROCm/ATOM #1764). Older engines read DeepSeek's before it, which the drafter's knobs can also choose.
 """
 
 from __future__ import annotations
@@ -19,16 +23,8 @@ from spec_lab.checkpoints.checkpoint_files import StoredTensor
 from spec_lab.checkpoints.checks import refuse_other_target, refuse_values
 from spec_lab.checkpoints.config import ModelConfig, num_mtp_modules, read_keys, text_part
 from spec_lab.checkpoints.families import FAMILIES, read_decoder
-from spec_lab.checkpoints.mtp_layouts import (
-    EMBEDDING_NORM,
-    FINAL_NORM,
-    HIDDEN_NORM,
-    PROJECTION,
-    MtpLayout,
-    find_layout,
-)
 from spec_lab.checkpoints.target_tensors import zero_centred
-from spec_lab.checkpoints.tensor_shapes import layer_tensor_shapes
+from spec_lab.checkpoints.tensor_shapes import Shapes, layer_tensor_shapes
 from spec_lab.core.errors import UserError
 from spec_lab.core.types import NormSide
 
@@ -38,6 +34,79 @@ SKIPPED_COPIES = ("embed_tokens.weight", "shared_head.head.weight")
 LATENT_TENSOR = "self_attn.kv_a_proj_with_mqa.weight"
 QK_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 EXPERT_TENSORS = ("mlp.gate.", "mlp.experts.", "mlp.shared_expert")
+EMBEDDING_NORM = "enorm.weight"
+HIDDEN_NORM = "hnorm.weight"
+PROJECTION = "eh_proj.weight"
+FINAL_NORM = "shared_head.norm.weight"
+OUTSIDE_LAYER = (EMBEDDING_NORM, HIDDEN_NORM, PROJECTION, FINAL_NORM)
+
+
+@dataclass(frozen=True, slots=True)
+class MtpLayout:
+    """The layout of a family's modules.
+
+    In prefixes, {module} is the module's number m, and {layer} is num_hidden_layers + m.
+
+    Attributes:
+        module_prefix: prefix of the two input norms, the projection and the final norm.
+        layer_prefix: prefix of the decoder layer's tensors.
+        names: the family's names of `OUTSIDE_LAYER`.
+        model_type: the family as which a layer's config is read if config.json names none that is known. A layer with
+            latent attention does not use it.
+        hidden_first: whether the projection reads [hidden, embedding] rather than [embedding, hidden].
+        zero_centred: whether norms multiply by 1 + weight.
+    """
+
+    module_prefix: str
+    layer_prefix: str
+    names: tuple[str, str, str, str]
+    model_type: str
+    hidden_first: bool = False
+    zero_centred: bool = False
+
+    def prefixes(self, module: int, num_layers: int) -> tuple[str, str]:
+        """Return what the names of a module, and of its decoder layer, begin with in the file."""
+        numbers = {"module": module, "layer": num_layers + module}
+        return self.module_prefix.format(**numbers), self.layer_prefix.format(**numbers)
+
+    def file_name(self, name: str, module: int, num_layers: int) -> str:
+        """Return the file's name of a module's tensor in the common form."""
+        of_module, of_layer = self.prefixes(module, num_layers)
+        theirs = dict(zip(OUTSIDE_LAYER, self.names, strict=True)).get(name)
+        return of_layer + name if theirs is None else f"{of_module}{theirs}.weight"
+
+    def common_form(self, name: str, stored: StoredTensor) -> StoredTensor:
+        """Return the tensor that has this name in the common form."""
+        if self.zero_centred and name.endswith("norm.weight"):
+            return zero_centred(stored)
+        if self.hidden_first and name == PROJECTION:
+            return stored.made(lambda weight: torch.cat(weight.chunk(2, dim=1)[::-1], dim=1))
+        return stored
+
+
+DEEPSEEK = MtpLayout(
+    "model.layers.{layer}.", "model.layers.{layer}.", ("enorm", "hnorm", "eh_proj", "shared_head.norm"), "llama"
+)
+MIMO = MtpLayout(
+    "model.mtp_layers.{module}.",
+    "model.mtp_layers.{module}.",
+    ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm"),
+    "qwen2",
+    hidden_first=True,
+)
+QWEN3_NEXT = MtpLayout(
+    "mtp.",
+    "mtp.layers.{module}.",
+    ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"),
+    "qwen3_next",
+    zero_centred=True,
+)
+LAYOUTS = (DEEPSEEK, MIMO, QWEN3_NEXT)
+
+
+def find_layout(stored: Collection[str], num_layers: int) -> MtpLayout | None:
+    """Return the layout whose module 0 is among the stored names, by its projection; None if there is none."""
+    return next((layout for layout in LAYOUTS if layout.file_name(PROJECTION, 0, num_layers) in stored), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +122,8 @@ class MtpConfig:
 
     layer: ModelConfig
     num_modules: int
-    target_hidden: NormSide
-    recycled_hidden: NormSide
+    target_hidden: NormSide = NormSide.POST_NORM
+    recycled_hidden: NormSide = NormSide.POST_NORM
 
 
 def load_mtp(
@@ -87,26 +156,24 @@ def load_mtp(
     }
     refuse_other_target(source, KNOB, pairs)
     shapes = mtp_tensor_shapes(layer)
-    wanted = [
-        {layout.file_name(name, module, num_layers): shape for name, shape in shapes.items()} for module in range(count)
+    modules = [{name: layout.file_name(name, module, num_layers) for name in shapes} for module in range(count)]
+    check_tensors(own, {theirs: shapes[name] for names in modules for name, theirs in names.items()}, (), source)
+    check_floating(own, source)
+    stored_modules = [
+        {name: layout.common_form(name, own[theirs]) for name, theirs in names.items()}
+        for names in modules[:num_modules]
     ]
-    check_tensors(own, {name: shape for of_module in wanted for name, shape in of_module.items()}, (), str(folder))
-    check_floating(own, str(folder))
-    modules = [
-        _common_form({name: own[stored] for name, stored in zip(shapes, of_module, strict=True)}, layout, dtype, device)
-        for of_module in wanted[:num_modules]
-    ]
-    return MtpConfig(layer, count, layout.target_hidden, layout.recycled_hidden), modules
+    return MtpConfig(layer, count), [read_tensors(of_module, dtype, device) for of_module in stored_modules]
 
 
-def mtp_tensor_shapes(layer: ModelConfig) -> dict[str, tuple[int, ...]]:
+def mtp_tensor_shapes(layer: ModelConfig) -> Shapes:
     """Return the names and shapes of one module's tensors in the common form."""
     hidden = layer.hidden_size
     return {
         EMBEDDING_NORM: (hidden,),
         HIDDEN_NORM: (hidden,),
         PROJECTION: (hidden, 2 * hidden),
-        **layer_tensor_shapes(layer.only_layer, hidden, attention_input_size=hidden),
+        **layer_tensor_shapes(layer.only_layer, hidden),
         FINAL_NORM: (hidden,),
     }
 
@@ -131,16 +198,3 @@ def _layer_config(decoder: Mapping[str, Any], layout: MtpLayout, names: Collecti
         experts=layer.only_layer.experts if any(name.startswith(EXPERT_TENSORS) for name in names) else None,
     )
     return replace(layer, layers=(plan,))
-
-
-def _common_form(
-    stored: Mapping[str, StoredTensor], layout: MtpLayout, dtype: torch.dtype, device: torch.device | str
-) -> dict[str, torch.Tensor]:
-    """Read one module, and convert its family's norms and projection to the common form."""
-    if layout.zero_centred:
-        stored = {name: zero_centred(it) if name.endswith("norm.weight") else it for name, it in stored.items()}
-    tensors = read_tensors(stored, dtype, device)
-    if layout.hidden_first:
-        hidden, embedding = tensors[PROJECTION].chunk(2, dim=1)
-        tensors[PROJECTION] = torch.cat((embedding, hidden), dim=1)
-    return tensors

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -74,21 +73,18 @@ def _split_products(tensors: Stored, prefix: str, plan: LayerPlan) -> None:
             del tensors[f"{prefix}{fused}_proj.weight"]
             start = 0
             for name, size in parts.items():
-                form = partial(torch.narrow, dim=0, start=start, length=size)
                 place = f"{prefix}{fused.split('.')[0]}.{name}.weight"
-                tensors[place] = replace(whole, shape=(size, *whole.shape[1:]), form=form)
+                tensors[place] = whole.made(partial(torch.narrow, dim=0, start=start, length=size))
                 start += size
 
 
 def _multiplied(tensors: Stored, factors: Mapping[str, float]) -> Stored:
     """Multiply weights and biases by constants of the config (Granite). A tied head is then a tensor of its own."""
     tensors.setdefault("lm_head.weight", tensors["model.embed_tokens.weight"])
-    return {
-        name: replace(tensor, form=partial(torch.mul, other=factors[name.split(".")[-2]]))
-        if name.split(".")[-2] in factors
-        else tensor
-        for name, tensor in tensors.items()
-    }
+    for name, tensor in tensors.items():
+        if (product := name.split(".")[-2]) in factors:
+            tensors[name] = tensor.made(partial(torch.mul, other=factors[product]))
+    return tensors
 
 
 def counts_from_one(name: str) -> bool:
@@ -99,8 +95,4 @@ def counts_from_one(name: str) -> bool:
 
 def zero_centred(tensor: StoredTensor) -> StoredTensor:
     """Replace the weight w of a norm by 1 + w, in float32, since bfloat16 would round it by up to 0.4 %."""
-    return replace(tensor, form=_one_plus, in_float32=True)
-
-
-def _one_plus(weight: torch.Tensor) -> torch.Tensor:
-    return 1 + weight.float()
+    return tensor.made(lambda weight: 1 + weight.float(), kept=torch.float32)

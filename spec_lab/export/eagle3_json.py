@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from spec_lab.checkpoints.eagle3_config import LAYER_IDS, Eagle3Config, default_tap_layer_inputs
+from spec_lab.checkpoints.eagle3_checkpoint import LAYER_IDS, Eagle3Config, default_tap_layer_inputs
 from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
 from spec_lab.checkpoints.taps import SPELLINGS, taps_of_inputs
 from spec_lab.core.errors import UserError

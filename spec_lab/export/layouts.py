@@ -19,12 +19,11 @@ from spec_lab.checkpoints.block_layouts import BY_ARCHITECTURE, DEEPSPEC, SPECUL
 from spec_lab.checkpoints.block_writing import TABLES, write_block
 from spec_lab.checkpoints.checkpoint import read_tensors, stored_tensors
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.eagle3_checkpoint import load_eagle3
-from spec_lab.checkpoints.eagle3_config import Eagle3Config, default_tap_layer_inputs
+from spec_lab.checkpoints.eagle3_checkpoint import Eagle3Config, default_tap_layer_inputs, load_eagle3
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.checkpoints.json_input import read_json
-from spec_lab.checkpoints.mtp_layouts import find_layout
+from spec_lab.checkpoints.mtp_checkpoint import find_layout
 from spec_lab.core.errors import UserError
 from spec_lab.export.eagle3_json import EAGLE3_LAYOUTS, write_eagle3_folder
 from spec_lab.export.folders import as_narrow_as_it_is

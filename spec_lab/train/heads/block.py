@@ -14,12 +14,10 @@ import torch
 from torch import Tensor
 
 from spec_lab.checkpoints.block_checkpoint import block_tensor_shapes, load_block, tensors_of
-from spec_lab.checkpoints.block_config import BlockConfig, Slots, default_taps
-from spec_lab.checkpoints.block_heads import HeadKind, MarkovForm
+from spec_lab.checkpoints.block_config import BlockConfig, HeadKind, MarkovForm, Slots, default_taps
 from spec_lab.checkpoints.block_layouts import ZLAB
 from spec_lab.checkpoints.block_writing import write_block
-from spec_lab.checkpoints.random_blocks import BlockParts, random_block_config
-from spec_lab.checkpoints.random_weights import random_tensors
+from spec_lab.checkpoints.random_weights import BlockParts, random_block_config, random_tensors
 from spec_lab.checkpoints.taps import Tap
 from spec_lab.export.folders import in_bfloat16
 from spec_lab.models.blocks.body import BlockBody, BlockPlace
