@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from spec_lab.checkpoints.expert_checkpoint import widened
 from spec_lab.checkpoints.families import read_model_config
-from spec_lab.checkpoints.gpt_oss_checkpoint import widened
 from spec_lab.config.choices import KernelsChoice
 from tests.covering import each_value
 from tests.kernel_lab import DEVICE

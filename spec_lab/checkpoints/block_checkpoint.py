@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from spec_lab.checkpoints.block_config import BlockConfig, HeadSizes
-from spec_lab.checkpoints.block_layouts import KNOB, BlockLayout, read_block_config
+from spec_lab.checkpoints.block_layouts import BlockLayout, read_block_config
 from spec_lab.checkpoints.checkpoint import Names, read_wanted, renamed, stored_tensors
 from spec_lab.checkpoints.checkpoint_files import StoredTensor
 from spec_lab.checkpoints.config import ModelConfig
@@ -21,9 +21,9 @@ NAMES: Names = ((r"^model\.", ""),)
 
 
 def load_block(
-    folder: Path, target: ModelConfig, dtype: torch.dtype, device: torch.device | str, knob: str = KNOB
+    folder: Path, target: ModelConfig, dtype: torch.dtype, device: torch.device | str
 ) -> tuple[BlockConfig, dict[str, torch.Tensor]]:
-    """Read a block drafter for a target: its config, and its tensors. `knob` names the folder.
+    """Read a block drafter for a target: its config, and its tensors.
 
     `embed_tokens.weight` and `lm_head.weight` are left out if the file does not have them, or only as copies of the
     target's (`BlockLayout.drops_tables`). The target's are then used. With a draft vocabulary, only the rows of the
@@ -34,9 +34,9 @@ def load_block(
             unsupported quantization; a vocabulary map that is out of range or contradicts itself.
     """
     source = str(folder)
-    config, layout = read_block_config(folder, target, knob)
+    config, layout = read_block_config(folder, target)
     stored = _own_tensors(renamed(stored_tensors(folder), NAMES), layout, config)
-    vocabulary = read_vocabulary(stored, config.draft_vocab_size, target.vocab_size, device, source, knob)
+    vocabulary = read_vocabulary(stored, config.draft_vocab_size, target.vocab_size, device, source)
     if CONFIDENCE in stored:  # config keys for its width vary or are missing
         config = replace(config, confidence_reads=stored[CONFIDENCE].shape[1])
     tables = _table_shapes(config)

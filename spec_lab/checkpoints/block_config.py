@@ -6,6 +6,7 @@ successors differ in the head, the reading of slots, the causality or the convol
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
@@ -32,6 +33,10 @@ class MarkovForm(StrEnum):
     vanilla = "vanilla"
     gated = "gated"
     rnn = "rnn"
+
+
+Keys = Mapping[str, str]
+"""The keys of config.json by the names of fields."""
 
 
 class Slots(StrEnum):
@@ -85,16 +90,19 @@ class ConvSizes:
 
     num_taps: int = 2
     group_size: int = 16
+    keys: ClassVar[Keys] = {"num_taps": "conv_kernel_size", "group_size": "conv_group_size"}
 
 
 @dataclass(frozen=True, slots=True)
 class HeadSizes:
     """The sizes of a head that relates the slots of a block. This one is none: slots are independent (DFlash).
 
-    Names of tensors are those of the head's own checkpoints.
+    Names of tensors are those of the head's own checkpoints. `keys` has the key of each size in config.json.
     """
 
     kind: ClassVar[HeadKind] = HeadKind.none
+    architecture: ClassVar[str] = "DFlashDraftModel"
+    keys: ClassVar[Keys] = {}
 
     @property
     def num_candidates(self) -> int | None:
@@ -113,6 +121,8 @@ class MarkovSizes(HeadSizes):
     rank: int = 256
     form: MarkovForm = MarkovForm.vanilla
     kind: ClassVar[HeadKind] = HeadKind.markov
+    architecture: ClassVar[str] = "DSparkDraftModel"
+    keys: ClassVar[Keys] = {"rank": "markov_rank", "form": "markov_head_type"}
 
     def tensor_shapes(self, block: BlockConfig) -> Shapes:
         rank, hidden = self.rank, block.body.hidden_size
@@ -137,6 +147,7 @@ class GruSizes(HeadSizes):
     state_size: int = 1024
     rank: int = 256
     kind: ClassVar[HeadKind] = HeadKind.gru
+    keys: ClassVar[Keys] = {"state_size": "gru_hidden_dim", "rank": "emb_dim"}
 
     def tensor_shapes(self, block: BlockConfig) -> Shapes:
         state, hidden = self.state_size, block.body.hidden_size
@@ -155,6 +166,8 @@ class SelectorSizes(HeadSizes):
     rank: int = 256
     topk: int = 16
     kind: ClassVar[HeadKind] = HeadKind.selector
+    architecture: ClassVar[str] = "DFlash2DraftModel"
+    keys: ClassVar[Keys] = {"rank": "selector_rank", "topk": "selector_top_k"}
 
     def tensor_shapes(self, block: BlockConfig) -> Shapes:
         return {
@@ -185,6 +198,17 @@ class LatticeSizes(HeadSizes):
     vector_eps: float = 1e-6
     logit_scale: float = 10.0
     kind: ClassVar[HeadKind] = HeadKind.lattice
+    architecture: ClassVar[str] = "LiLiCorrDraftModel"
+    keys: ClassVar[Keys] = {
+        "topk": "lilicorr_candidate_topk",
+        "hidden_size": "lilicorr_hidden_size",
+        "num_layers": "lilicorr_num_layers",
+        "num_heads": "lilicorr_num_heads",
+        "mlp_ratio": "lilicorr_mlp_ratio",
+        "factor_size": "lilicorr_factor_dim",
+        "vector_eps": "lilicorr_vector_eps",
+        "logit_scale": "lilicorr_logit_scale",
+    }
 
     def tensor_shapes(self, block: BlockConfig) -> Shapes:
         hidden, inner, outer = self.hidden_size, int(self.hidden_size * self.mlp_ratio), block.body.hidden_size
@@ -217,6 +241,10 @@ class LatticeSizes(HeadSizes):
             shapes |= below(f"layers.{index}", of_layer)
         shapes |= weights(outputs, outputs) | norms(hidden, "output_norm", "anchor_norm")
         return below("lilicorr", shapes)
+
+
+HEADS: tuple[type[HeadSizes], ...] = (LatticeSizes, GruSizes, SelectorSizes, MarkovSizes, HeadSizes)
+"""A file has the first of them whose first key is there and not 0."""
 
 
 @dataclass(frozen=True, slots=True)

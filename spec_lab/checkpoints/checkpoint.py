@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
 from spec_lab.checkpoints.checkpoint_files import StoredTensor, checkpoint_files, few, opened, tensors_of
-from spec_lab.checkpoints.expert_checkpoint import with_stacked_experts
+from spec_lab.checkpoints.expert_checkpoint import with_experts_of_gpt_oss, with_stacked_experts
 from spec_lab.checkpoints.gguf import gguf_tensors
 from spec_lab.checkpoints.gguf_file import is_gguf
-from spec_lab.checkpoints.gpt_oss_checkpoint import with_experts_of_gpt_oss
-from spec_lab.checkpoints.lazy_tensors import LazyTensors
-from spec_lab.checkpoints.possible_values import refuse_impossible
 from spec_lab.checkpoints.quantised import with_products_as_stored, with_quantised
 from spec_lab.checkpoints.slices import WHOLE_TENSORS, Slices
 from spec_lab.core.errors import UserError
@@ -28,11 +24,41 @@ FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 # These are float32 for every dtype of the run. The first is added to scores, whose differences bfloat16 would lose.
 # The next two determine a state's decay over thousands of rows (SGLang #20741). Sinks join float32 sums.
 FLOAT32_TENSORS = (".e_score_correction_bias", ".A_log", ".dt_bias", ".sinks")
+LARGEST_WEIGHT = 1e6
+"""Weights of trained models stay under a few thousand. With larger ones, float32 sums of squares lose small terms."""
 
+NEVER_ZERO = (
+    *(".q_proj.weight", ".k_proj.weight", ".v_proj.weight", ".gate_proj.weight", ".up_proj.weight"),
+    *("attn_q.weight", "attn_k.weight", "attn_v.weight", "ffn_gate.weight", "ffn_up.weight"),
+)
+"""Matrices that are never initialised to zero, unlike the last matrix of a layer or a head; GGUF's names too."""
 
 Names = tuple[tuple[str, str], ...]
 """The names of a format: patterns, and what replaces them."""
 OwnTensors = Callable[[Mapping[str, StoredTensor]], dict[str, StoredTensor]]
+
+
+class LazyTensors(Mapping[str, torch.Tensor]):
+    """Reads a tensor on every access and keeps none. So weights are in memory only once while a model converts their
+    layout."""
+
+    def __init__(self, names: Collection[str], read: Callable[[str], torch.Tensor]) -> None:
+        self._names = dict.fromkeys(names)
+        self._read = read
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._read(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def open_tensors(
@@ -124,15 +150,8 @@ def read_wanted(
     return read_tensors({name: stored[name] for name in wanted if name in stored}, dtype, device)
 
 
-class Shaped(Protocol):
-    """Has a shape, as every stored tensor does."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-
 def check_tensors(
-    stored: Mapping[str, Shaped],
+    stored: Mapping[str, StoredTensor],
     wanted: Mapping[str, tuple[int, ...]],
     optional: Collection[str],
     source: str,
@@ -210,3 +229,29 @@ def _check_tied_head(head: StoredTensor, embedding: StoredTensor | None) -> None
             f"{head.file.parent}: config.json ties lm_head to the embedding, but the checkpoint has another "
             "lm_head.weight; set tie_word_embeddings to false there, or drop the tensor"
         )
+
+
+def refuse_impossible(kept: torch.Tensor, value: torch.Tensor, file: Path, tensor: str) -> None:
+    """Raise UserError if a tensor has values that no model has.
+
+    Args:
+        kept: the tensor as the run holds it.
+        value: the tensor before the cast to the dtype of `kept`.
+        tensor: its name in the file.
+    """
+    largest = _largest(kept)
+    if largest > LARGEST_WEIGHT or (largest == 0 and tensor.endswith(NEVER_ZERO)):
+        found = f"values of {largest:.0e} in {kept.dtype}, {_largest(value):.0e} in the file (NaN counts as infinite)"
+        raise UserError(f"{file}: {tensor} has {found if largest else 'all zeros'}, which no trained model has")
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    """Return the largest absolute value, or the bits of it in e4m3: infinity if a value is NaN, 0 for a tensor that is
+    empty or of integers."""
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return 0.0
+    if tensor.dtype is torch.float8_e4m3fn:  # it has NaN and no infinity, and nothing above 448
+        bits = float((tensor.view(torch.uint8) & 0x7F).max())
+        return float("inf") if bits == 0x7F else bits
+    largest = float(torch.stack(torch.aminmax(tensor)).abs().max())
+    return largest if largest == largest else float("inf")

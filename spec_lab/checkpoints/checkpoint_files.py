@@ -11,7 +11,6 @@ from typing import Any, Self
 import torch
 from safetensors import safe_open
 
-from spec_lab.checkpoints.checks import refuse_lfs_pointer
 from spec_lab.checkpoints.gguf_file import is_gguf, read_head
 from spec_lab.checkpoints.json_input import read_json
 from spec_lab.checkpoints.slices import Part
@@ -105,7 +104,6 @@ def tensors_of(file: Path) -> dict[str, StoredTensor]:
     if is_gguf(file):
         return {name: StoredTensor(file, name, place.shape, "F32") for name, place in read_head(file).places.items()}
     tensors: dict[str, StoredTensor] = {}
-    refuse_lfs_pointer(file)
     with safe_open(file, framework="pt", device="cpu") as handle:
         for name in sorted(handle.keys()):
             part = handle.get_slice(name)
@@ -117,7 +115,6 @@ def opened(file: Path) -> safe_open | OpenedGguf:
     """Open the file; its tensors are read on access."""
     if is_gguf(file):
         return OpenedGguf(file)
-    refuse_lfs_pointer(file)
     return safe_open(file, framework="pt", device="cpu")
 
 

@@ -18,10 +18,9 @@ import torch
 
 from spec_lab.checkpoints.checkpoint import Names, read_tensors, read_wanted, renamed, stored_tensors
 from spec_lab.checkpoints.checkpoint_files import StoredTensor
-from spec_lab.checkpoints.checks import refuse_other_target, refuse_values
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families import read_decoder
-from spec_lab.checkpoints.json_input import present, read_json
+from spec_lab.checkpoints.json_input import present, read_json, refuse_other_target, refuse_values
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.checkpoints.taps import refuse_taps, taps_of_inputs
 from spec_lab.checkpoints.tensor_shapes import Shapes, below, layer_tensor_shapes, norms, weights
@@ -29,7 +28,6 @@ from spec_lab.core.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-KNOB = "drafter.path"
 LAYER_TYPES = ("llama", "qwen3")
 HeadKind = Literal["eagle3", "peagle"]
 NUM_TAPS = 3
@@ -114,7 +112,7 @@ def read_eagle3_config(folder: Path, target: ModelConfig, kind: HeadKind = "eagl
         "target_hidden_size": (head.target_hidden_size, target.hidden_size),
         "vocab_size": (head.target_vocab_size, target.vocab_size),
     }
-    refuse_other_target(source, KNOB, pairs)
+    refuse_other_target(source, pairs)
     return head
 
 
@@ -178,15 +176,10 @@ def load_eagle3(
     """
     config = read_eagle3_config(folder, target, kind)
     stored = renamed(stored_tensors(folder), NAMES)
-    hidden, fused = config.layer.hidden_size, stored.get("fc.weight")
-    if fused is not None and fused.shape == (hidden, 2 * hidden):
-        raise UserError(
-            f"{folder}: fc reads one hidden state and an embedding, as in EAGLE-1 and 2, which are not read"
-        )
     sizes = config.draft_vocab_size, config.target_vocab_size
     vocabulary = read_vocabulary(stored, *sizes, device, str(folder))
     optional: set[str] = set()  # the target's can replace them
-    if hidden == target.hidden_size:
+    if config.layer.hidden_size == target.hidden_size:
         optional = {"embed_tokens.weight"} | ({"lm_head.weight"} if sizes[0] == sizes[1] else set())
     tensors = read_wanted(stored, eagle3_tensor_shapes(config), dtype, device, str(folder), optional)
     return config, tensors | vocabulary
@@ -222,10 +215,9 @@ def read_vocabulary(
     target_size: int,
     device: torch.device | str,
     source: str,
-    knob: str = KNOB,
 ) -> dict[str, torch.Tensor]:
     """Take `d2t` and `t2d` out of a head's tensors, and read them as int64 and bool, if present. They must agree with
-    the config and with each other. A `t2d` without `d2t` is left out. `knob` names the folder."""
+    the config and with each other. A `t2d` without `d2t` is left out."""
     maps = read_tensors({name: stored.pop(name) for name in MAPS if name in stored}, torch.float32, "cpu")
     if "d2t" not in maps and draft_size == target_size:
         return {}
@@ -243,5 +235,5 @@ def read_vocabulary(
         ),
     }
     for problem in (problem for problem, is_there in problems.items() if is_there):
-        raise UserError(f"{source}: {problem}; set {knob} to an intact checkpoint that was trained for this target")
+        raise UserError(f"{source}: {problem}")
     return {"d2t": d2t.to(device)} | ({"t2d": t2d.to(device)} if has_both else {})

@@ -15,15 +15,13 @@ from typing import Any
 import torch
 
 from spec_lab.checkpoints.checkpoint import read_tensors, read_wanted, stored_tensors
-from spec_lab.checkpoints.checks import refuse_other_target, refuse_values
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families import read_decoder
-from spec_lab.checkpoints.json_input import read_json
+from spec_lab.checkpoints.json_input import read_json, refuse_other_target, refuse_values
 from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
 from spec_lab.checkpoints.tensor_shapes import Shapes, below, layer_tensor_shapes, weights
 from spec_lab.core.errors import UserError
 
-KNOB = "drafter.path"
 TOKEN_ORDERING = "masked_embedding.token_ordering"
 # The only values that the forward code here supports; a missing key is accepted too.
 PLAIN_OPTIONS: Mapping[str, tuple[Any, ...]] = {
@@ -83,14 +81,8 @@ def read_assistant_config(folder: Path, target: ModelConfig) -> AssistantConfig:
     """Read an assistant's config.json and check that it belongs to the target.
 
     Raises:
-        UserError: an option that is not supported, an assistant for another target, or a target that caches the rows of
-            latent attention.
+        UserError: an option that is not supported, or an assistant for another target.
     """
-    if any(plan.latent is not None for plan in target.layers):
-        raise UserError(
-            "drafter=frozen_kv reads the target's keys and values, but this target caches the rows of latent attention "
-            "(MLA); use another drafter"
-        )
     source, keys = str(folder / "config.json"), read_json(folder / "config.json")
     refuse_values(source, {**keys["text_config"], "model_type": None, **keys}, PLAIN_OPTIONS)
     body = read_decoder(keys, source)
@@ -99,12 +91,12 @@ def read_assistant_config(folder: Path, target: ModelConfig) -> AssistantConfig:
         "backbone_hidden_size": (keys["backbone_hidden_size"], target.hidden_size),
         "vocab_size": (body.vocab_size, target.vocab_size),
     }
-    refuse_other_target(source, KNOB, pairs)
+    refuse_other_target(source, pairs)
     sources = _kv_sources(keys, body, target, source)
     for index, (plan, kv_source) in enumerate(zip(body.layers, sources, strict=True)):
         names = ("num_key_value_heads", "head_dim", "rope")
         both = zip(names, form_of_kv(plan)[1:], form_of_kv(target.layers[kv_source])[1:], strict=True)
-        refuse_other_target(source, KNOB, {f"{name} of layer {index}": (ours, its) for name, ours, its in both})
+        refuse_other_target(source, {f"{name} of layer {index}": (ours, its) for name, ours, its in both})
     centroids = CentroidHeadConfig(keys.get("num_centroids", 2048), keys.get("centroid_intermediate_top_k", 32))
     body = replace(body, gemma4=replace(body.gemma4, per_layer_width=0))
     return AssistantConfig(target, body, centroids if keys.get("use_ordered_embeddings") else None).reading(sources)
@@ -115,11 +107,11 @@ def _kv_sources(keys: Mapping[str, Any], body: ModelConfig, target: ModelConfig,
     its KV."""
     owners = [index for index, plan in enumerate(target.layers) if owns_kv(plan)]
     if (named := keys.get("kv_source_layers")) is not None:
-        refuse_other_target(source, KNOB, {"kv_source_layers": (named, [layer for layer in named if layer in owners])})
+        refuse_other_target(source, {"kv_source_layers": (named, [layer for layer in named if layer in owners])})
         return tuple(named)
     last = {target.layers[index].window is not None: index for index in owners}
     sliding = [plan.window is not None for plan in body.layers]
-    refuse_other_target(source, KNOB, {"sliding layers": ({*sliding}, {*sliding} & last.keys())})
+    refuse_other_target(source, {"sliding layers": ({*sliding}, {*sliding} & last.keys())})
     return [last[is_sliding] for is_sliding in sliding]
 
 

@@ -42,13 +42,8 @@ class NarrowForm:
 
 def problem_of_narrow(model: ModelConfig) -> str | None:
     """Return the kind of layer whose weights `target.weight_dtype` cannot round; None if it supports all layers."""
-    kinds = {
-        "layers of Gemma 4": model.gemma4 is not None,
-        "layers of experts": any(plan.experts is not None for plan in model.layers),
-        "latent attention (MLA)": any(plan.latent is not None for plan in model.layers),
-        "layers that keep a state (gated delta net)": model.keeps_states,
-    }
-    return next((kind for kind, is_there in kinds.items() if is_there), None)
+    gemma = [] if model.gemma4 is None else ["layers of Gemma 4"]
+    return next(iter((*gemma, *(part for plan in model.layers for part in plan.unusual_parts), None)))
 
 
 def is_product(name: str) -> bool:

@@ -20,15 +20,14 @@ import torch
 
 from spec_lab.checkpoints.checkpoint import check_floating, check_tensors, read_tensors, stored_tensors
 from spec_lab.checkpoints.checkpoint_files import StoredTensor
-from spec_lab.checkpoints.checks import refuse_other_target, refuse_values
 from spec_lab.checkpoints.config import ModelConfig, num_mtp_modules, read_keys, text_part
 from spec_lab.checkpoints.families import FAMILIES, read_decoder
+from spec_lab.checkpoints.json_input import refuse_other_target, refuse_values
 from spec_lab.checkpoints.target_tensors import zero_centred
 from spec_lab.checkpoints.tensor_shapes import Shapes, layer_tensor_shapes
 from spec_lab.core.errors import UserError
 from spec_lab.core.types import NormSide
 
-KNOB = "drafter.path"
 # Other engines too use the target's embedding and head instead of these copies.
 SKIPPED_COPIES = ("embed_tokens.weight", "shared_head.head.weight")
 LATENT_TENSOR = "self_attn.kv_a_proj_with_mqa.weight"
@@ -144,7 +143,7 @@ def load_mtp(
     if layout is None or num_modules > count:
         found = count if layout else 0
         raise UserError(
-            f"{folder}: has {found} MTP modules, and {num_modules} are needed; use fewer drafts or another {KNOB}"
+            f"{folder}: has {found} MTP modules, and {num_modules} are needed; use fewer drafts or another drafter.path"
         )
     starts, first = zip(*(layout.prefixes(module, num_layers) for module in range(count)), strict=True)
     own = {name: it for name, it in stored.items() if name.startswith(starts) and not name.endswith(SKIPPED_COPIES)}
@@ -154,7 +153,7 @@ def load_mtp(
         "hidden_size": (layer.hidden_size, target.hidden_size),
         "vocab_size": (layer.vocab_size, target.vocab_size),
     }
-    refuse_other_target(source, KNOB, pairs)
+    refuse_other_target(source, pairs)
     shapes = mtp_tensor_shapes(layer)
     modules = [{name: layout.file_name(name, module, num_layers) for name in shapes} for module in range(count)]
     check_tensors(own, {theirs: shapes[name] for names in modules for name, theirs in names.items()}, (), source)

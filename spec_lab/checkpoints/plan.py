@@ -249,3 +249,25 @@ class LayerPlan:
         others = self.delta_net, self.experts, self.latent, self.kv_owner
         is_other = self.attention_gate or self.sinks or self.wide_qk_norm or self.norms_outputs
         return all(part is None for part in others) and not is_other
+
+    @property
+    def unusual_parts(self) -> tuple[str, ...]:
+        """Return the parts, in words, whose weights can neither be split nor kept in fewer bits."""
+        parts = {
+            "layers that keep a state (gated delta net)": self.delta_net,
+            "latent attention (MLA)": self.latent,
+            "layers of experts": self.experts,
+        }
+        return tuple(words for words, part in parts.items() if part is not None)
+
+    def problem_of_split(self, size: int) -> str | None:
+        """Return why a layer cannot be split over `size` processes; None if it can."""
+        for part in (*self.unusual_parts, *(("norms over all heads",) if self.wide_qk_norm else ())):
+            return f"target.tensor_parallel={size} cannot split {part}; use target.tensor_parallel=1"
+        divided = {
+            "num_key_value_heads": self.num_kv_heads,
+            "num_attention_heads": self.num_heads,
+            "intermediate_size": self.intermediate_size,
+        }
+        odd = (f"{name}, {value}" for name, value in divided.items() if value % size)
+        return next((f"target.tensor_parallel={size} does not divide the target's {each}" for each in odd), None)

@@ -20,10 +20,9 @@ import torch
 
 from spec_kernels.block_fp8_reference import BLOCK_SIZE
 from spec_lab.checkpoints.checkpoint_files import StoredTensor, checkpoint_files, tensors_of
-from spec_lab.checkpoints.checks import refuse_values
 from spec_lab.checkpoints.gguf import quantizations
 from spec_lab.checkpoints.gguf_file import is_gguf
-from spec_lab.checkpoints.json_input import read_json
+from spec_lab.checkpoints.json_input import read_json, refuse_values
 from spec_lab.checkpoints.keep_narrow import SCALES_SUFFIX, is_product, of_each_row
 from spec_lab.checkpoints.widening import awq, gptq, narrow_numbers, nvfp4, packed_integers, scaled_blocks
 from spec_lab.core.errors import UserError

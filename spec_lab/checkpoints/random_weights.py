@@ -9,16 +9,13 @@ import torch
 
 from spec_lab.checkpoints.block_checkpoint import block_tensor_shapes
 from spec_lab.checkpoints.block_config import (
+    HEADS,
     BlockConfig,
     Causality,
     ConvSizes,
-    GruSizes,
     HeadKind,
     HeadSizes,
-    LatticeSizes,
     MarkovForm,
-    MarkovSizes,
-    SelectorSizes,
     SlotReading,
     Slots,
     default_taps,
@@ -168,15 +165,16 @@ class BlockParts:
 
     def head_sizes(self, target: ModelConfig) -> HeadSizes:
         """Return the sizes of the head, for a target's vocabulary."""
-        rank, topk = self.rank, min(self.topk, target.vocab_size)
-        sizes: dict[HeadKind, HeadSizes] = {
-            HeadKind.none: HeadSizes(),
-            HeadKind.markov: MarkovSizes(rank, self.form),
-            HeadKind.gru: GruSizes(4 * rank, rank),
-            HeadKind.selector: SelectorSizes(rank, topk),
-            HeadKind.lattice: LatticeSizes(topk, 2 * rank, factor_size=rank),
+        rank, head = self.rank, next(head for head in HEADS if head.kind == self.head)
+        sizes = {
+            "rank": rank,
+            "topk": min(self.topk, target.vocab_size),
+            "form": self.form,
+            "state_size": 4 * rank,
+            "hidden_size": 2 * rank,
+            "factor_size": rank,
         }
-        return sizes[self.head]
+        return head(**{name: size for name, size in sizes.items() if name in head.keys})
 
 
 def random_block_config(target: ModelConfig, parts: BlockParts) -> BlockConfig:

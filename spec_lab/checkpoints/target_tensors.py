@@ -14,9 +14,8 @@ import torch
 from spec_lab.checkpoints.checkpoint import Names, renamed
 from spec_lab.checkpoints.checkpoint_files import StoredTensor
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.delta_net_checkpoint import ungrouped
 from spec_lab.checkpoints.gguf_file import is_gguf
-from spec_lab.checkpoints.plan import LayerPlan
+from spec_lab.checkpoints.plan import DeltaNetSizes, LayerPlan
 
 Stored = dict[str, StoredTensor]
 
@@ -61,6 +60,43 @@ def target_tensors(stored: Mapping[str, StoredTensor], config: ModelConfig) -> S
         is_centred = {name: counts_from_one(name) and not is_gguf(it.file) for name, it in tensors.items()}
         tensors = {name: zero_centred(it) if is_centred[name] else it for name, it in tensors.items()}
     return _multiplied(tensors, dict(config.factors)) if config.factors else tensors
+
+
+def ungrouped(stored: Mapping[str, StoredTensor], prefix: str, sizes: DeltaNetSizes) -> dict[str, StoredTensor]:
+    """Return all tensors, those of one layer below `prefix` (ending in `linear_attn.`) converted to Qwen3.5's layout.
+
+    Qwen3-Next stores the rows of each key head together: its query, its key, and the values and gates of its value
+    heads; likewise their strengths and time steps. A tensor with an unexpected number of rows is left as it is, and
+    refused later.
+    """
+    group = sizes.num_value_heads // sizes.num_key_heads
+    values = group * sizes.value_head_dim
+    layouts: dict[str, tuple[tuple[int, ...], dict[str, tuple[int, ...]]]] = {
+        "in_proj_qkvz.weight": (
+            (sizes.key_head_dim, sizes.key_head_dim, values, values),
+            {"in_proj_qkv.weight": (0, 1, 2), "in_proj_z.weight": (3,)},
+        ),
+        "in_proj_ba.weight": ((group, group), {"in_proj_b.weight": (0,), "in_proj_a.weight": (1,)}),
+    }
+    result = dict(stored)
+    for name, (rows, targets) in layouts.items():
+        grouped = stored.get(prefix + name)
+        if grouped is None or grouped.shape[0] != sizes.num_key_heads * sum(rows):
+            continue
+        del result[prefix + name]
+        for target, picked in targets.items():
+            form = partial(rows_of_heads, num_heads=sizes.num_key_heads, rows=rows, picked=picked)
+            result[prefix + target] = grouped.made(form)
+    return result
+
+
+def rows_of_heads(
+    grouped: torch.Tensor, num_heads: int, rows: tuple[int, ...], picked: tuple[int, ...]
+) -> torch.Tensor:
+    """Return the `picked` parts of a tensor: first one part of all heads, then the next part. `rows` has the number of
+    rows of each part of a head."""
+    parts = grouped.unflatten(0, (num_heads, -1)).split(rows, dim=1)
+    return torch.cat([parts[part].flatten(0, 1) for part in picked])
 
 
 def _split_products(tensors: Stored, prefix: str, plan: LayerPlan) -> None:
