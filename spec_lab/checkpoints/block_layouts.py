@@ -82,36 +82,17 @@ SPECULATORS_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 """Default values of missing keys, by `speculators_model_type`."""
 
 
-@dataclass(frozen=True, slots=True)
-class BlockFile:
-    """A config.json, whatever its layout.
-
-    Attributes:
-        source: the path, for errors.
-        keys: those of the block that are not null.
-        decoder: the keys of the body's layers.
-    """
-
-    source: str
-    layout: BlockLayout
-    keys: dict[str, Any]
-    decoder: dict[str, Any]
-
-
 def read_block_config(folder: Path, target: ModelConfig) -> tuple[BlockConfig, BlockLayout]:
     """Read a block drafter's config.json, and check that it belongs to the target.
 
     Raises:
         UserError: another kind of drafter, an option that is not supported, or a drafter for another target.
     """
-    file = read_block_file(folder)
-    keys, layout = file.keys, file.layout
-    body, causality, head = _body(file, target), _causality(keys), _head(keys)
+    source, (layout, keys) = str(folder / "config.json"), read_block_file(folder)
+    body, causality, head = _body(keys, target, source), _causality(keys), _head(keys)
     taps = tuple(Tap(number - layout.offset) for number in keys[layout.taps_key])
     moves = layout is ZLAB and any(plan.window is not None for plan in body.layers)
-    scales: dict[str, Any] = {
-        name: float(keys[key]) for name, key in SCALE_KEYS.items() if keys.get(key)
-    }  # a cap of 0 is none
+    scales: Any = {name: float(keys[key]) for name, key in SCALE_KEYS.items() if keys.get(key)}  # a cap of 0 is none
     config = BlockConfig(
         body=body,
         block_size=keys["block_size"],
@@ -132,20 +113,20 @@ def read_block_config(folder: Path, target: ModelConfig) -> tuple[BlockConfig, B
         "vocab_size": (body.vocab_size, target.vocab_size),
         "num_target_layers": (keys.get("num_target_layers", target.num_layers), target.num_layers),
     }
-    refuse_other_target(file.source, pairs)
-    refuse_taps(file.source, layout.taps_key, taps, target.num_layers)
+    refuse_other_target(source, pairs)
+    refuse_taps(source, layout.taps_key, taps, target.num_layers)
     return config, layout
 
 
-def read_block_file(folder: Path) -> BlockFile:
-    """Read the keys of a config.json, and find its layout."""
+def read_block_file(folder: Path) -> tuple[BlockLayout, dict[str, Any]]:
+    """Read the keys of a config.json that are not null, and find its layout. Those of the body's layers are below
+    `transformer_layer_config`."""
     source = str(folder / "config.json")
     config = present(read_json(folder / "config.json"))
     if kind := config.get("speculators_model_type"):
         refuse_values(source, config, {"speculators_model_type": SPECULATORS_DEFAULTS})
         named = {"sample_from_anchor": _samples_from_anchor(config, kind), **config}
-        decoder = config["transformer_layer_config"]
-        return BlockFile(source, SPECULATORS, {**SPECULATORS_DEFAULTS[kind], **named}, decoder)
+        return SPECULATORS, {**SPECULATORS_DEFAULTS[kind], **named}
     names = config.get("architectures", ())
     name = next((name for name in names if name in BY_ARCHITECTURE), ", ".join(names))
     refuse_values(source, {"architecture": name}, {"architecture": BY_ARCHITECTURE})
@@ -154,7 +135,7 @@ def read_block_file(folder: Path) -> BlockFile:
     refuse_values(f"{source} (dflash_config)", nested, dict.fromkeys(unknown, ()))
     is_dspark = "DSparkDraftModel" in names or nested.get("projector_type") == "dspark" or layout is DEEPSPEC
     implied = {"sample_from_anchor": True} if is_dspark else {}
-    return BlockFile(source, layout, {**implied, **config, **nested}, config)
+    return layout, {**implied, **config, **nested, "transformer_layer_config": config}
 
 
 def _samples_from_anchor(config: Mapping[str, Any], kind: str) -> bool:
@@ -169,18 +150,18 @@ def _samples_from_anchor(config: Mapping[str, Any], kind: str) -> bool:
     return bool(num_drafts == config["block_size"] if num_drafts else kind == "dspark")
 
 
-def _body(file: BlockFile, target: ModelConfig) -> ModelConfig:
+def _body(keys: Mapping[str, Any], target: ModelConfig, source: str) -> ModelConfig:
     """Read the layers, which are Qwen3's in every layout."""
-    decoder = present(file.decoder)
+    decoder = present(keys["transformer_layer_config"])
     if decoder.get("model_type", "qwen3") != "qwen3":
         decoder.setdefault("head_dim", decoder["hidden_size"] // decoder["num_attention_heads"])
     decoder = {"vocab_size": target.vocab_size, **decoder, "model_type": "qwen3"}
     if "sliding_attention" in decoder.get("layer_types", ()):
         decoder["use_sliding_window"] = True
-    body = read_decoder(decoder, file.source)
+    body = read_decoder(decoder, source)
     positions = max(body.max_position_embeddings, target.max_position_embeddings)
-    if file.keys.get("use_swa"):
-        window = file.keys["swa_window_size"]
+    if keys.get("use_swa"):
+        window = keys["swa_window_size"]
         body = replace(body, layers=tuple(replace(plan, window=window) for plan in body.layers))
     return replace(body, max_position_embeddings=positions)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from spec_lab.checkpoints.checkpoint import check_floating, check_tensors, read_tensors, stored_tensors
+from spec_lab.checkpoints.checkpoint import Names, read_wanted, renamed, stored_tensors
 from spec_lab.checkpoints.checkpoint_files import StoredTensor
 from spec_lab.checkpoints.config import ModelConfig, num_mtp_modules, read_keys, text_part
 from spec_lab.checkpoints.families import FAMILIES, read_decoder
@@ -37,75 +37,69 @@ EMBEDDING_NORM = "enorm.weight"
 HIDDEN_NORM = "hnorm.weight"
 PROJECTION = "eh_proj.weight"
 FINAL_NORM = "shared_head.norm.weight"
-OUTSIDE_LAYER = (EMBEDDING_NORM, HIDDEN_NORM, PROJECTION, FINAL_NORM)
 
 
 @dataclass(frozen=True, slots=True)
 class MtpLayout:
     """The layout of a family's modules.
 
-    In prefixes, {module} is the module's number m, and {layer} is num_hidden_layers + m.
-
     Attributes:
-        module_prefix: prefix of the two input norms, the projection and the final norm.
-        layer_prefix: prefix of the decoder layer's tensors.
-        names: the family's names of `OUTSIDE_LAYER`.
+        names: what in a file's names becomes what in those of the common form. In patterns, {module} is the module's
+            number m, and {layer} is num_hidden_layers + m.
         model_type: the family as which a layer's config is read if config.json names none that is known. A layer with
             latent attention does not use it.
         hidden_first: whether the projection reads [hidden, embedding] rather than [embedding, hidden].
         zero_centred: whether norms multiply by 1 + weight.
     """
 
-    module_prefix: str
-    layer_prefix: str
-    names: tuple[str, str, str, str]
+    names: Names
     model_type: str
     hidden_first: bool = False
     zero_centred: bool = False
 
-    def prefixes(self, module: int, num_layers: int) -> tuple[str, str]:
-        """Return what the names of a module, and of its decoder layer, begin with in the file."""
-        numbers = {"module": module, "layer": num_layers + module}
-        return self.module_prefix.format(**numbers), self.layer_prefix.format(**numbers)
-
-    def file_name(self, name: str, module: int, num_layers: int) -> str:
-        """Return the file's name of a module's tensor in the common form."""
-        of_module, of_layer = self.prefixes(module, num_layers)
-        theirs = dict(zip(OUTSIDE_LAYER, self.names, strict=True)).get(name)
-        return of_layer + name if theirs is None else f"{of_module}{theirs}.weight"
-
-    def common_form(self, name: str, stored: StoredTensor) -> StoredTensor:
-        """Return the tensor that has this name in the common form."""
-        if self.zero_centred and name.endswith("norm.weight"):
-            return zero_centred(stored)
-        if self.hidden_first and name == PROJECTION:
-            return stored.made(lambda weight: torch.cat(weight.chunk(2, dim=1)[::-1], dim=1))
-        return stored
+    def module(self, stored: Mapping[str, StoredTensor], number: int, num_layers: int) -> dict[str, StoredTensor]:
+        """Return the tensors of one module in the common form, without copies of the target's."""
+        names = tuple((pattern.format(module=number, layer=num_layers + number), new) for pattern, new in self.names)
+        whole = zip(stored, renamed(stored, names).items(), strict=True)
+        own = {new: tensor for name, (new, tensor) in whole if new != name and new not in SKIPPED_COPIES}
+        for name, tensor in own.items():
+            if self.zero_centred and name.endswith("norm.weight"):
+                own[name] = zero_centred(tensor)
+            if self.hidden_first and name == PROJECTION:
+                own[name] = tensor.made(lambda weight: torch.cat(weight.chunk(2, dim=1)[::-1], dim=1))
+        return own
 
 
-DEEPSEEK = MtpLayout(
-    "model.layers.{layer}.", "model.layers.{layer}.", ("enorm", "hnorm", "eh_proj", "shared_head.norm"), "llama"
-)
+DEEPSEEK = MtpLayout(((r"^model\.layers\.{layer}\.", ""),), "llama")
 MIMO = MtpLayout(
-    "model.mtp_layers.{module}.",
-    "model.mtp_layers.{module}.",
-    ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm"),
+    (
+        (r"^model\.mtp_layers\.{module}\.token_layernorm", "enorm"),
+        (r"^model\.mtp_layers\.{module}\.hidden_layernorm", "hnorm"),
+        (r"^model\.mtp_layers\.{module}\.input_proj", "eh_proj"),
+        (r"^model\.mtp_layers\.{module}\.final_layernorm", "shared_head.norm"),
+        (r"^model\.mtp_layers\.{module}\.", ""),
+    ),
     "qwen2",
     hidden_first=True,
 )
 QWEN3_NEXT = MtpLayout(
-    "mtp.",
-    "mtp.layers.{module}.",
-    ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"),
+    (
+        (r"^mtp\.pre_fc_norm_embedding", "enorm"),
+        (r"^mtp\.pre_fc_norm_hidden", "hnorm"),
+        (r"^mtp\.fc", "eh_proj"),
+        (r"^mtp\.norm", "shared_head.norm"),
+        (r"^mtp\.layers\.{module}\.", ""),
+        (r"^mtp\.(?!layers\.)", ""),
+    ),
     "qwen3_next",
     zero_centred=True,
 )
 LAYOUTS = (DEEPSEEK, MIMO, QWEN3_NEXT)
 
 
-def find_layout(stored: Collection[str], num_layers: int) -> MtpLayout | None:
-    """Return the layout whose module 0 is among the stored names, by its projection; None if there is none."""
-    return next((layout for layout in LAYOUTS if layout.file_name(PROJECTION, 0, num_layers) in stored), None)
+def find_layout(stored: Mapping[str, StoredTensor], num_layers: int) -> MtpLayout | None:
+    """Return the layout whose module 0 is among the stored tensors, by its projection; None if there is none."""
+    return next((layout for layout in LAYOUTS if PROJECTION in layout.module(stored, 0, num_layers)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,24 +139,15 @@ def load_mtp(
         raise UserError(
             f"{folder}: has {found} MTP modules, and {num_modules} are needed; use fewer drafts or another drafter.path"
         )
-    starts, first = zip(*(layout.prefixes(module, num_layers) for module in range(count)), strict=True)
-    own = {name: it for name, it in stored.items() if name.startswith(starts) and not name.endswith(SKIPPED_COPIES)}
-    names = {name.removeprefix(first[0]) for name in own if name.startswith(first[0])}
-    layer = _layer_config(decoder, layout, names, source)
+    modules = [layout.module(stored, number, num_layers) for number in range(num_modules)]
+    layer = _layer_config(decoder, layout, modules[0], source)
     pairs = {
         "hidden_size": (layer.hidden_size, target.hidden_size),
         "vocab_size": (layer.vocab_size, target.vocab_size),
     }
     refuse_other_target(source, pairs)
     shapes = mtp_tensor_shapes(layer)
-    modules = [{name: layout.file_name(name, module, num_layers) for name in shapes} for module in range(count)]
-    check_tensors(own, {theirs: shapes[name] for names in modules for name, theirs in names.items()}, (), source)
-    check_floating(own, source)
-    stored_modules = [
-        {name: layout.common_form(name, own[theirs]) for name, theirs in names.items()}
-        for names in modules[:num_modules]
-    ]
-    return MtpConfig(layer, count), [read_tensors(of_module, dtype, device) for of_module in stored_modules]
+    return MtpConfig(layer, count), [read_wanted(own, shapes, dtype, device, source) for own in modules]
 
 
 def mtp_tensor_shapes(layer: ModelConfig) -> Shapes:

@@ -15,7 +15,7 @@ from spec_lab.checkpoints.checkpoint import Names, renamed
 from spec_lab.checkpoints.checkpoint_files import StoredTensor
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.gguf_file import is_gguf
-from spec_lab.checkpoints.plan import DeltaNetSizes, LayerPlan
+from spec_lab.checkpoints.plan import LayerPlan
 
 Stored = dict[str, StoredTensor]
 
@@ -50,44 +50,20 @@ def target_tensors(stored: Mapping[str, StoredTensor], config: ModelConfig) -> S
     tensors = renamed(own, NAMES)
     for index, plan in enumerate(config.layers):
         prefix = f"model.layers.{index}."
-        if plan.delta_net is not None:
-            tensors = ungrouped(tensors, f"{prefix}linear_attn.", plan.delta_net)
         if plan.kv_owner is not None:
             for name in DEAD:
                 tensors.pop(f"{prefix}self_attn.{name}", None)
-        _split_products(tensors, prefix, plan)
+        for fused, (num_heads, rows, products) in _fused_products(plan).items():
+            whole = tensors.get(f"{prefix}{fused}.weight")
+            if whole is not None and whole.shape[0] == num_heads * sum(rows):  # another size is refused later
+                del tensors[f"{prefix}{fused}.weight"]
+                for name, parts in products.items():
+                    form = partial(rows_of_heads, num_heads=num_heads, rows=rows, picked=parts)
+                    tensors[f"{prefix}{name}.weight"] = whole.made(form)
     if config.family == "hybrid":  # the norms of a GGUF file have their 1
         is_centred = {name: counts_from_one(name) and not is_gguf(it.file) for name, it in tensors.items()}
         tensors = {name: zero_centred(it) if is_centred[name] else it for name, it in tensors.items()}
     return _multiplied(tensors, dict(config.factors)) if config.factors else tensors
-
-
-def ungrouped(stored: Mapping[str, StoredTensor], prefix: str, sizes: DeltaNetSizes) -> dict[str, StoredTensor]:
-    """Return all tensors, those of one layer below `prefix` (ending in `linear_attn.`) converted to Qwen3.5's layout.
-
-    Qwen3-Next stores the rows of each key head together: its query, its key, and the values and gates of its value
-    heads; likewise their strengths and time steps. A tensor with an unexpected number of rows is left as it is, and
-    refused later.
-    """
-    group = sizes.num_value_heads // sizes.num_key_heads
-    values = group * sizes.value_head_dim
-    layouts: dict[str, tuple[tuple[int, ...], dict[str, tuple[int, ...]]]] = {
-        "in_proj_qkvz.weight": (
-            (sizes.key_head_dim, sizes.key_head_dim, values, values),
-            {"in_proj_qkv.weight": (0, 1, 2), "in_proj_z.weight": (3,)},
-        ),
-        "in_proj_ba.weight": ((group, group), {"in_proj_b.weight": (0,), "in_proj_a.weight": (1,)}),
-    }
-    result = dict(stored)
-    for name, (rows, targets) in layouts.items():
-        grouped = stored.get(prefix + name)
-        if grouped is None or grouped.shape[0] != sizes.num_key_heads * sum(rows):
-            continue
-        del result[prefix + name]
-        for target, picked in targets.items():
-            form = partial(rows_of_heads, num_heads=sizes.num_key_heads, rows=rows, picked=picked)
-            result[prefix + target] = grouped.made(form)
-    return result
 
 
 def rows_of_heads(
@@ -99,19 +75,25 @@ def rows_of_heads(
     return torch.cat([parts[part].flatten(0, 1) for part in picked])
 
 
-def _split_products(tensors: Stored, prefix: str, plan: LayerPlan) -> None:
-    """Take apart products that a file has in one tensor (Phi-3). One of another size is refused later."""
-    kv_size, inner = plan.num_kv_heads * plan.head_dim, plan.intermediate_size
-    attention = {"q_proj": plan.num_heads * plan.head_dim, "k_proj": kv_size, "v_proj": kv_size}
-    for fused, parts in (("self_attn.qkv", attention), ("mlp.gate_up", {"gate_proj": inner, "up_proj": inner})):
-        whole = tensors.get(f"{prefix}{fused}_proj.weight")
-        if whole is not None and whole.shape[0] == sum(parts.values()):
-            del tensors[f"{prefix}{fused}_proj.weight"]
-            start = 0
-            for name, size in parts.items():
-                place = f"{prefix}{fused.split('.')[0]}.{name}.weight"
-                tensors[place] = whole.made(partial(torch.narrow, dim=0, start=start, length=size))
-                start += size
+def _fused_products(plan: LayerPlan) -> Mapping[str, tuple[int, tuple[int, ...], Mapping[str, tuple[int, ...]]]]:
+    """Return what Phi-3 and Qwen3-Next have in one tensor: a number of heads, whose rows are together, the number of
+    rows of each part of a head, and the parts of each product."""
+    if (sizes := plan.delta_net) is None:
+        queries, keys, inner = plan.num_heads * plan.head_dim, plan.num_kv_heads * plan.head_dim, plan.intermediate_size
+        attention = {f"self_attn.{name}_proj": (part,) for part, name in enumerate("qkv")}
+        mlp = {"mlp.gate_proj": (0,), "mlp.up_proj": (1,)}
+        return {
+            "self_attn.qkv_proj": (1, (queries, keys, keys), attention),
+            "mlp.gate_up_proj": (1, (inner, inner), mlp),
+        }
+    heads, group = sizes.num_key_heads, sizes.num_value_heads // sizes.num_key_heads
+    of_head = (sizes.key_head_dim, sizes.key_head_dim, group * sizes.value_head_dim, group * sizes.value_head_dim)
+    qkvz = {"linear_attn.in_proj_qkv": (0, 1, 2), "linear_attn.in_proj_z": (3,)}
+    ba = {"linear_attn.in_proj_b": (0,), "linear_attn.in_proj_a": (1,)}
+    return {
+        "linear_attn.in_proj_qkvz": (heads, of_head, qkvz),
+        "linear_attn.in_proj_ba": (heads, (group, group), ba),
+    }
 
 
 def _multiplied(tensors: Stored, factors: Mapping[str, float]) -> Stored:

@@ -74,7 +74,7 @@ class Dflash(WeightsConfig):
         if self.weights != Weights.random:
             from spec_lab.checkpoints.block_layouts import read_block_file
 
-            size = read_block_file(self.folder(run)).keys["block_size"]
+            size = read_block_file(self.folder(run))[1]["block_size"]
         return max(2 * self.num_draft_tokens, self.num_draft_tokens + 1 + size)
 
     def read(self, lab: Lab) -> tuple[BlockConfig, dict[str, torch.Tensor]]:
