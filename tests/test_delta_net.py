@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from spec_lab.checkpoints.delta_net_checkpoint import delta_net_tensor_shapes
-from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
+from spec_lab.checkpoints.plan import DeltaNetSizes
+from spec_lab.checkpoints.tensor_shapes import delta_net_tensor_shapes
 from spec_lab.core.kept import ALL_ROWS, Kept
 from spec_lab.core.passes import Pass
 from spec_lab.core.pruning import Drop

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from spec_lab.checkpoints.eagle3_config import read_eagle3_config
+from spec_lab.checkpoints.eagle3_checkpoint import read_eagle3_config
 from spec_lab.checkpoints.families import read_model_config
 from tests.lab import Reference
 from tests.scripted_rule import compare_drafts

@@ -15,9 +15,9 @@ from spec_kernels.norms import rms_norm
 from spec_kernels.utils import INTERPRETED
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.build.caches import cache_maker, cache_row
-from spec_lab.checkpoints.delta_net_checkpoint import delta_net_tensor_shapes
-from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
 from spec_lab.checkpoints.families import read_model_config
+from spec_lab.checkpoints.plan import DeltaNetSizes
+from spec_lab.checkpoints.tensor_shapes import delta_net_tensor_shapes
 from spec_lab.config.choices import Rollback
 from spec_lab.config.run import RecurrentConfig, Run
 from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet

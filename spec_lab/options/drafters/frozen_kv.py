@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from spec_lab.build.lab import Lab
-    from spec_lab.checkpoints.gemma4_assistant_config import AssistantConfig
+    from spec_lab.checkpoints.gemma4_assistant_checkpoint import AssistantConfig
     from spec_lab.core.protocols import Drafter
     from spec_lab.models.gemma4_assistant import Gemma4Assistant
 
@@ -44,8 +44,7 @@ class FrozenKv(WeightsConfig):
         return shape if self.weights == Weights.random else super().shipped(run)
 
     def read(self, lab: Lab) -> tuple[AssistantConfig, dict[str, torch.Tensor]]:
-        from spec_lab.checkpoints.gemma4_assistant_checkpoint import load_assistant
-        from spec_lab.checkpoints.gemma4_assistant_config import read_assistant_config
+        from spec_lab.checkpoints.gemma4_assistant_checkpoint import load_assistant, read_assistant_config
         from spec_lab.checkpoints.random_weights import random_assistant
 
         folder, target = self.folder(lab.run), lab.target.config
