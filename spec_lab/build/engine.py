@@ -22,13 +22,13 @@ from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
 from spec_lab.core.layer_protocols import AttentionBackend, MetadataMover
 from spec_lab.core.protocols import Drafter
-from spec_lab.engine.drafts import Chain, Tree, TreeBehindRoot, TreeParts
+from spec_lab.engine.drafts import Chain, Tree, TreeBehindRoot
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.graphs.prompts import CapturedPromptPass
 from spec_lab.engine.host_drafts import HostDrafts
 from spec_lab.engine.missed_rows import MissedRows
 from spec_lab.engine.offered import DraftOffers
-from spec_lab.engine.offers import AllOffered, Counted
+from spec_lab.engine.offers import Offers
 from spec_lab.engine.pages import PageAllocator, PageTable
 from spec_lab.engine.parts import Parts
 from spec_lab.engine.plain_round import PlainRound
@@ -38,7 +38,7 @@ from spec_lab.engine.round import DecodeRound
 from spec_lab.engine.rounds import Rounds
 from spec_lab.engine.scheduler import Scheduler
 from spec_lab.engine.slots import SlotState
-from spec_lab.engine.states import slot_states
+from spec_lab.engine.states import SlotStates
 from spec_lab.engine.teacher import TeacherForcing
 from spec_lab.engine.timing import make_timer
 
@@ -81,7 +81,7 @@ def build_engine(run: Run, models: Models, limits: Limits, make_drafter: Drafter
         backend=models.backend,
         mover=_mover(run, models.backend),
         cache=cache,
-        slots=SlotState(limits.num_slots, num_rows - 1, table=table, states=slot_states(cache), kernels=models.kernels),
+        slots=SlotState(limits.num_slots, num_rows - 1, table, SlotStates(cache.recurrent), models.kernels),
         timer=timer,
         experts_read=models.experts_read,
     )
@@ -99,7 +99,7 @@ def build_engine(run: Run, models: Models, limits: Limits, make_drafter: Drafter
     captures_prompts = getattr(run.graph, "prompts", False)
     if captures_prompts and models.target.config.keeps_states:
         raise UserError("graph.prompts=true captures no prompt of a target that keeps states; use graph.prompts=false")
-    prompt_pass = CapturedPromptPass(lab.recorder(), *of_prompts) if captures_prompts else PromptPass(*of_prompts)
+    prompt_pass = CapturedPromptPass(*of_prompts, lab.recorder()) if captures_prompts else PromptPass(*of_prompts)
     return Engine(rounds, kept, graph, scheduler, prompt_pass, overlap=overlaps(run))
 
 
@@ -124,13 +124,14 @@ def build_rounds(lab: Lab, parts: Parts, is_captured: bool) -> Rounds:
     most, finder, chain = parts.drafter.num_draft_tokens, needs.on_host, Chain(parts)
     plan = get("drafter.plan", run.drafter.plan)().build(lab)
     if plan is None and sizes is None and finder is None:
-        return Rounds(lambda _: DecodeRound(parts, chain, AllOffered(most, kept)), LaunchShape(most, most))
+        return Rounds(
+            lambda _: DecodeRound(parts, chain, Offers(most, most, confidences=kept)), LaunchShape(most, most)
+        )
     offered = DraftOffers(lab.limits.num_slots, most, lab.device, lab.kernels)
     missed = None if plan is None or not plan.resumes else _missed_rows(lab, parts)
     tree = None
     if sizes is not None:
-        of_tree = TreeParts.of(parts, lab.kernels)
-        tree = Tree(parts, of_tree, sizes.num_rows, lab.limits.page_size, keeps_path=plan is not None)
+        tree = Tree(parts, sizes.num_rows, lab.limits.page_size, lab.kernels, keeps_path=plan is not None)
     root = chain if tree is None else TreeBehindRoot(parts, tree)
 
     def make(shape: LaunchShape) -> DecodeRound:
@@ -138,8 +139,8 @@ def build_rounds(lab: Lab, parts: Parts, is_captured: bool) -> Rounds:
             num_made = most if tree is not None and shape.num_made else shape.num_made
             return PlainRound(parts, root, offered, missed, num_made, kept)
         if tree is not None:
-            return DecodeRound(parts, tree.of_first(shape.num_offered + 1), AllOffered(most))
-        return DecodeRound(parts, chain, Counted(offered, shape.num_offered, shape.num_made, kept, shape.is_full))
+            return DecodeRound(parts, tree.of_first(shape.num_offered + 1), Offers(most, most))
+        return DecodeRound(parts, chain, Offers(shape.num_offered, shape.num_made, offered, kept, shape.is_full))
 
     num_drafts = most if sizes is None else sizes.num_rows - 1
     return Rounds(

@@ -82,11 +82,7 @@ def check_dtype(subject: Subject) -> Finding:
     stored = _stored(subject)
     if stored is None:
         return does_not_apply(check, NO_CHECKPOINT)
-    floating = {
-        name: tensor
-        for name, tensor in _own_tensors(stored).items()
-        if tensor.dtype in FLOAT_DTYPES or tensor.scales is not None
-    }
+    floating = {name: tensor for name, tensor in _own_tensors(stored).items() if tensor.dtype in FLOAT_DTYPES}
     worst_error, worst_name = 0.0, ""
     for name, tensor in _one_by_one(floating):
         cast = tensor.to(dtype).float()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tqdm.auto import tqdm
 
 from spec_lab.build.models import LastModels, resolve_device, resolve_dtype
 from spec_lab.build.references import plain_config
@@ -33,10 +34,10 @@ from spec_lab.measure.lab import MAIN, LoadedRun, default_num_threads, load_lab
 from spec_lab.measure.runner import WARMUP_TOKENS, identity, offered_requests, order_of_turn, request_rows
 from spec_lab.options.engines import OtherEngine, engine_file
 from spec_lab.record import models
-from spec_lab.record.metric import EXTENSION_METRICS, Measured
+from spec_lab.record.metric import Measured
 from spec_lab.record.models import Divergence, Target
 from spec_lab.record.models import Request as RequestRow
-from spec_lab.record.progress import Progress
+from spec_lab.record.progress import counted, progress_of
 from spec_lab.record.provenance import machine_of, origins
 from spec_lab.record.recorder import Recorder, begun, request_row
 from spec_lab.record.summary import finished_run
@@ -121,8 +122,8 @@ def record_engine_run(config: Run, choices: dict[str, str], folder: Path, last: 
     with ExitStack() as open_:
         engines = _started(config, plan, beside, folder, open_)
         told = {"engine": config.engine.name, "engine_version": engines[MAIN].version, "notes": plan.notes}
-        info = begun(dataclasses.asdict(config), choices).model_copy(update={**beside.identity(config), **told})
-        recorder = open_.enter_context(Recorder(folder, info, config.logger.sinks()))
+        info = begun(dataclasses.asdict(config), choices, **{**beside.identity(config), **told})
+        recorder = open_.enter_context(Recorder.open(folder, info, config.logger.sinks()))
         recorded = _measure(config, plan, beside, engines, info, recorder)
         recorder.finish(recorded)
     return recorded
@@ -167,20 +168,20 @@ def _measure(
     """Warm up, time the repeats in turns, compare the outputs, and return the finished record."""
     offered = offered_requests(config, beside.requests)
     passes: dict[str, list[EnginePass]] = {name: [] for name in engines}
-    with Progress(config.repeats * len(engines) * len(offered), "request") as progress:
-        progress.stage("warm-up")
+    with progress_of(config.repeats * len(engines) * len(offered)) as progress:
+        progress.set_description("warm-up")
         first = beside.requests[: max(config.warmup_requests, config.batch_size)] if config.warmup_requests else []
         short = [dataclasses.replace(r, max_new_tokens=min(WARMUP_TOKENS, r.max_new_tokens)) for r in first]
         for engine in engines.values() if short else ():
             timed_pass(engine, short, beside.tokenizer, plan.num_draft_tokens, lambda record: None)
         for repeat in range(config.repeats):
             for name in order_of_turn(list(engines), repeat):
-                progress.stage(f"{name}, repeat {repeat + 1} of {config.repeats}")
+                progress.set_description(f"{name}, repeat {repeat + 1} of {config.repeats}")
 
                 def end(record: RequestRecord, keep: bool = (repeat, name) == (0, MAIN)) -> None:
                     if keep:
                         recorder.decoded(record)
-                    progress.advance()
+                    progress.update()
 
                 k = plan.num_draft_tokens if name == MAIN else 0
                 passes[name].append(timed_pass(engines[name], offered, beside.tokenizer, k, end))
@@ -210,7 +211,6 @@ def _measure(
     return finished_run(
         info,
         main,
-        list(EXTENSION_METRICS.values()),
         acceptance_lossless=lossless,
         seconds=recorder.seconds,
         notes=notes,
@@ -238,7 +238,7 @@ def _rows(
 
 
 def _compared(
-    config: Run, lab: LoadedRun | None, passes: Mapping[str, list[EnginePass]], progress: Progress
+    config: Run, lab: LoadedRun | None, passes: Mapping[str, list[EnginePass]], progress: tqdm
 ) -> tuple[dict[str, Divergence] | None, dict[str, Divergence] | None]:
     """Compare the outputs with the same engine's plain decoding and with the lab's; None where that is not asked for,
     and with sampling, where they need not be equal."""
@@ -249,5 +249,5 @@ def _compared(
     if PLAIN in passes:
         plain = {record.request_id: record.output_ids for record in passes[PLAIN][0].result.requests}
         from_plain = audit(records, plain, lab.teacher, dtype)
-    counted = progress.counted("comparing the outputs with the lab's", records)
-    return from_plain, audit(counted, None, lab.teacher, dtype)
+    shown = counted(progress, "comparing the outputs with the lab's", records)
+    return from_plain, audit(shown, None, lab.teacher, dtype)

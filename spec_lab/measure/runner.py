@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tqdm.auto import tqdm
 
 from spec_kernels.native.build import register_file
 from spec_lab.acceptance.phase import thinking_mask
@@ -34,10 +35,10 @@ from spec_lab.measure.profiling import RoundProfile, profile_rounds
 from spec_lab.measure.trajectory import fitting, record_verify_rows
 from spec_lab.measure.world import World, world_of
 from spec_lab.record import models
-from spec_lab.record.metric import EXTENSION_METRICS, Measured, Metric
+from spec_lab.record.metric import Measured
 from spec_lab.record.models import Divergence, Target
 from spec_lab.record.models import Request as RequestRow
-from spec_lab.record.progress import Progress
+from spec_lab.record.progress import counted, progress_of
 from spec_lab.record.provenance import machine_of, origins
 from spec_lab.record.recorder import Recorder, begun, request_row
 from spec_lab.record.summary import finished_run
@@ -74,18 +75,15 @@ def _record_in(
     """Run and record. What is loaded here can be freed when this returns, before the process group is closed."""
     print("loading prompts and weights ...", file=sys.stderr, flush=True)
     lab = load_lab(config, world, last)
-    metrics = list(EXTENSION_METRICS.values())
     taken = {group: getattr(lab.config, group).name for group, name in choices.items() if name == "auto"}
-    info = begun(dataclasses.asdict(lab.config), choices | taken).model_copy(update=identity(lab))
-    with Recorder(folder, info, config.logger.sinks()) as recorder:
-        recorded = _measure(lab, info, recorder, memory, metrics)
+    info = begun(dataclasses.asdict(lab.config), choices | taken, **identity(lab))
+    with Recorder.open(folder, info, config.logger.sinks()) as recorder:
+        recorded = _measure(lab, info, recorder, memory)
         recorder.finish(recorded)
     return recorded
 
 
-def _measure(
-    lab: LoadedRun, info: models.Run, recorder: Recorder, memory: MemoryWatch, metrics: list[Metric]
-) -> models.Run:
+def _measure(lab: LoadedRun, info: models.Run, recorder: Recorder, memory: MemoryWatch) -> models.Run:
     """Warm up, time the repeats, audit and profile, and return the finished record."""
     config, offered = lab.config, offered_requests(lab.config, lab.requests, lab.world.size)
     passes: dict[str, list[GenerationResult]] = {name: [] for name in lab.engines}
@@ -97,17 +95,17 @@ def _measure(
 
     num_requests = config.repeats * len(lab.engines) * len(offered)
     company = Company(lab.models.device) if lab.world.size == 1 else None  # ranks share a CPU
-    with Progress(num_requests, "request") as progress, _kept_if_interrupted(lab, recorder) as finished:
+    with progress_of(num_requests) as progress, _kept_if_interrupted(lab, recorder) as finished:
         _warm_up(lab, progress)
         gc.freeze()  # so that collecting before each pass looks only at what passes leave
         for repeat in range(config.repeats):
             for name in order_of_turn(list(lab.engines), repeat):
                 keep = keep_it if (repeat, name) == (0, MAIN) else None
                 passes[name].append(_timed_pass(lab, name, repeat, offered, progress, keep))
-            recorder.rounds(repeat, passes[MAIN][-1].rounds, metrics)
+            recorder.rounds(repeat, passes[MAIN][-1].rounds)
             if repeat == 0:
                 records = passes[MAIN][0].requests
-                for record in progress.counted("checking the outputs", records if config.record.audit else []):
+                for record in counted(progress, "checking the outputs", records if config.record.audit else []):
                     lab.teacher.require_finite([*record.prompt_ids, *record.output_ids[:-1]])
                 divergences = _audit(lab, passes, progress)
                 rows = {name: request_rows(lab, name, passes[name][0].requests, {}) for name in passes if name != MAIN}
@@ -136,14 +134,12 @@ def _measure(
     return finished_run(
         info,
         main,
-        metrics,
         seconds=recorder.seconds,
         kernels=profile.kernels,
         costs=_costs(lab),
         acceptance_imposed=traits.imposed,
         acceptance_lossless=traits.lossless,
         row_invariant=lab.models.row_invariant,
-        tree_rows=passes[MAIN][0].tree_rows,
         notes=[*info.notes, *([SHARED] if company is not None and company.seen() else [])],
     )
 
@@ -179,11 +175,11 @@ def offered_requests(config: Run, requests: list[Request], num_processes: int = 
     return offered
 
 
-def _warm_up(lab: LoadedRun, progress: Progress) -> None:
+def _warm_up(lab: LoadedRun, progress: tqdm) -> None:
     """Prepare the engines. Unless `warmup_requests` is 0, also run each once untimed, so that no first call is timed.
     Run plain decoding first if a drafter replays it."""
     _teach(lab, progress)
-    progress.stage("warm-up")
+    progress.set_description("warm-up")
     for engine in lab.engines.values():
         engine.prepare()
     if lab.config.warmup_requests == 0:
@@ -195,12 +191,12 @@ def _warm_up(lab: LoadedRun, progress: Progress) -> None:
         engine.generate(short)
 
 
-def _teach(lab: LoadedRun, progress: Progress) -> None:
+def _teach(lab: LoadedRun, progress: tqdm) -> None:
     """Give plain decoding's continuations to every drafter that replays them; each engine has its own drafter."""
     drafters: list[Any] = [engine.parts.drafter for engine in lab.engines.values()]
     learners = [drafter for drafter in drafters if drafter.requirements.learns_continuations]
     if learners:
-        progress.stage("recording plain continuations")
+        progress.set_description("recording plain continuations")
         outputs = _plain_outputs(lab)
         for drafter in learners:
             drafter.learn(outputs)
@@ -225,7 +221,7 @@ def _timed_pass(
     name: str,
     repeat: int,
     offered: list[Request],
-    progress: Progress,
+    progress: tqdm,
     keep: Callable[[RequestRecord], None] | None,
 ) -> GenerationResult:
     """Decode the offered requests with one engine, and call `keep` with each when it ends."""
@@ -233,9 +229,9 @@ def _timed_pass(
     def end(record: RequestRecord) -> None:
         if keep is not None:
             keep(record)
-        progress.advance()
+        progress.update()
 
-    progress.stage(f"{name}, repeat {repeat + 1} of {lab.config.repeats}")
+    progress.set_description(f"{name}, repeat {repeat + 1} of {lab.config.repeats}")
     gc.collect()
     engine = lab.engines[name]
     before = dataclasses.replace(engine.graph.counts)
@@ -264,7 +260,7 @@ def check_replayed(before: GraphCounts, result: GenerationResult, must_replay: b
 
 
 def _audit(
-    lab: LoadedRun, passes: Mapping[str, list[GenerationResult]], progress: Progress
+    lab: LoadedRun, passes: Mapping[str, list[GenerationResult]], progress: tqdm
 ) -> dict[str, Divergence] | None:
     """Compare the outputs with plain decoding's; None with sampling, where they need not be equal, and without
     record.audit."""
@@ -272,7 +268,7 @@ def _audit(
         return None
     plain = _outputs(passes["plain"][0].requests) if "plain" in passes else None
     lossless = lab.engines[MAIN].parts.rule.traits.lossless
-    records = progress.counted("comparing the outputs with plain decoding", passes[MAIN][0].requests)
+    records = counted(progress, "comparing the outputs with plain decoding", passes[MAIN][0].requests)
     return audit(records, plain, lab.teacher, lab.teacher.rounds_to, lossless)
 
 
@@ -332,20 +328,20 @@ def _thinking_spans(lab: LoadedRun, record: RequestRecord) -> list[tuple[int, in
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
-def _profile(lab: LoadedRun, folder: Path, progress: Progress) -> RoundProfile:
+def _profile(lab: LoadedRun, folder: Path, progress: tqdm) -> RoundProfile:
     if lab.config.profile_rounds == 0:
         return RoundProfile([], {})
-    progress.stage("profiling")
+    progress.set_description("profiling")
     batch = lab.requests[: lab.config.batch_size]
     return profile_rounds(lab.engines[MAIN], batch, lab.config.profile_rounds, folder)
 
 
-def _keep_verify_rows(lab: LoadedRun, records: list[RequestRecord], folder: Path, progress: Progress) -> None:
+def _keep_verify_rows(lab: LoadedRun, records: list[RequestRecord], folder: Path, progress: tqdm) -> None:
     config, engine = lab.config, lab.engines[MAIN]
     topk = config.record.topk
     if topk == 0:
         return
-    progress.stage("recording verify rows")
+    progress.set_description("recording verify rows")
     requests = fitting(lab.requests, records, engine.num_draft_tokens, topk)
     rows = record_verify_rows(engine, requests, topk, lab.models.markers, config.cache.chunk_size)
     save_verify_rows(folder, rows)
@@ -361,7 +357,6 @@ def identity(lab: LoadedRun) -> dict[str, object]:
             name=config.target.name,
             digest=target_digest(path, config.seed if is_random else None),
             template=NO_TEMPLATE if is_random else template_digest(path),
-            thinking_markers=lab.models.markers is not None,
             dtype=dtype,
             weight_dtype=dtype if narrow == WeightDtype.auto else str(narrow),
             stored_types=None if is_random else stored_types(path),
