@@ -31,22 +31,18 @@ if TYPE_CHECKING:
 Class = TypeVar("Class", bound=type)
 VALUES = ("drafter.plan", "prune.prefill", "prune.catchup", "workload.checker")
 """Groups whose options are the values of one knob. They have no knobs and no YAML file."""
+BOUNDS = {"least": "at least", "most": "at most", "above": "above"}
 
 _options: dict[str, dict[str, type[Any]]] = {}
 
 
-def knob(
-    default: Any,
-    explanation: str,
-    *,
-    least: float | None = None,
-    most: float | None = None,
-    above: float | None = None,
-) -> Any:
-    """Make a field with its line in `--help` and its bounds; in a list the bounds are those of each number. Of a class
-    an instance is the default."""
-    bounds = {"at least": least, "at most": most, "above": above}
-    metadata = {"help": explanation, "bounds": {word: bound for word, bound in bounds.items() if bound is not None}}
+def knob(default: Any, explanation: str, **bounds: float) -> Any:
+    """Make a field with its line in `--help`. Of a class an instance is the default.
+
+    Args:
+        bounds: `least`, `most` and `above`; in a list they are those of each number.
+    """
+    metadata = {"help": explanation, "bounds": {BOUNDS[side]: bound for side, bound in bounds.items()}}
     if isinstance(default, (list, dict, type)):
         return field(default_factory=default if isinstance(default, type) else default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
