@@ -136,16 +136,11 @@ def _graphs(run: Run) -> Iterator[str]:
     drafter = run.drafter
     if run.record.topk > 0 and graph.captures:
         yield f"record.topk={run.record.topk} reads rows between the stages of graph={graph.name}; use graph=eager"
-    needs_host = {
-        f"drafter={drafter.name}": drafter.drafts_on_host,
-        f"drafter.plan={drafter.plan}": drafter.plan != "none",
-    }
-    for knob in (knob for knob, is_set in needs_host.items() if is_set):
-        if getattr(graph, "rounds_per_replay", 1) > 1:
-            yield (
-                f"{knob} needs the host before every round, but graph.rounds_per_replay={graph.rounds_per_replay} runs "
-                "rounds without it; use graph.rounds_per_replay=1"
-            )
+    if run.fewer_drafts is not None and getattr(graph, "rounds_per_replay", 1) > 1:
+        yield (
+            f"{run.fewer_drafts} needs the host before every round, but graph.rounds_per_replay="
+            f"{graph.rounds_per_replay} runs rounds without it; use graph.rounds_per_replay=1"
+        )
     if drafter.drafts_on_host and getattr(graph, "overlap", False):
         yield f"drafter={drafter.name} needs tokens that graph.overlap=true reads late; use graph.overlap=false"
     if getattr(graph, "prompts", False) and (
