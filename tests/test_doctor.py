@@ -157,9 +157,7 @@ def test_few_rounds_of_few_right_drafts_are_worth_a_look(num_right: int, num_rou
 
 
 def test_a_gain_is_paired_over_the_rounds() -> None:
-    def drafted(accepted: list[int]) -> Drafted:
-        return Drafted(torch.zeros(len(accepted), 3), torch.tensor(accepted))
-
+    drafted = torch.tensor
     base = drafted([0, 1, 2, 3] * 10)
     assert not gain_of(base, base).is_clear
     assert gain_of(base, drafted([1, 2, 3, 3] * 10)).is_clear

@@ -14,8 +14,12 @@ from spec_lab.doctor.recycled import CHECK as RECYCLED_CHECK
 from spec_lab.doctor.recycled import check_recycled
 from spec_lab.doctor.states import check_states
 from spec_lab.doctor.subject import Subject
+from spec_lab.doctor.trained_for import PRECISION_CHECK, TRAINING_CHECK, check_precision, check_training
 
-FORCED_CHECKS = (HIDDEN_CHECK, RECYCLED_CHECK, *aspect_names(()), "loop against teacher forcing", "teacher forcing")
+FORCED_CHECKS = (
+    *(HIDDEN_CHECK, RECYCLED_CHECK, *aspect_names(()), PRECISION_CHECK, TRAINING_CHECK),
+    *("loop against teacher forcing", "teacher forcing"),
+)
 """The names of the checks in `_forced`, for a run in which they cannot be done."""
 
 
@@ -46,6 +50,8 @@ def _forced(subject: Subject, evidence: Evidence) -> list[Finding]:
         check_hidden(evidence),
         check_recycled(evidence),
         *check_readings(evidence, aspects_of(evidence.forced.lab(0))),
+        check_precision(evidence),
+        check_training(evidence),
         check_loop(evidence),
         check_teacher_forcing(evidence),
     ]

@@ -57,7 +57,7 @@ def check_output(subject: Subject, loop: list[RequestRecord]) -> Finding:
 def check_teacher_forcing(evidence: Evidence) -> Finding:
     """Measure how often a drafter agrees with the target if only the drafter and its inputs can be wrong."""
     drafted = evidence.as_configured
-    measured = f"{_rates(drafted)}, after right drafts {_conditionals(drafted)}, over {len(evidence.rounds)} rounds"
+    measured = f"{_rates(drafted)}, after right drafts {conditionals(drafted)}, over {len(evidence.rounds)} rounds"
     if (cause := disagreement(drafted)) is not None:
         return Finding("teacher forcing", Verdict.FAULT, measured, cause)
     for position in (1, *_later_positions(drafted)):
@@ -172,7 +172,7 @@ def _later_positions(drafted: Drafted) -> range:
     return range(2, drafted.tokens.shape[1] + 1)
 
 
-def _conditionals(drafted: Drafted) -> str:
+def conditionals(drafted: Drafted) -> str:
     """Write the rates, with a dash for positions that too few rounds reach."""
     return " ".join(
         f"{drafted.conditional(position):.2f}" if drafted.num_judged(position) >= MIN_ROUNDS else "-"

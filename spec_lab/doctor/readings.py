@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import torch
+
 from spec_lab.doctor.aspects import Aspect
 from spec_lab.doctor.evidence import Evidence
 from spec_lab.doctor.findings import Finding, Verdict, does_not_apply
@@ -72,12 +74,12 @@ def _score(evidence: Evidence, aspect: Aspect) -> dict[str, tuple[Drafted, Gain]
         for reading in aspect.readings
         if reading.min_draft_tokens <= num_draft_tokens
     }
-    return {name: (other, gain_of(evidence.as_configured, other)) for name, other in drafted.items()}
+    return {name: (other, gain_of(evidence.as_configured.accepted, other.accepted)) for name, other in drafted.items()}
 
 
-def gain_of(configured: Drafted, other: Drafted) -> Gain:
-    """Return the gain of another reading, paired by round, since both drafted the same rounds."""
-    differences = (other.accepted - configured.accepted).double()
+def gain_of(configured: torch.Tensor, other: torch.Tensor) -> Gain:
+    """Return the gain in accepted drafts [pairs] of another reading, which drafted the same rounds."""
+    differences = (other - configured).double()
     mean, error = float(differences.mean()), float(differences.std() / len(differences) ** 0.5)
     return Gain(mean, mean / error if error > 0 else float("inf") * mean if mean else 0.0)
 

@@ -354,7 +354,7 @@ def _keep_verify_rows(lab: LoadedRun, records: list[RequestRecord], folder: Path
 def identity(lab: LoadedRun) -> dict[str, object]:
     """Return what decoded, on which machine: fields of the record."""
     config = lab.config
-    dtype, narrow = str(lab.models.dtype).removeprefix("torch."), config.target.weight_dtype
+    dtype = str(lab.models.dtype).removeprefix("torch.")
     is_random, path = config.target.weights == Weights.random, config.target.folder
     return {
         "target": Target(
@@ -363,8 +363,7 @@ def identity(lab: LoadedRun) -> dict[str, object]:
             template=NO_TEMPLATE if is_random else template_digest(path),
             thinking_markers=lab.models.markers is not None,
             dtype=dtype,
-            weight_dtype=dtype if narrow == WeightDtype.auto else str(narrow),
-            stored_types=None if is_random else stored_types(path),
+            weights=weights_in_words(config.target.weight_dtype, dtype, None if is_random else stored_types(path)),
         ),
         "machine": machine_of(
             str(lab.models.device),
@@ -377,3 +376,17 @@ def identity(lab: LoadedRun) -> dict[str, object]:
         "sampling": dataclasses.asdict(config.sampling),
         "thinking": config.workload.thinking,
     }
+
+
+def weights_in_words(kept_in: WeightDtype, dtype: str, stored: Sequence[str] | None) -> str:
+    """Return what the weights of the target's products are kept in, and from what they were made.
+
+    Args:
+        stored: the narrow types or forms in the target's files; None for plain floating point.
+    """
+    wide = dtype if stored is None else f"{dtype}, widened from {', '.join(stored)}"
+    if kept_in == WeightDtype.auto:
+        return wide
+    if kept_in == WeightDtype.fp8 and stored is not None and stored[0].startswith("fp8 in blocks"):
+        return f"fp8, as stored: {stored[0]}"
+    return f"{kept_in}, rounded when read from {wide}"
