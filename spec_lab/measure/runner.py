@@ -59,7 +59,7 @@ def record_run(config: Run, choices: dict[str, str], folder: Path, last: LastMod
             logits are not finite, or a checker or another part of an extension fails.
     """
     memory = MemoryWatch.begin()
-    with world_of(config, folder) as world:
+    with world_of(config) as world:
         return _record_in(world, config, choices, folder, memory, last)
 
 
@@ -242,7 +242,7 @@ def _timed_pass(
     result = engine.generate(offered, on_finish=end)
     is_planned = engine.rounds.plan is not None  # it captures a shape when it first chooses it
     check_replayed(before, result, must_replay=name == MAIN and lab.config.graph.captures, may_capture=is_planned)
-    lab.world.require_agreement(result)
+    lab.world.require_agreement(result, lab.models.device)
     return result
 
 
