@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -91,18 +90,14 @@ def _measure(
     passes: dict[str, list[GenerationResult]] = {name: [] for name in lab.engines}
     rows: dict[str, list[RequestRow]] = {}
 
-    def keep_it(record: RequestRecord) -> None:
-        finished.append(record)
-        recorder.decoded(record)
-
     num_requests = config.repeats * len(lab.engines) * len(offered)
     company = Company(lab.models.device) if lab.world.size == 1 else None  # ranks share a CPU
-    with Progress(num_requests, "request") as progress, _kept_if_interrupted(lab, recorder) as finished:
+    with Progress(num_requests, "request") as progress:
         _warm_up(lab, progress)
         gc.freeze()  # so that collecting before each pass looks only at what passes leave
         for repeat in range(config.repeats):
             for name in order_of_turn(list(lab.engines), repeat):
-                keep = keep_it if (repeat, name) == (0, MAIN) else None
+                keep = recorder.decoded if (repeat, name) == (0, MAIN) else None
                 passes[name].append(_timed_pass(lab, name, repeat, offered, progress, keep))
             recorder.rounds(repeat, passes[MAIN][-1].rounds, metrics)
             if repeat == 0:
@@ -112,7 +107,6 @@ def _measure(
                 divergences = _audit(lab, passes, progress)
                 rows = {name: request_rows(lab, name, passes[name][0].requests, {}) for name in passes if name != MAIN}
                 rows[MAIN] = request_rows(lab, MAIN, records, divergences or {}, note=True)
-                finished.clear()
                 recorder.requests(rows[MAIN])
         gc.unfreeze()
         profile = _profile(lab, recorder.folder, progress)
@@ -278,20 +272,6 @@ def _audit(
 
 def _outputs(records: Iterable[RequestRecord]) -> dict[str, list[int]]:
     return {record.request_id: record.output_ids for record in records}
-
-
-@contextmanager
-def _kept_if_interrupted(lab: LoadedRun, recorder: Recorder) -> Iterator[list[RequestRecord]]:
-    """Yield a list for finished requests. If Ctrl-C ends the block they are recorded, without an audit, and the record
-    says so."""
-    finished: list[RequestRecord] = []
-    try:
-        yield finished
-    except KeyboardInterrupt as error:
-        if finished:
-            error.add_note(f"{len(finished)} requests were decoded and are kept; their outputs were not checked")
-            recorder.requests(request_rows(lab, MAIN, finished, {}))
-        raise
 
 
 def request_rows(
