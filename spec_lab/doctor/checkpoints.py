@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -88,7 +87,8 @@ def check_dtype(subject: Subject) -> Finding:
         if tensor.dtype in FLOAT_DTYPES or tensor.scales is not None
     }
     worst_error, worst_name = 0.0, ""
-    for name, tensor in _one_by_one(floating):
+    for name, at in floating.items():  # one in memory at a time, since a draft model may be large
+        tensor = read_tensors({name: at}, torch.float32, "cpu")[name]
         cast = tensor.to(dtype).float()
         error = float((cast - tensor).norm() / tensor.norm().clamp(min=1e-30))
         if error > worst_error:
@@ -133,9 +133,3 @@ def _own_tensors(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
     """Return the drafter's tensors alone, if the folder also has the target's own layers."""
     trunk = without_mtp(stored)
     return {name: tensor for name, tensor in stored.items() if name not in trunk} or stored
-
-
-def _one_by_one(stored: Mapping[str, StoredTensor]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield each tensor in float32. Only one is in memory at a time, since a draft model may be large."""
-    for name, tensor in stored.items():
-        yield name, read_tensors({name: tensor}, torch.float32, "cpu")[name]

@@ -50,6 +50,10 @@ class Drafted:
     def mean_accepted(self) -> float:
         return float(self.accepted.double().mean())
 
+    @property
+    def positions(self) -> range:
+        return range(1, self.tokens.shape[1] + 1)
+
     def agreement(self, position: int) -> float:
         """Return the share of rounds in which drafts 1 to `position` all agree."""
         return float((self.accepted >= position).double().mean())
