@@ -8,12 +8,12 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from spec_kernels.native.build import register_file
-from spec_lab.acceptance.phase import thinking_mask
+from spec_lab.acceptance.phase import ThinkingMarkers, thinking_mask
 from spec_lab.build.limits import engine_limits
 from spec_lab.build.models import LastModels
 from spec_lab.checkpoints.digest import target_digest
@@ -33,7 +33,7 @@ from spec_lab.measure.profiling import RoundProfile, profile_rounds
 from spec_lab.measure.trajectory import fitting, record_verify_rows
 from spec_lab.measure.world import World, world_of
 from spec_lab.record import models
-from spec_lab.record.metric import EXTENSION_METRICS, Measured, Metric
+from spec_lab.record.metric import EXTENSION_METRICS, Measured
 from spec_lab.record.models import Divergence, Target
 from spec_lab.record.models import Request as RequestRow
 from spec_lab.record.progress import Progress
@@ -46,6 +46,7 @@ from spec_lab.workloads.chat_template import NO_TEMPLATE, template_digest
 from spec_lab.workloads.checker import Checked
 from spec_lab.workloads.text_ends import text_ends
 
+Pass = TypeVar("Pass")
 WARMUP_TOKENS = 32
 SHARED = "its times mean nothing, since another process was on its device"
 
@@ -73,64 +74,50 @@ def _record_in(
     """Run and record. What is loaded here can be freed when this returns, before the process group is closed."""
     print("loading prompts and weights ...", file=sys.stderr, flush=True)
     lab = load_lab(config, world, last)
-    metrics = list(EXTENSION_METRICS.values())
     taken = {group: getattr(lab.config, group).name for group, name in choices.items() if name == "auto"}
-    info = begun(dataclasses.asdict(lab.config), choices | taken).model_copy(update=identity(lab))
+    known = identity(lab.config, lab.models.device, lab.models.dtype, lab.models.markers, torch.get_num_threads())
+    known["notes"] = list(dict.fromkeys(lab.models.warnings))
+    info = begun(dataclasses.asdict(lab.config), choices | taken).model_copy(update=known)
     with Recorder(folder, info, config.logger.sinks()) as recorder:
-        recorded = _measure(lab, info, recorder, memory, metrics)
+        recorded = _measure(lab, info, recorder, memory)
         recorder.finish(recorded)
     return recorded
 
 
-def _measure(
-    lab: LoadedRun, info: models.Run, recorder: Recorder, memory: MemoryWatch, metrics: list[Metric]
-) -> models.Run:
+def _measure(lab: LoadedRun, info: models.Run, recorder: Recorder, memory: MemoryWatch) -> models.Run:
     """Warm up, time the repeats, audit and profile, and return the finished record."""
     config, offered = lab.config, offered_requests(lab.config, lab.requests, lab.world.size)
-    passes: dict[str, list[GenerationResult]] = {name: [] for name in lab.engines}
-    rows: dict[str, list[RequestRow]] = {}
-
-    num_requests = config.repeats * len(lab.engines) * len(offered)
     company = Company(lab.models.device) if lab.world.size == 1 else None  # ranks share a CPU
-    with Progress(num_requests, "request") as progress:
+    with Progress(config.repeats * len(lab.engines) * len(offered), "request") as progress:
         _warm_up(lab, progress)
         gc.freeze()  # so that collecting before each pass looks only at what passes leave
-        for repeat in range(config.repeats):
-            for name in order_of_turn(list(lab.engines), repeat):
-                keep = recorder.decoded if (repeat, name) == (0, MAIN) else None
-                passes[name].append(_timed_pass(lab, name, repeat, offered, progress, keep))
-            recorder.rounds(repeat, passes[MAIN][-1].rounds, metrics)
-            if repeat == 0:
-                records = passes[MAIN][0].requests
-                for record in progress.counted("checking the outputs", records if config.record.audit else []):
-                    lab.teacher.require_finite([*record.prompt_ids, *record.output_ids[:-1]])
-                divergences = _audit(lab, passes, progress)
-                rows = {name: request_rows(lab, name, passes[name][0].requests, {}) for name in passes if name != MAIN}
-                rows[MAIN] = request_rows(lab, MAIN, records, divergences or {}, note=True)
-                recorder.requests(rows[MAIN])
+        passes = in_turns(
+            config, list(lab.engines), progress, recorder, lambda name, end: _timed_pass(lab, name, offered, end)
+        )
         gc.unfreeze()
+        for repeat, result in enumerate(passes[MAIN]):
+            recorder.rounds(repeat, result.rounds, list(EXTENSION_METRICS.values()))
+        records = passes[MAIN][0].requests
+        for record in progress.counted("checking the outputs", records if config.record.audit else []):
+            lab.teacher.require_finite([*record.prompt_ids, *record.output_ids[:-1]])
+        divergences = _audit(lab, passes, progress)
+        rows = {name: request_rows(lab, name, of[0].requests, divergences or {}) for name, of in passes.items()}
+        recorder.requests(rows[MAIN])
         profile = _profile(lab, recorder.folder, progress)
-        _keep_verify_rows(lab, passes[MAIN][0].requests, recorder.folder, progress)
-    references = {
-        name: Measured(rows[name], results, results[0].num_draft_tokens)
-        for name, results in passes.items()
-        if name != MAIN
-    }
-    work = {**profile.work, **memory.read(lab.models.device)}
-    main = Measured(
-        rows[MAIN],
-        passes[MAIN],
-        lab.engines[MAIN].num_draft_tokens,
-        references,
+        _keep_verify_rows(lab, records, recorder.folder, progress)
+    measured = {name: Measured(rows[name], of, of[0].num_draft_tokens) for name, of in passes.items()}
+    main = dataclasses.replace(
+        measured.pop(MAIN),
+        references=measured,
         is_compared=divergences is not None,
-        work=work,
+        work={**profile.work, **memory.read(lab.models.device)},
         tells_offers=config.drafter.tells_offers,
     )
     traits = lab.engines[MAIN].parts.rule.traits
     return finished_run(
         info,
         main,
-        metrics,
+        list(EXTENSION_METRICS.values()),
         seconds=recorder.seconds,
         kernels=profile.kernels,
         costs=_costs(lab),
@@ -142,6 +129,34 @@ def _measure(
     )
 
 
+def in_turns(
+    config: Run,
+    names: Sequence[str],
+    progress: Progress,
+    recorder: Recorder,
+    timed: Callable[[str, Callable[[RequestRecord], None]], Pass],
+) -> dict[str, list[Pass]]:
+    """Time each configuration once a repeat, in rotating order, so that a slowing machine does not always affect the
+    same one. Return the passes of each.
+
+    Args:
+        timed: times a pass of a configuration, and calls its second argument with each request that ends.
+    """
+    passes: dict[str, list[Pass]] = {name: [] for name in names}
+    for repeat in range(config.repeats):
+        shift = repeat % len(names)
+        for name in (*names[shift:], *names[:shift]):
+
+            def end(record: RequestRecord, is_first: bool = (repeat, name) == (0, MAIN)) -> None:
+                if is_first:
+                    recorder.decoded(record)
+                progress.advance()
+
+            progress.stage(f"{name}, repeat {repeat + 1} of {config.repeats}")
+            passes[name].append(timed(name, end))
+    return passes
+
+
 def _costs(lab: LoadedRun) -> list[models.RoundCost]:
     """Return what the run's plan measured."""
     plan = lab.engines[MAIN].rounds.plan
@@ -150,12 +165,6 @@ def _costs(lab: LoadedRun) -> list[models.RoundCost]:
         models.RoundCost(num_requests=size, num_offered=shape.num_offered, num_made=shape.num_made, seconds=seconds)
         for (size, shape), seconds in timed.items()
     ]
-
-
-def order_of_turn(names: Sequence[str], turn: int) -> list[str]:
-    """Return the names rotated by `turn` places, so that a slowing machine does not always affect the same one."""
-    shift = turn % len(names)
-    return [*names[shift:], *names[:shift]]
 
 
 def offered_requests(config: Run, requests: list[Request], num_processes: int = 1) -> list[Request]:
@@ -180,13 +189,15 @@ def _warm_up(lab: LoadedRun, progress: Progress) -> None:
     progress.stage("warm-up")
     for engine in lab.engines.values():
         engine.prepare()
-    if lab.config.warmup_requests == 0:
-        return
-    # At least a full batch, so that the shapes of full rounds have been run too.
-    first = lab.requests[: max(lab.config.warmup_requests, lab.config.batch_size)]
-    short = [dataclasses.replace(r, max_new_tokens=min(WARMUP_TOKENS, r.max_new_tokens)) for r in first]
-    for engine in lab.engines.values():
-        engine.generate(short)
+    if short := warmup_requests(lab.config, lab.requests):
+        for engine in lab.engines.values():
+            engine.generate(short)
+
+
+def warmup_requests(config: Run, requests: list[Request]) -> list[Request]:
+    """Return short requests to warm up with: at least a full batch, so that the shapes of full rounds are run too."""
+    first = requests[: max(config.warmup_requests, config.batch_size)] if config.warmup_requests else []
+    return [dataclasses.replace(each, max_new_tokens=min(WARMUP_TOKENS, each.max_new_tokens)) for each in first]
 
 
 def _teach(lab: LoadedRun, progress: Progress) -> None:
@@ -215,21 +226,9 @@ def _plain_outputs(lab: LoadedRun) -> dict[str, list[int]]:
 
 
 def _timed_pass(
-    lab: LoadedRun,
-    name: str,
-    repeat: int,
-    offered: list[Request],
-    progress: Progress,
-    keep: Callable[[RequestRecord], None] | None,
+    lab: LoadedRun, name: str, offered: list[Request], end: Callable[[RequestRecord], None]
 ) -> GenerationResult:
-    """Decode the offered requests with one engine, and call `keep` with each when it ends."""
-
-    def end(record: RequestRecord) -> None:
-        if keep is not None:
-            keep(record)
-        progress.advance()
-
-    progress.stage(f"{name}, repeat {repeat + 1} of {lab.config.repeats}")
+    """Decode the offered requests with one engine, and call `end` with each when it ends."""
     gc.collect()
     engine = lab.engines[name]
     before = dataclasses.replace(engine.graph.counts)
@@ -279,11 +278,10 @@ def request_rows(
     name: str,
     records: Sequence[RequestRecord],
     divergences: Mapping[str, Divergence],
-    note: bool = False,
 ) -> list[RequestRow]:
-    """Make the records of some requests of one configuration: text, answer, thinking, and the divergence if known."""
+    """Make the records of some requests of one configuration: text, answer, thinking, and the run's own divergences."""
     checked: Mapping[str, Checked | None] = check_answers(lab, name, records)
-    if note:
+    if name == MAIN:
         note_unread(records, checked)
     rows = []
     for record in records:
@@ -296,7 +294,7 @@ def request_rows(
                 correct=None if answer is None else answer.correct,
                 checker=None if answer is None else answer.checker,
                 answer_read=None if answer is None else answer.read,
-                divergence=divergences.get(record.request_id),
+                divergence=divergences.get(record.request_id) if name == MAIN else None,
                 thinking_spans=_thinking_spans(lab, record),
             )
         )
@@ -331,28 +329,28 @@ def _keep_verify_rows(lab: LoadedRun, records: list[RequestRecord], folder: Path
     save_verify_rows(folder, rows)
 
 
-def identity(lab: LoadedRun) -> dict[str, object]:
-    """Return what decoded, on which machine: fields of the record."""
-    config = lab.config
-    dtype = str(lab.models.dtype).removeprefix("torch.")
+def identity(
+    config: Run, device: torch.device, dtype: torch.dtype, markers: ThinkingMarkers | None, num_threads: int
+) -> dict[str, Any]:
+    """Return what decodes, on which machine: fields of the record."""
     is_random, path = config.target.weights == Weights.random, config.target.folder
+    word = str(dtype).removeprefix("torch.")
     return {
         "target": Target(
             name=config.target.name,
             digest=target_digest(path, config.seed if is_random else None),
             template=NO_TEMPLATE if is_random else template_digest(path),
-            thinking_markers=lab.models.markers is not None,
-            dtype=dtype,
-            weights=weights_in_words(config.target.weight_dtype, dtype, None if is_random else stored_types(path)),
+            thinking_markers=markers is not None,
+            dtype=word,
+            weights=weights_in_words(config.target.weight_dtype, word, None if is_random else stored_types(path)),
         ),
         "machine": machine_of(
-            str(lab.models.device),
-            num_threads=torch.get_num_threads(),
-            world_size=lab.world.size,
+            str(device),
+            num_threads=num_threads,
+            world_size=config.target.tensor_parallel,
             extensions=origins(load_options(config.extensions)),
             register_file=register_file() if config.kernels == KernelsChoice.native else None,
         ),
-        "notes": list(dict.fromkeys(lab.models.warnings)),
         "sampling": dataclasses.asdict(config.sampling),
         "thinking": config.workload.thinking,
     }
