@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import save_file
 
 from spec_lab.checkpoints.checkpoint import check_floating, check_tensors, read_tensors, stored_tensors
-from spec_lab.checkpoints.expert_sizes import ExpertSizes, RouterScores, routed_tensor_shapes
+from spec_lab.checkpoints.plan import ExpertSizes, RouterScores
+from spec_lab.checkpoints.tensor_shapes import routed_tensor_shapes
 from tests.tiny_checkpoints import refused
 
 PREFIX = "model.layers.3.mlp."

@@ -10,7 +10,7 @@ import torch
 
 from spec_kernels.routing import can_choose, choose_experts, route
 from spec_kernels.routing_reference import choose_experts_reference, route_reference
-from spec_lab.checkpoints.expert_sizes import ExpertSizes, RouterScores
+from spec_lab.checkpoints.plan import ExpertSizes, RouterScores
 from spec_lab.models.routers import SigmoidRouter, SoftmaxRouter, torch_router
 from spec_lab.operators.triton_experts import TritonRouter, triton_router
 from tests.covering import each_value

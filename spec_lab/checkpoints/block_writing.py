@@ -1,27 +1,15 @@
-"""Writing block drafters in z-lab's layout, and in those of speculators and DeepSpec."""
+"""The config.json of block drafters in z-lab's layout, and in those of speculators and DeepSpec."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import save_file
-
-from spec_lab.checkpoints.block_config import BlockConfig, Causality, Slots, no_place
-from spec_lab.checkpoints.block_heads import HeadKind
-from spec_lab.checkpoints.block_layouts import CONV_KEYS, DEEPSPEC, HEAD_KEYS, SCALE_KEYS, ZLAB, BlockLayout
+from spec_lab.checkpoints.block_config import BlockConfig, Causality, ConvSizes, HeadKind, HeadSizes, Slots
+from spec_lab.checkpoints.block_layouts import DEEPSPEC, OF_DEEPSPEC, SCALE_KEYS, ZLAB, BlockLayout
+from spec_lab.checkpoints.taps import numbers_of
 from spec_lab.core.errors import UserError
 
-ARCHITECTURES: Mapping[HeadKind, str] = {
-    HeadKind.none: "DFlashDraftModel",
-    HeadKind.markov: "DSparkDraftModel",
-    HeadKind.gru: "DFlashDraftModel",
-    HeadKind.selector: "DFlash2DraftModel",
-    HeadKind.lattice: "LiLiCorrDraftModel",
-}
 KINDS: Mapping[HeadKind, tuple[str, str]] = {
     HeadKind.none: ("dflash", "DFlashSpeculator"),
     HeadKind.markov: ("dspark", "DSparkSpeculator"),
@@ -29,7 +17,7 @@ KINDS: Mapping[HeadKind, tuple[str, str]] = {
 }
 """For speculators' layout: `speculators_model_type` and the architecture, by head."""
 DEEPSPEC_KEYS: Mapping[str, Any] = {
-    "architectures": ["Qwen3DSparkModel"],
+    "architectures": [OF_DEEPSPEC],
     "num_anchors": 512,
     "markov_rank": 0,
     "enable_confidence_head": False,
@@ -39,36 +27,18 @@ TABLES = frozenset({"embed_tokens.weight", "lm_head.weight"})
 """The target's tensors in DeepSpec's files."""
 
 
-def write_block(
-    folder: Path,
-    config: BlockConfig,
-    tensors: Mapping[str, torch.Tensor],
-    num_target_layers: int,
-    layout: BlockLayout,
-    target: str = "target",
-) -> None:
-    """Write config.json and model.safetensors, from which `load_block` makes the same drafter.
+def block_json(
+    config: BlockConfig, num_target_layers: int, layout: BlockLayout, target: str = "target"
+) -> dict[str, Any]:
+    """Return the keys of a config.json. `load_block` makes the same drafter of it, if the layout has a place for all
+    its parts.
 
-    DeepSpec's files also hold the target's embedding and head, which must then be among the tensors. `target` is the
-    target's name in speculators' config, from which `vllm serve` loads it.
-
-    Raises:
-        UserError: a part that the layout cannot store.
+    DeepSpec's files also hold the target's embedding and head (`TABLES`). `target` is the target's name in speculators'
+    config, from which `vllm serve` loads it.
     """
-    text = json.dumps(block_json(config, num_target_layers, layout, target), indent=2)
-    assert layout is not DEEPSPEC or tensors.keys() >= TABLES
-    folder.mkdir(parents=True, exist_ok=True)
-    stored = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
-    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(text + "\n")
-
-
-def block_json(config: BlockConfig, num_target_layers: int, layout: BlockLayout, target: str) -> dict[str, Any]:
-    """Return the keys of a config.json."""
-    _refuse_parts(config, layout)
     scales = {key: getattr(config, name) for name, key in SCALE_KEYS.items()}
     block: dict[str, Any] = {
-        layout.taps_key: layout.spelling.write(config.taps),
+        layout.taps_key: numbers_of(config.taps, layout.offset),
         "mask_token_id": config.mask_token_id,
         "sample_from_anchor": config.slots.name == Slots.anchor_first and config.head.kind != HeadKind.gru,
         **_causal_keys(config),
@@ -78,9 +48,9 @@ def block_json(config: BlockConfig, num_target_layers: int, layout: BlockLayout,
         **_head_keys(config),
     }
     if config.conv is not None:
-        block |= {key: getattr(config.conv, name) for name, key in CONV_KEYS.items()}
+        block |= _sizes(config.conv)
     if layout is ZLAB:
-        top = {"architectures": [ARCHITECTURES[config.head.kind]], "num_target_layers": num_target_layers}
+        top = {"architectures": [config.head.architecture], "num_target_layers": num_target_layers}
         return {**_decoder(config), **top, "block_size": config.block_size, "dflash_config": block}
     if layout is DEEPSPEC:
         sizes = {"num_target_layers": num_target_layers, "block_size": config.block_size}
@@ -111,25 +81,13 @@ def _causal_keys(config: BlockConfig) -> dict[str, bool]:
     return {"sliding_window_non_causal": False, **({"causal": True} if config.causality == Causality.all else {})}
 
 
-def _refuse_parts(config: BlockConfig, layout: BlockLayout) -> None:
-    """Refuse a part that would be lost, or read back as a different one."""
-    is_cut = config.draft_vocab_size != config.body.vocab_size
-    lacking = no_place(layout.name, config.head.kind, config.slots.name, config.conv is not None, is_cut)
-    sees_all = config.causality != Causality.all and all(layer.window is None for layer in config.body.layers)
-    if (layout is DEEPSPEC and not sees_all) or (layout is not ZLAB and config.window_moves):
-        lacking = lacking or "window"
-    windows = {layer.window for layer in config.body.layers} - {None}
-    if len(windows) > 1 or config.body.layers[0].rope.scaling != "none":
-        lacking = lacking or "body with a scaled rope or windows of several sizes"
-    if lacking is not None:
-        raise UserError(f"the layout {layout.name} cannot hold this drafter's {lacking}")
-
-
 def _decoder(config: BlockConfig) -> dict[str, Any]:
     """Return the keys of the body."""
     body, plan = config.body, config.body.layers[0]
     windows = [layer.window for layer in body.layers]
     sizes = {window for window in windows if window is not None}
+    if len(sizes) > 1 or plan.rope.scaling != "none":
+        raise UserError("these files have no place for a body with a scaled rope or windows of several sizes")
     types = ["full_attention" if window is None else "sliding_attention" for window in windows]
     return {
         "model_type": "qwen3",
@@ -151,13 +109,16 @@ def _decoder(config: BlockConfig) -> dict[str, Any]:
     }
 
 
+def _sizes(part: HeadSizes | ConvSizes) -> dict[str, Any]:
+    return {key: getattr(part, name) for name, key in part.keys.items()}
+
+
 def _head_keys(config: BlockConfig) -> dict[str, Any]:
-    head = config.head
-    keys = {key: getattr(head, name) for name, key in HEAD_KEYS.get(type(head), {}).items()}
-    if head.kind == HeadKind.markov:
+    keys = _sizes(config.head)
+    if config.head.kind == HeadKind.markov:
         reads_head = config.confidence_reads > config.body.hidden_size
         keys |= {"projector_type": "dspark", "confidence_head_with_markov": reads_head}
-    if head.kind == HeadKind.gru:
+    if config.head.kind == HeadKind.gru:
         shifts = config.slots.name == Slots.anchor_first
         keys |= {"projector_type": "domino", "shift_label": shifts, "pure_draft_prefix_len": 1}
     return keys

@@ -14,17 +14,15 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from spec_lab.checkpoints.checks import refuse_values
 from spec_lab.checkpoints.config import Gemma4Sizes, ModelConfig, read_keys, text_part
-from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
-from spec_lab.checkpoints.expert_sizes import ExpertSizes, RouterScores
-from spec_lab.checkpoints.json_input import read_json
-from spec_lab.checkpoints.latent_sizes import LatentSizes
-from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
+from spec_lab.checkpoints.json_input import read_json, refuse_values
+from spec_lab.checkpoints.plan import DeltaNetSizes, ExpertSizes, LatentSizes, LayerPlan, RopeConfig, RouterScores
 from spec_lab.checkpoints.rope_config import num_positions, read_rope, score_factor
 
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 INDEXED = "indexed_attention"  # full attention up to `max_dense_positions`
+LATENT_KEYS = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+DELTA_KEYS = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
 SILU: Mapping[str, Collection[Any]] = {"hidden_act": ("silu",)}
 
 
@@ -197,7 +195,7 @@ def _layer(config: Any, family: Family, index: int, types: list[str], source: st
         intermediate_size=2 * inner if index >= first_shared and get(config, "use_double_wide_mlp") else inner,
         window=window,
         kv_owner=max(owners, default=None),
-        delta_net=_delta_net(config) if kind == LINEAR else None,
+        delta_net=DeltaNetSizes(*(getattr(config, f"linear_{key}") for key in DELTA_KEYS)) if kind == LINEAR else None,
         latent=_latent(config) if is_latent else None,
         experts=_experts(config, family) if _is_sparse(config, index) else None,
         **{name: bool(get(config, value)) if isinstance(value, str) else value for name, value in family.plan.items()},
@@ -206,24 +204,10 @@ def _layer(config: Any, family: Family, index: int, types: list[str], source: st
 
 def _latent(config: Any) -> LatentSizes:
     return LatentSizes(
-        q_lora_rank=config.q_lora_rank,
-        kv_lora_rank=config.kv_lora_rank,
-        qk_nope_head_dim=config.qk_nope_head_dim,
-        qk_rope_head_dim=config.qk_rope_head_dim,
-        v_head_dim=config.v_head_dim,
+        **{key: getattr(config, key) for key in LATENT_KEYS},
         interleaved=get(config, "rope_interleave", True),
         bias=config.attention_bias,
         mscale=score_factor(config.rope_parameters),
-    )
-
-
-def _delta_net(config: Any) -> DeltaNetSizes:
-    return DeltaNetSizes(
-        num_key_heads=config.linear_num_key_heads,
-        num_value_heads=config.linear_num_value_heads,
-        key_head_dim=config.linear_key_head_dim,
-        value_head_dim=config.linear_value_head_dim,
-        kernel_size=config.linear_conv_kernel_dim,
     )
 
 

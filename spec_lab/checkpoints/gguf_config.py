@@ -13,8 +13,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from spec_lab.checkpoints.checks import refuse_values
 from spec_lab.checkpoints.gguf_file import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, GgufFile, read_head
+from spec_lab.checkpoints.json_input import refuse_values
 
 Keys = Mapping[str, str]
 

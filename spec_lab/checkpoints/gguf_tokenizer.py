@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spec_lab.checkpoints.checks import refuse_values
 from spec_lab.checkpoints.gguf_file import GgufFile, read_head
+from spec_lab.checkpoints.json_input import refuse_values
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from spec_lab.checkpoints.checks import refuse_values
+from spec_lab.checkpoints.json_input import refuse_values
 from spec_lab.checkpoints.plan import RopeConfig
 
 KINDS = ("default", "linear", "dynamic", "llama3", "proportional", "yarn", "longrope")

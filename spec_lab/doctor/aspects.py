@@ -12,10 +12,9 @@ import torch
 from spec_lab.build.engine import DrafterMaker
 from spec_lab.build.lab import Lab
 from spec_lab.checkpoints.block_config import BlockConfig
-from spec_lab.checkpoints.eagle3_config import Eagle3Config, default_tap_layer_inputs
-from spec_lab.checkpoints.gemma4_assistant_config import AssistantConfig, form_of_kv, owns_kv
-from spec_lab.checkpoints.mtp_checkpoint import MtpConfig
-from spec_lab.checkpoints.mtp_layouts import PROJECTION
+from spec_lab.checkpoints.eagle3_checkpoint import Eagle3Config, default_tap_layer_inputs
+from spec_lab.checkpoints.gemma4_assistant_checkpoint import AssistantConfig, form_of_kv, owns_kv
+from spec_lab.checkpoints.mtp_checkpoint import PROJECTION, MtpConfig
 from spec_lab.core.errors import UserError
 from spec_lab.core.protocols import Drafter
 from spec_lab.core.types import NormSide

@@ -81,11 +81,7 @@ def check_dtype(subject: Subject) -> Finding:
     stored = _stored(subject)
     if stored is None:
         return does_not_apply(check, NO_CHECKPOINT)
-    floating = {
-        name: tensor
-        for name, tensor in _own_tensors(stored).items()
-        if tensor.dtype in FLOAT_DTYPES or tensor.scales is not None
-    }
+    floating = {name: tensor for name, tensor in _own_tensors(stored).items() if tensor.dtype in FLOAT_DTYPES}
     worst_error, worst_name = 0.0, ""
     for name, at in floating.items():  # one in memory at a time, since a draft model may be large
         tensor = read_tensors({name: at}, torch.float32, "cpu")[name]

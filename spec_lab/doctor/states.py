@@ -24,7 +24,6 @@ from spec_lab.core.types import AcceptanceInputs, Verification
 from spec_lab.doctor.findings import Finding, Verdict, does_not_apply
 from spec_lab.doctor.subject import Subject
 from spec_lab.engine.engine import Engine
-from spec_lab.engine.states import SlotStates
 from spec_lab.engine.teacher import TeacherForcing
 
 CHECK = "states of layers"
@@ -155,7 +154,7 @@ def _worst_difference(subject: Subject, teacher: TeacherForcing, mistake: Mistak
     engine.parts.rule = rule
     if mistake is not None:
         slots = engine.parts.slots
-        states: SlotStates = PlacedStates(slots.states, engine.parts.cache.recurrent, rule, most, mistake)
+        states: Any = PlacedStates(slots.states, engine.parts.cache.recurrent, rule, most, mistake)
         slots.states = states
     first = subject.requests[0]
     length = min(first.max_new_tokens, NUM_TOKENS)

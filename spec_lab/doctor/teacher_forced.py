@@ -29,7 +29,7 @@ from spec_lab.doctor.rounds import LoopRound
 from spec_lab.doctor.subject import Subject
 from spec_lab.engine.drafts import collect_drafts
 from spec_lab.engine.pages import PageTable
-from spec_lab.engine.states import slot_states
+from spec_lab.engine.states import SlotStates
 
 FeatureChange = Callable[[torch.Tensor], torch.Tensor]
 
@@ -124,7 +124,7 @@ class TeacherForcedDrafts:
             positions = torch.arange(num_rows, device=self._device).unsqueeze(0)
             seq_lens = torch.tensor([num_rows], device=self._device)
             attention = backend.build(positions, seq_lens, self._page_table, num_rows)
-            states = slot_states(cache)
+            states = SlotStates(cache.recurrent)
             states.clear(0)
             attention.recurrent = states.of_prompts(torch.zeros(1, dtype=torch.int64, device=self._device))
             output = target.forward(token_ids, Pass(cache, attention), spec)

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from spec_lab.checkpoints.eagle3_config import LAYER_IDS, Eagle3Config, default_tap_layer_inputs
+from spec_lab.checkpoints.eagle3_checkpoint import LAYER_IDS, Eagle3Config, default_tap_layer_inputs
 from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
-from spec_lab.checkpoints.taps import SPELLINGS, taps_of_inputs
+from spec_lab.checkpoints.taps import OFFSETS, numbers_of, taps_of_inputs
 from spec_lab.core.errors import UserError
 from spec_lab.export.folders import save_folder
 
@@ -81,7 +81,7 @@ def _speculators_json(head: Eagle3Config, num_target_layers: int, num_drafts: in
         "speculators_version": "0.9.0",
         "transformer_layer_config": _layer_keys(head),
         "target_hidden_size": None,
-        LAYER_IDS: SPELLINGS["hidden_states"].write(taps),
+        LAYER_IDS: numbers_of(taps, OFFSETS["hidden_states"]),
         "speculators_config": {
             "algorithm": kind,
             "default_proposal_method": "greedy",

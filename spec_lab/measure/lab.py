@@ -24,7 +24,7 @@ from spec_lab.engine.engine import Engine
 from spec_lab.engine.teacher import TeacherForcing
 from spec_lab.measure.world import ALONE, World
 from spec_lab.record.names import THIS_RUN
-from spec_lab.record.progress import Progress
+from spec_lab.record.progress import progress_of
 from spec_lab.workloads.conversations import longest_conversation, output_text, with_later_turns
 from spec_lab.workloads.thinking import thinking_markers
 from spec_lab.workloads.tokenizer import Tokenizer
@@ -106,9 +106,9 @@ def _with_later_turns(config: Run, models: Models, tokenizer: Tokenizer, first_t
 
     def answer(asked: list[Request]) -> list[str]:
         engine = plain_engine(config, models, engine_limits(config, asked))
-        with Progress(len(asked), "answer") as progress:
-            progress.stage("answering the turns before the last")
-            records = engine.generate(asked, on_finish=lambda _: progress.advance()).requests
+        with progress_of(len(asked)) as progress:
+            progress.set_description("answering the turns before the last")
+            records = engine.generate(asked, on_finish=lambda _: progress.update()).requests
         eos = models.target.eos_token_ids
         answered = zip(asked, records, strict=True)
         return [output_text(tokenizer, request, record.output_ids, eos) for request, record in answered]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tqdm.auto import tqdm
 
 from spec_lab.build.models import LastModels, resolve_device, resolve_dtype
 from spec_lab.build.references import plain_config
@@ -32,13 +33,12 @@ from spec_lab.measure.lab import MAIN, LoadedRun, default_num_threads, load_lab
 from spec_lab.measure.runner import identity, in_turns, offered_requests, request_rows, warmup_requests
 from spec_lab.options.engines import engine_file
 from spec_lab.record import models
-from spec_lab.record.metric import EXTENSION_METRICS, Measured
+from spec_lab.record.metric import Measured
 from spec_lab.record.models import Divergence
 from spec_lab.record.models import Request as RequestRow
-from spec_lab.record.progress import Progress
+from spec_lab.record.progress import counted, progress_of
 from spec_lab.record.recorder import Recorder, begun, request_row
 from spec_lab.record.summary import finished_run
-from spec_lab.workloads.thinking import thinking_markers
 from spec_lab.workloads.tokenizer import Tokenizer
 
 PLAIN = "plain"
@@ -105,11 +105,10 @@ def record_engine_run(config: Run, choices: dict[str, str], folder: Path, last: 
     beside = Beside.load(config, last)
     with ExitStack() as open_:
         engines = _started(config, plan, beside, folder, open_)
-        markers = thinking_markers(beside.tokenizer, config.target)
-        known = identity(config, beside.device, beside.dtype, markers, num_threads_of(config, beside))
+        known = identity(config, beside.device, beside.dtype, num_threads_of(config, beside))
         told = {"engine": config.engine.name, "engine_version": engines[MAIN].version, "notes": plan.notes}
-        info = begun(dataclasses.asdict(config), choices).model_copy(update={**known, **told})
-        recorder = open_.enter_context(Recorder(folder, info, config.logger.sinks()))
+        info = begun(dataclasses.asdict(config), choices, **{**known, **told})
+        recorder = open_.enter_context(Recorder.open(folder, info, config.logger.sinks()))
         recorded = _measure(config, plan, beside, engines, info, recorder)
         recorder.finish(recorded)
     return recorded
@@ -163,8 +162,8 @@ def _measure(
     def timed(name: str, end: Callable[[RequestRecord], None]) -> EnginePass:
         return timed_pass(engines[name], offered, beside.tokenizer, num_drafts[name], end)
 
-    with Progress(config.repeats * len(engines) * len(offered), "request") as progress:
-        progress.stage("warm-up")
+    with progress_of(config.repeats * len(engines) * len(offered)) as progress:
+        progress.set_description("warm-up")
         if short := warmup_requests(config, beside.requests):
             for engine in engines.values():
                 timed_pass(engine, short, beside.tokenizer, plan.num_draft_tokens, lambda record: None)
@@ -200,7 +199,6 @@ def _measure(
     return finished_run(
         info,
         main,
-        list(EXTENSION_METRICS.values()),
         acceptance_lossless=lossless,
         seconds=recorder.seconds,
         notes=notes,
@@ -228,7 +226,7 @@ def _rows(
 
 
 def _compared(
-    config: Run, lab: LoadedRun | None, passes: Mapping[str, list[EnginePass]], progress: Progress
+    config: Run, lab: LoadedRun | None, passes: Mapping[str, list[EnginePass]], progress: tqdm
 ) -> tuple[dict[str, Divergence] | None, dict[str, Divergence] | None]:
     """Compare the outputs with the same engine's plain decoding and with the lab's; None where that is not asked for,
     and with sampling, where they need not be equal."""
@@ -239,5 +237,5 @@ def _compared(
     if PLAIN in passes:
         plain = {record.request_id: record.output_ids for record in passes[PLAIN][0].result.requests}
         from_plain = audit(records, plain, lab.teacher, dtype)
-    counted = progress.counted("comparing the outputs with the lab's", records)
-    return from_plain, audit(counted, None, lab.teacher, dtype)
+    shown = counted(progress, "comparing the outputs with the lab's", records)
+    return from_plain, audit(shown, None, lab.teacher, dtype)

@@ -17,16 +17,7 @@ from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.measure.launch_counts import CountedRounds, Work, count_trace
 from spec_lab.measure.watched_rounds import WatchedRounds, watch_rounds
-from spec_lab.record.trace import STAGE_PREFIX, TRACE_FILE, TraceEvent
-
-
-@dataclass(frozen=True, slots=True)
-class Kernel:
-    """One kernel of the profiled rounds; on a CPU, one operator."""
-
-    name: str
-    calls_per_round: float
-    us_per_round: float
+from spec_lab.record.trace import STAGE_PREFIX, TRACE_FILE, Kernel, TraceEvent
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from tqdm.auto import tqdm
 
 from spec_kernels.native.build import register_file
-from spec_lab.acceptance.phase import ThinkingMarkers, thinking_mask
+from spec_lab.acceptance.phase import thinking_mask
 from spec_lab.build.limits import engine_limits
 from spec_lab.build.models import LastModels
 from spec_lab.checkpoints.digest import target_digest
@@ -33,10 +34,10 @@ from spec_lab.measure.profiling import RoundProfile, profile_rounds
 from spec_lab.measure.trajectory import fitting, record_verify_rows
 from spec_lab.measure.world import World, world_of
 from spec_lab.record import models
-from spec_lab.record.metric import EXTENSION_METRICS, Measured
+from spec_lab.record.metric import Measured
 from spec_lab.record.models import Divergence, Target
 from spec_lab.record.models import Request as RequestRow
-from spec_lab.record.progress import Progress
+from spec_lab.record.progress import counted, progress_of
 from spec_lab.record.provenance import machine_of, origins
 from spec_lab.record.recorder import Recorder, begun, request_row
 from spec_lab.record.summary import finished_run
@@ -75,10 +76,10 @@ def _record_in(
     print("loading prompts and weights ...", file=sys.stderr, flush=True)
     lab = load_lab(config, world, last)
     taken = {group: getattr(lab.config, group).name for group, name in choices.items() if name == "auto"}
-    known = identity(lab.config, lab.models.device, lab.models.dtype, lab.models.markers, torch.get_num_threads())
+    known = identity(lab.config, lab.models.device, lab.models.dtype, torch.get_num_threads())
     known["notes"] = list(dict.fromkeys(lab.models.warnings))
-    info = begun(dataclasses.asdict(lab.config), choices | taken).model_copy(update=known)
-    with Recorder(folder, info, config.logger.sinks()) as recorder:
+    info = begun(dataclasses.asdict(lab.config), choices | taken, **known)
+    with Recorder.open(folder, info, config.logger.sinks()) as recorder:
         recorded = _measure(lab, info, recorder, memory)
         recorder.finish(recorded)
     return recorded
@@ -88,7 +89,7 @@ def _measure(lab: LoadedRun, info: models.Run, recorder: Recorder, memory: Memor
     """Warm up, time the repeats, audit and profile, and return the finished record."""
     config, offered = lab.config, offered_requests(lab.config, lab.requests, lab.world.size)
     company = Company(lab.models.device) if lab.world.size == 1 else None  # ranks share a CPU
-    with Progress(config.repeats * len(lab.engines) * len(offered), "request") as progress:
+    with progress_of(config.repeats * len(lab.engines) * len(offered)) as progress:
         _warm_up(lab, progress)
         gc.freeze()  # so that collecting before each pass looks only at what passes leave
         passes = in_turns(
@@ -96,9 +97,9 @@ def _measure(lab: LoadedRun, info: models.Run, recorder: Recorder, memory: Memor
         )
         gc.unfreeze()
         for repeat, result in enumerate(passes[MAIN]):
-            recorder.rounds(repeat, result.rounds, list(EXTENSION_METRICS.values()))
+            recorder.rounds(repeat, result.rounds)
         records = passes[MAIN][0].requests
-        for record in progress.counted("checking the outputs", records if config.record.audit else []):
+        for record in counted(progress, "checking the outputs", records if config.record.audit else []):
             lab.teacher.require_finite([*record.prompt_ids, *record.output_ids[:-1]])
         divergences = _audit(lab, passes, progress)
         rows = {name: request_rows(lab, name, of[0].requests, divergences or {}) for name, of in passes.items()}
@@ -117,14 +118,12 @@ def _measure(lab: LoadedRun, info: models.Run, recorder: Recorder, memory: Memor
     return finished_run(
         info,
         main,
-        list(EXTENSION_METRICS.values()),
         seconds=recorder.seconds,
         kernels=profile.kernels,
         costs=_costs(lab),
         acceptance_imposed=traits.imposed,
         acceptance_lossless=traits.lossless,
         row_invariant=lab.models.row_invariant,
-        tree_rows=passes[MAIN][0].tree_rows,
         notes=[*info.notes, *([SHARED] if company is not None and company.seen() else [])],
     )
 
@@ -132,7 +131,7 @@ def _measure(lab: LoadedRun, info: models.Run, recorder: Recorder, memory: Memor
 def in_turns(
     config: Run,
     names: Sequence[str],
-    progress: Progress,
+    progress: tqdm,
     recorder: Recorder,
     timed: Callable[[str, Callable[[RequestRecord], None]], Pass],
 ) -> dict[str, list[Pass]]:
@@ -150,9 +149,9 @@ def in_turns(
             def end(record: RequestRecord, is_first: bool = (repeat, name) == (0, MAIN)) -> None:
                 if is_first:
                     recorder.decoded(record)
-                progress.advance()
+                progress.update()
 
-            progress.stage(f"{name}, repeat {repeat + 1} of {config.repeats}")
+            progress.set_description(f"{name}, repeat {repeat + 1} of {config.repeats}")
             passes[name].append(timed(name, end))
     return passes
 
@@ -182,11 +181,11 @@ def offered_requests(config: Run, requests: list[Request], num_processes: int = 
     return offered
 
 
-def _warm_up(lab: LoadedRun, progress: Progress) -> None:
+def _warm_up(lab: LoadedRun, progress: tqdm) -> None:
     """Prepare the engines. Unless `warmup_requests` is 0, also run each once untimed, so that no first call is timed.
     Run plain decoding first if a drafter replays it."""
     _teach(lab, progress)
-    progress.stage("warm-up")
+    progress.set_description("warm-up")
     for engine in lab.engines.values():
         engine.prepare()
     if short := warmup_requests(lab.config, lab.requests):
@@ -200,12 +199,12 @@ def warmup_requests(config: Run, requests: list[Request]) -> list[Request]:
     return [dataclasses.replace(each, max_new_tokens=min(WARMUP_TOKENS, each.max_new_tokens)) for each in first]
 
 
-def _teach(lab: LoadedRun, progress: Progress) -> None:
+def _teach(lab: LoadedRun, progress: tqdm) -> None:
     """Give plain decoding's continuations to every drafter that replays them; each engine has its own drafter."""
     drafters: list[Any] = [engine.parts.drafter for engine in lab.engines.values()]
     learners = [drafter for drafter in drafters if drafter.requirements.learns_continuations]
     if learners:
-        progress.stage("recording plain continuations")
+        progress.set_description("recording plain continuations")
         outputs = _plain_outputs(lab)
         for drafter in learners:
             drafter.learn(outputs)
@@ -257,7 +256,7 @@ def check_replayed(before: GraphCounts, result: GenerationResult, must_replay: b
 
 
 def _audit(
-    lab: LoadedRun, passes: Mapping[str, list[GenerationResult]], progress: Progress
+    lab: LoadedRun, passes: Mapping[str, list[GenerationResult]], progress: tqdm
 ) -> dict[str, Divergence] | None:
     """Compare the outputs with plain decoding's; None with sampling, where they need not be equal, and without
     record.audit."""
@@ -265,7 +264,7 @@ def _audit(
         return None
     plain = _outputs(passes["plain"][0].requests) if "plain" in passes else None
     lossless = lab.engines[MAIN].parts.rule.traits.lossless
-    records = progress.counted("comparing the outputs with plain decoding", passes[MAIN][0].requests)
+    records = counted(progress, "comparing the outputs with plain decoding", passes[MAIN][0].requests)
     return audit(records, plain, lab.teacher, lab.teacher.rounds_to, lossless)
 
 
@@ -310,28 +309,26 @@ def _thinking_spans(lab: LoadedRun, record: RequestRecord) -> list[tuple[int, in
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
-def _profile(lab: LoadedRun, folder: Path, progress: Progress) -> RoundProfile:
+def _profile(lab: LoadedRun, folder: Path, progress: tqdm) -> RoundProfile:
     if lab.config.profile_rounds == 0:
         return RoundProfile([], {})
-    progress.stage("profiling")
+    progress.set_description("profiling")
     batch = lab.requests[: lab.config.batch_size]
     return profile_rounds(lab.engines[MAIN], batch, lab.config.profile_rounds, folder)
 
 
-def _keep_verify_rows(lab: LoadedRun, records: list[RequestRecord], folder: Path, progress: Progress) -> None:
+def _keep_verify_rows(lab: LoadedRun, records: list[RequestRecord], folder: Path, progress: tqdm) -> None:
     config, engine = lab.config, lab.engines[MAIN]
     topk = config.record.topk
     if topk == 0:
         return
-    progress.stage("recording verify rows")
+    progress.set_description("recording verify rows")
     requests = fitting(lab.requests, records, engine.num_draft_tokens, topk)
     rows = record_verify_rows(engine, requests, topk, lab.models.markers, config.cache.chunk_size)
     save_verify_rows(folder, rows)
 
 
-def identity(
-    config: Run, device: torch.device, dtype: torch.dtype, markers: ThinkingMarkers | None, num_threads: int
-) -> dict[str, Any]:
+def identity(config: Run, device: torch.device, dtype: torch.dtype, num_threads: int) -> dict[str, Any]:
     """Return what decodes, on which machine: fields of the record."""
     is_random, path = config.target.weights == Weights.random, config.target.folder
     word = str(dtype).removeprefix("torch.")
@@ -340,7 +337,6 @@ def identity(
             name=config.target.name,
             digest=target_digest(path, config.seed if is_random else None),
             template=NO_TEMPLATE if is_random else template_digest(path),
-            thinking_markers=markers is not None,
             dtype=word,
             weights=weights_in_words(config.target.weight_dtype, word, None if is_random else stored_types(path)),
         ),
