@@ -63,7 +63,7 @@ def test_graphs_are_gone_when_the_processes_part(
     alive: list[weakref.ref[Any]] = []
 
     @contextmanager
-    def world_of(config: Run, folder: Path) -> Iterator[Any]:
+    def world_of(config: Run) -> Iterator[Any]:
         yield ALONE
         gc.collect()
         assert alive and not any(engine() is not None for engine in alive)

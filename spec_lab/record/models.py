@@ -154,17 +154,15 @@ class Target(Model):
     Attributes:
         digest: twelve digits of its configuration and weights, or of the shape of random weights.
         template: twelve digits of the chat template that wrote the prompts; `none` if there is none.
-        weight_dtype: what the weights of the products of its layers are kept in.
-        stored_types: types of a GGUF file's weights, the one with the most numbers first, or the forms of a quantised
-            folder's; None for a folder in floating point.
+        weights: in words what the weights of its layers' products are kept in, and what they were widened and rounded
+            from. Types of a GGUF file are in order, the one with the most numbers first.
     """
 
     name: str | None = None
     digest: str | None = None
     template: str | None = None
     dtype: str | None = None
-    weight_dtype: str | None = None
-    stored_types: list[str] | None = None
+    weights: str | None = None
 
 
 class Machine(Model):

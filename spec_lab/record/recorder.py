@@ -117,7 +117,7 @@ def begun(config: dict[str, Any], choices: dict[str, str], **found: Any) -> Run:
 def ending(error: BaseException) -> tuple[Status, str]:
     """Return how a run ended by this error, and why."""
     if isinstance(error, KeyboardInterrupt):
-        return "interrupted", "; ".join(("KeyboardInterrupt", *getattr(error, "__notes__", ())))
+        return "interrupted", "KeyboardInterrupt"
     return "failed", describe_error(error)
 
 

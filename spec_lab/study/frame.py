@@ -172,11 +172,7 @@ def _rows(number: int, found: Found) -> Iterable[dict[str, Any]]:
         "revision": short(run.machine.git_revision) or f"release {run.engine_version}",
         "device": device_of(run),
         "sampler": " ".join(f"{name}={value:g}" for name, value in sampled.items()) or "greedy",
-        **{
-            f"target.{key}": value
-            for key, value in run.target.model_dump().items()
-            if key not in ("name", "stored_types")
-        },
+        **{f"target.{key}": value for key, value in run.target.model_dump().items() if key not in ("name", "weights")},
         **{f"versions.{name}": version for name, version in run.machine.versions.items()},
     }
     for name, part in run.parts.items():
