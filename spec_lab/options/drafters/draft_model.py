@@ -35,30 +35,19 @@ class DraftModel(WeightsConfig):
                 f"{self.folder(lab.run)}: the draft model can use {num_positions} positions, but a sequence has "
                 f"{longest}; lower max_new_tokens, or set drafter.path to a model with more"
             )
-        cache = lab.cache(config.layers)
+        parts: dict[str, Any] = {
+            "num_draft_tokens": self.num_draft_tokens,  # of a tree the depth
+            "model": decoder,
+            "cache": lab.cache(config.layers),
+            "backend": lab.backend,
+            "prune": lab.kept,
+            "vocab_size": lab.target.vocab_size,
+        }
         if lab.run.sizes is None:
-            return DraftModelDrafter(
-                num_draft_tokens=self.num_draft_tokens,
-                model=decoder,
-                cache=cache,
-                backend=lab.backend,
-                prune=lab.kept,
-                picker=lab.picker(self),
-                kernels=lab.kernels,
-                kinds=attention_kinds(decoder.layer_plans),
-                vocab_size=lab.target.vocab_size,
-            )
+            kinds = attention_kinds(decoder.layer_plans)
+            return DraftModelDrafter(picker=lab.picker(self), kernels=lab.kernels, kinds=kinds, **parts)
         shape = lab.tree()
-        return DraftModelTreeDrafter(
-            num_draft_tokens=shape.depth,
-            shape=shape,
-            siblings=lab.siblings(shape),
-            model=decoder,
-            cache=cache,
-            backend=lab.backend,
-            prune=lab.kept,
-            vocab_size=lab.target.vocab_size,
-        )
+        return DraftModelTreeDrafter(shape=shape, siblings=lab.siblings(shape), **parts)
 
     def read(self, lab: Lab) -> tuple[ModelConfig, list[str]]:
         """Read the config, and return it with warnings for the record.
