@@ -61,7 +61,7 @@ class Part:
         yield from ()
 
     def files(self, run: Run) -> list[Path]:
-        """Return the files and folders that `run` reads for this option; UserError if one is missing."""
+        """Return the files and folders that `run` reads for this option. A UserError refuses the run."""
         path = getattr(self, "path", None)
         return [] if path is None else [Path(path)]
 
