@@ -53,6 +53,8 @@ def profile_rounds(engine: Engine, requests: list[Request], num_rounds: int, fol
     On a CPU the kernels are torch operators. The time of one leaves out the operators that it calls. Launches are
     counted in a separate pass.
     """
+    if num_rounds == 0:
+        return RoundProfile([], {})
     on_gpu = engine.parts.slots.kv_lens.device.type == "cuda"
     # The one of torch.profiler imports torch's compiler when it starts, which takes over a second.
     profiler = profile(use_device="cuda" if on_gpu else None, use_kineto=True)
