@@ -313,17 +313,19 @@ def _keep_verify_rows(lab: LoadedRun, records: list[RequestRecord], folder: Path
     save_verify_rows(folder, rows)
 
 
-def identity(config: Run, device: torch.device, dtype: torch.dtype, num_threads: int) -> dict[str, Any]:
-    """Return what decodes, on which machine: fields of the record."""
+def identity(
+    config: Run, device: torch.device, dtype: torch.dtype, num_threads: int, has_weights: bool = True
+) -> dict[str, Any]:
+    """Return what decodes, on which machine: fields of the record. Without `has_weights` the target's are elsewhere."""
     is_random, path = config.target.weights == Weights.random, config.target.folder
-    word = str(dtype).removeprefix("torch.")
+    word, stored = str(dtype).removeprefix("torch."), stored_types(path) if has_weights and not is_random else None
     return {
         "target": Target(
             name=config.target.name,
-            digest=target_digest(path, config.seed if is_random else None),
+            digest=target_digest(path, config.seed if is_random else None) if has_weights else None,
             template=NO_TEMPLATE if is_random else template_digest(path),
             dtype=word,
-            weights=weights_in_words(config.target.weight_dtype, word, None if is_random else stored_types(path)),
+            weights=weights_in_words(config.target.weight_dtype, word, stored) if has_weights else None,
         ),
         "machine": machine_of(
             str(device),
