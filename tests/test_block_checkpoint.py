@@ -12,11 +12,11 @@ import torch
 from spec_lab.checkpoints.block_checkpoint import load_block
 from spec_lab.checkpoints.block_config import HeadKind, MarkovForm, Slots
 from spec_lab.checkpoints.block_layouts import DEEPSPEC, SPECULATORS, ZLAB, read_block_config
-from spec_lab.checkpoints.block_writing import TABLES, block_json
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.random_weights import BlockParts, random_block
 from spec_lab.checkpoints.taps import Tap
+from spec_lab.export.block_json import TABLES, block_json
 from spec_lab.export.folders import save_folder
 from tests.lab import make_config, make_engine, random_requests
 from tests.tiny_blocks import TinyBlock, write_block
@@ -47,18 +47,29 @@ def target(folder: Path) -> ModelConfig:
     return read_model_config(folder)
 
 
-HELD = {ZLAB: {*BLOCKS}, SPECULATORS: {*BLOCKS} - {"domino", "lilicorr"}, DEEPSPEC: {"deepspec", "pure"}}
-"""The blocks that a layout has a place for."""
+NO_PLACE = {
+    ("domino", SPECULATORS): "head",
+    ("lilicorr", SPECULATORS): "head",
+    ("dflash", DEEPSPEC): "slots",
+    ("dspark", DEEPSPEC): "draft_vocab_size",
+    ("domino", DEEPSPEC): "head",
+    ("dflash2", DEEPSPEC): "head",
+    ("lilicorr", DEEPSPEC): "head",
+    ("speculators", DEEPSPEC): "slots",
+    ("windows", DEEPSPEC): "window",
+}
+"""Blocks with a part that a layout cannot hold."""
 
 
-@pytest.mark.parametrize(
-    ("layout", "name"),
-    [(layout, name) for layout, names in HELD.items() for name in sorted(names)],
-    ids=lambda part: getattr(part, "name", part),
-)
+@pytest.mark.parametrize("layout", [ZLAB, SPECULATORS, DEEPSPEC], ids=lambda layout: layout.name)
+@pytest.mark.parametrize("name", BLOCKS)
 def test_what_is_written_is_read_back(target: ModelConfig, tmp_path: Path, name: str, layout: Any) -> None:
     write_block(tmp_path / "theirs", BLOCKS[name], target)
     config, tensors = load_block(tmp_path / "theirs", target, torch.float32, "cpu")
+    if (name, layout) in NO_PLACE:
+        with refused(f"the layout {layout.name} cannot hold this drafter's {NO_PLACE[name, layout]}"):
+            block_json(config, target.num_layers, layout)
+        return
     tables = torch.ones(target.vocab_size, target.hidden_size)
     copies = dict.fromkeys(TABLES, tables) if layout is DEEPSPEC else {}
     stored = {name: tensor.clone() for name, tensor in (copies | tensors).items()}

@@ -14,10 +14,10 @@ from spec_lab.build.engine import build_engine
 from spec_lab.build.limits import engine_limits
 from spec_lab.build.models import load_models
 from spec_lab.checkpoints.checkpoint import open_tensors
+from spec_lab.checkpoints.checkpoint_files import kept_part
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.random_weights import random_tensors
-from spec_lab.checkpoints.slices import kept_part
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.config.run import Run
 from spec_lab.core.results import GenerationResult

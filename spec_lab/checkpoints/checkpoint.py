@@ -11,14 +11,22 @@ from pathlib import Path
 
 import torch
 
-from spec_lab.checkpoints.checkpoint_files import StoredTensor, checkpoint_files, few, opened, tensors_of
+from spec_lab.checkpoints.checkpoint_files import (
+    WHOLE_TENSORS,
+    Slices,
+    StoredTensor,
+    checkpoint_files,
+    few,
+    opened,
+    tensors_of,
+)
 from spec_lab.checkpoints.expert_checkpoint import with_experts_of_gpt_oss, with_stacked_experts
 from spec_lab.checkpoints.gguf import gguf_tensors
 from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.checkpoints.quantised import with_products_as_stored, with_quantised
-from spec_lab.checkpoints.slices import WHOLE_TENSORS, Slices
 from spec_lab.core.errors import UserError
 
+EMBEDDING = "model.embed_tokens.weight"
 SAME_CHECKPOINT = "take both from the same checkpoint of a supported architecture"
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 # These are float32 for every dtype of the run. The first is added to scores, whose differences bfloat16 would lose.
@@ -43,13 +51,11 @@ class LazyTensors(Mapping[str, torch.Tensor]):
     layout."""
 
     def __init__(self, names: Collection[str], read: Callable[[str], torch.Tensor]) -> None:
-        self._names = dict.fromkeys(names)
+        self._names = {name: name for name in names}
         self._read = read
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        if name not in self._names:
-            raise KeyError(name)
-        return self._read(name)
+        return self._read(self._names[name])
 
     def __contains__(self, name: object) -> bool:
         return name in self._names
@@ -66,7 +72,6 @@ def open_tensors(
     wanted: Mapping[str, tuple[int, ...]],
     dtype: torch.dtype,
     device: torch.device | str,
-    optional: Collection[str] = (),
     slices: Slices = WHOLE_TENSORS,
     own: OwnTensors = dict,
     narrow: bool = False,
@@ -80,7 +85,6 @@ def open_tensors(
 
     Args:
         wanted: name -> shape of every tensor the model has.
-        optional: names among `wanted` that a folder may lack; they are then absent from the result.
         own: picks the model's tensors from all in the folder, and gives them the names of `wanted`.
         narrow: whether the layers' fp8 matrices stay fp8, with scales (`quantised.with_products_as_stored`).
 
@@ -90,13 +94,12 @@ def open_tensors(
     """
     stored = own(stored_tensors(folder))
     tied_head = None if "lm_head.weight" in wanted else stored.pop("lm_head.weight", None)
-    check_tensors(stored, wanted, optional, str(folder))
-    check_floating(stored, str(folder))
-    kept = {
-        name: replace(stored[name], part=slices.part(name, shape)) for name, shape in wanted.items() if name in stored
-    }
-    if tied_head is not None:
-        _check_tied_head(tied_head, stored.get("model.embed_tokens.weight"))
+    check_tensors(stored, wanted, (), str(folder))
+    if tied_head is not None:  # transformers 4 ignores it, transformers 5 uses it
+        tied = read_tensors({"": tied_head, EMBEDDING: stored[EMBEDDING]}, torch.float32, "cpu")
+        if not torch.equal(tied[""], tied[EMBEDDING]):
+            raise UserError(f"{folder}: config.json ties lm_head to the embedding, but the tensors differ")
+    kept = {name: replace(stored[name], part=slices.part(name, shape)) for name, shape in wanted.items()}
     read = with_products_as_stored(kept) if narrow else kept
     return LazyTensors(read, lambda name: read_tensors({name: read[name]}, dtype, device)[name])
 
@@ -146,46 +149,33 @@ def read_wanted(
         UserError: tensors that are missing, left over, of another shape or in an unsupported quantization.
     """
     check_tensors(stored, wanted, optional, source)
-    check_floating(stored, source)
     return read_tensors({name: stored[name] for name in wanted if name in stored}, dtype, device)
 
 
 def check_tensors(
-    stored: Mapping[str, StoredTensor],
-    wanted: Mapping[str, tuple[int, ...]],
-    optional: Collection[str],
-    source: str,
+    stored: Mapping[str, StoredTensor], wanted: Mapping[str, tuple[int, ...]], optional: Collection[str], source: str
 ) -> None:
     """Refuse a checkpoint whose tensors are not the wanted ones, in one line with the first differences of each kind.
 
-    An unexpected tensor is refused as well, since in a supported family it means that the model was misread.
+    An unexpected tensor is refused as well, since in a supported family it means that the model was misread. So are
+    weights that are neither plain floating point nor widened, which would be read as wrong numbers.
     """
-    missing = [name for name in wanted if name not in stored and name not in optional]
-    unexpected = [name for name in stored if name not in wanted]
-    reshaped = [
-        f"{name} is {list(stored[name].shape)}, its config says {list(shape)}"
-        for name, shape in wanted.items()
-        if name in stored and stored[name].shape != shape
-    ]
-    complaints = [("missing", missing), ("of another shape", reshaped), ("not expected", unexpected)]
-    found = [f"{len(names)} {kind}: {few(names)}" for kind, names in complaints if names]
+    pieces = [piece for whole in stored.values() for expert in whole.stack or ((whole,),) for piece in expert]
+    complaints = {
+        "missing": [name for name in wanted if name not in stored and name not in optional],
+        "of another shape": [
+            f"{name} is {list(stored[name].shape)}, its config says {list(shape)}"
+            for name, shape in wanted.items()
+            if name in stored and stored[name].shape != shape
+        ],
+        "not expected": [name for name in stored if name not in wanted],
+        "of fewer than 16 bits, without scales": [
+            f"{piece.name} is {piece.dtype}" for piece in pieces if piece.dtype not in FLOAT_DTYPES
+        ],
+    }
+    found = [f"{len(names)} {kind}: {few(names)}" for kind, names in complaints.items() if names]
     if found:
         raise UserError(f"{source}: the tensors do not fit its config ({'; '.join(found)}); {SAME_CHECKPOINT}")
-
-
-def check_floating(stored: Mapping[str, StoredTensor], source: str) -> None:
-    """Refuse weights that are neither plain floating point nor widened: they would be read as wrong numbers."""
-    packed = [
-        f"{tensor.name} is {tensor.dtype}"
-        for whole in stored.values()
-        for tensor in (piece for expert in whole.stack or ((whole,),) for piece in expert)
-        if tensor.dtype not in FLOAT_DTYPES
-    ]
-    if packed:
-        raise UserError(
-            f"{source}: weights of fewer than 16 bits are read with their scales alone ({few(packed)}); "
-            "use the float16, bfloat16 or float32 checkpoint"
-        )
 
 
 def read_tensors(
@@ -218,17 +208,6 @@ def read_tensors(
 def run_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
     """Return the dtype that the tensor `name` has in a model of `dtype`."""
     return torch.float32 if name.endswith(FLOAT32_TENSORS) else dtype
-
-
-def _check_tied_head(head: StoredTensor, embedding: StoredTensor | None) -> None:
-    """Refuse a stored head that differs from the tied embedding: transformers 4 ignores it, transformers 5 uses it."""
-    stored = {"head": head} | ({"embedding": embedding} if embedding else {})
-    tensors = read_tensors(stored, torch.float32, "cpu")
-    if embedding is None or not torch.equal(tensors["head"], tensors["embedding"]):
-        raise UserError(
-            f"{head.file.parent}: config.json ties lm_head to the embedding, but the checkpoint has another "
-            "lm_head.weight; set tie_word_embeddings to false there, or drop the tensor"
-        )
 
 
 def refuse_impossible(kept: torch.Tensor, value: torch.Tensor, file: Path, tensor: str) -> None:

@@ -11,7 +11,6 @@ from spec_lab.checkpoints.block_checkpoint import block_tensor_shapes
 from spec_lab.checkpoints.block_config import (
     HEADS,
     BlockConfig,
-    Causality,
     ConvSizes,
     HeadKind,
     HeadSizes,
@@ -21,12 +20,12 @@ from spec_lab.checkpoints.block_config import (
     default_taps,
 )
 from spec_lab.checkpoints.checkpoint import run_dtype
+from spec_lab.checkpoints.checkpoint_files import WHOLE_TENSORS, Slices, kept_part
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.eagle3_checkpoint import Eagle3Config, eagle3_tensor_shapes
 from spec_lab.checkpoints.gemma4_assistant_checkpoint import TOKEN_ORDERING, AssistantConfig, assistant_tensor_shapes
 from spec_lab.checkpoints.mtp_checkpoint import MtpConfig, mtp_tensor_shapes
 from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
-from spec_lab.checkpoints.slices import WHOLE_TENSORS, Slices, kept_part
 from spec_lab.core.errors import UserError
 
 SCALE = 0.02
@@ -86,32 +85,26 @@ def random_eagle3_config(target: ModelConfig, draft_vocab_size: int | None) -> E
 
 
 def random_eagle3(
-    target: ModelConfig, draft_vocab_size: int | None, dtype: torch.dtype, device: torch.device, seed: int
+    target: ModelConfig,
+    draft_vocab_size: int | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    seed: int,
+    parallel_layers: int | None = None,
 ) -> tuple[Eagle3Config, dict[str, torch.Tensor]]:
-    """Make a head with random weights. The ids of its draft vocabulary are evenly spaced in the target's."""
+    """Make a head with random weights, which drafts with the target's embedding. The ids of its draft vocabulary are
+    evenly spaced in the target's. With `parallel_layers` it is a P-EAGLE head of so many layers."""
     head = random_eagle3_config(target, draft_vocab_size)
-    tensors = _random_eagle3_tensors(head, dtype, device, seed)
+    if parallel_layers is not None:
+        more = head.layer.layers * (parallel_layers - 1)
+        head = replace(head, more_layers=more, mask_token_id=target.vocab_size - 1)
+    shapes = eagle3_tensor_shapes(head)
+    del shapes["embed_tokens.weight"]
+    tensors = random_tensors(shapes, dtype, device, seed)
     if head.draft_vocab_size < target.vocab_size:
         draft_ids = torch.arange(head.draft_vocab_size, device=device)
         tensors["d2t"] = draft_ids * (target.vocab_size // head.draft_vocab_size) - draft_ids
     return head, tensors
-
-
-def random_p_eagle(
-    target: ModelConfig, num_layers: int, dtype: torch.dtype, device: torch.device, seed: int
-) -> tuple[Eagle3Config, dict[str, torch.Tensor]]:
-    """Make a P-EAGLE head with random weights. Further layers have the sizes of the first."""
-    first = random_eagle3_config(target, None)
-    head = replace(first, more_layers=first.layer.layers * (num_layers - 1), mask_token_id=target.vocab_size - 1)
-    return head, _random_eagle3_tensors(head, dtype, device, seed)
-
-
-def _random_eagle3_tensors(
-    head: Eagle3Config, dtype: torch.dtype, device: torch.device, seed: int
-) -> dict[str, torch.Tensor]:
-    shapes = eagle3_tensor_shapes(head)
-    del shapes["embed_tokens.weight"]  # the target's serves
-    return random_tensors(shapes, dtype, device, seed)
 
 
 def random_mtp(
@@ -192,7 +185,6 @@ def random_block_config(target: ModelConfig, parts: BlockParts) -> BlockConfig:
         mask_token_id=target.vocab_size - 1,
         head=parts.head_sizes(target),
         draft_vocab_size=target.vocab_size,
-        causality=Causality.none,
         conv=ConvSizes(group_size=group) if parts.conv else None,
         confidence_reads=reads if parts.confidence else 0,
         embedding_scale=target.embedding_scale,

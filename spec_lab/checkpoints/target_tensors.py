@@ -63,7 +63,13 @@ def target_tensors(stored: Mapping[str, StoredTensor], config: ModelConfig) -> S
     if config.family == "hybrid":  # the norms of a GGUF file have their 1
         is_centred = {name: counts_from_one(name) and not is_gguf(it.file) for name, it in tensors.items()}
         tensors = {name: zero_centred(it) if is_centred[name] else it for name, it in tensors.items()}
-    return _multiplied(tensors, dict(config.factors)) if config.factors else tensors
+    factors = dict(config.factors)
+    if factors:  # Granite's constants; a tied head is then a tensor of its own
+        tensors.setdefault("lm_head.weight", tensors["model.embed_tokens.weight"])
+        for name, tensor in tensors.items():
+            if (product := name.split(".")[-2]) in factors:
+                tensors[name] = tensor.made(partial(torch.mul, other=factors[product]))
+    return tensors
 
 
 def rows_of_heads(
@@ -94,15 +100,6 @@ def _fused_products(plan: LayerPlan) -> Mapping[str, tuple[int, tuple[int, ...],
         "linear_attn.in_proj_qkvz": (heads, of_head, qkvz),
         "linear_attn.in_proj_ba": (heads, (group, group), ba),
     }
-
-
-def _multiplied(tensors: Stored, factors: Mapping[str, float]) -> Stored:
-    """Multiply weights and biases by constants of the config (Granite). A tied head is then a tensor of its own."""
-    tensors.setdefault("lm_head.weight", tensors["model.embed_tokens.weight"])
-    for name, tensor in tensors.items():
-        if (product := name.split(".")[-2]) in factors:
-            tensors[name] = tensor.made(partial(torch.mul, other=factors[product]))
-    return tensors
 
 
 def counts_from_one(name: str) -> bool:

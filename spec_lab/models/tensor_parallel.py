@@ -18,8 +18,8 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
+from spec_lab.checkpoints.checkpoint_files import Part
 from spec_lab.checkpoints.plan import LayerPlan
-from spec_lab.checkpoints.slices import Part
 from spec_lab.core.errors import UserError
 from spec_lab.models.linear import Linear, make_linear
 

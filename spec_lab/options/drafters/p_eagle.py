@@ -49,11 +49,11 @@ class PEagle(WeightsConfig):
 
     def read(self, lab: Lab) -> tuple[Eagle3Config, dict[str, torch.Tensor]]:
         from spec_lab.checkpoints.eagle3_checkpoint import load_eagle3
-        from spec_lab.checkpoints.random_weights import random_p_eagle
+        from spec_lab.checkpoints.random_weights import random_eagle3
 
         target = lab.target.config
         if self.weights == Weights.random:
-            return random_p_eagle(target, self.num_layers or 2, lab.dtype, lab.device, lab.run.seed + 1)
+            return random_eagle3(target, None, lab.dtype, lab.device, lab.run.seed + 1, self.num_layers or 2)
         return load_eagle3(self.folder(lab.run), target, lab.dtype, lab.device, "peagle")
 
     def model(

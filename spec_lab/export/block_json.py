@@ -9,6 +9,7 @@ from spec_lab.checkpoints.block_config import BlockConfig, Causality, ConvSizes,
 from spec_lab.checkpoints.block_layouts import DEEPSPEC, OF_DEEPSPEC, SCALE_KEYS, ZLAB, BlockLayout
 from spec_lab.checkpoints.taps import numbers_of
 from spec_lab.core.errors import UserError
+from spec_lab.export.eagle3_json import decoder_keys
 
 KINDS: Mapping[HeadKind, tuple[str, str]] = {
     HeadKind.none: ("dflash", "DFlashSpeculator"),
@@ -16,6 +17,8 @@ KINDS: Mapping[HeadKind, tuple[str, str]] = {
     HeadKind.selector: ("dflash2", "DFlash2DraftModel"),
 }
 """For speculators' layout: `speculators_model_type` and the architecture, by head."""
+HEADS_OF = {"speculators": tuple(KINDS), "deepspec": (HeadKind.none, HeadKind.markov)}
+"""The heads that the readers of a layout know, but for z-lab's, which know all."""
 DEEPSPEC_KEYS: Mapping[str, Any] = {
     "architectures": [OF_DEEPSPEC],
     "num_anchors": 512,
@@ -30,12 +33,15 @@ TABLES = frozenset({"embed_tokens.weight", "lm_head.weight"})
 def block_json(
     config: BlockConfig, num_target_layers: int, layout: BlockLayout, target: str = "target"
 ) -> dict[str, Any]:
-    """Return the keys of a config.json. `load_block` makes the same drafter of it, if the layout has a place for all
-    its parts.
+    """Return the keys of a config.json, of which `load_block` makes the same drafter.
 
     DeepSpec's files also hold the target's embedding and head (`TABLES`). `target` is the target's name in speculators'
     config, from which `vllm serve` loads it.
+
+    Raises:
+        UserError: a part that the layout has no place for.
     """
+    _refuse_parts(config, layout)
     scales = {key: getattr(config, name) for name, key in SCALE_KEYS.items()}
     block: dict[str, Any] = {
         layout.taps_key: numbers_of(config.taps, layout.offset),
@@ -81,32 +87,29 @@ def _causal_keys(config: BlockConfig) -> dict[str, bool]:
     return {"sliding_window_non_causal": False, **({"causal": True} if config.causality == Causality.all else {})}
 
 
+def _refuse_parts(config: BlockConfig, layout: BlockLayout) -> None:
+    """Refuse a part that the layout's own readers would pass over."""
+    windows, is_deepspec = {layer.window for layer in config.body.layers}, layout is DEEPSPEC
+    sees_all = config.causality != Causality.all and windows == {None}
+    lacking = {
+        "head": config.head.kind not in HEADS_OF.get(layout.name, HeadKind),
+        "slots": is_deepspec and config.slots.name != Slots.anchor_first,
+        "conv": is_deepspec and config.conv is not None,
+        "draft_vocab_size": is_deepspec and config.draft_vocab_size != config.body.vocab_size,
+        "window": not sees_all if is_deepspec else layout is not ZLAB and config.window_moves,
+        "windows of several sizes": len(windows - {None}) > 1,
+    }
+    for part in (part for part, is_there in lacking.items() if is_there):
+        raise UserError(f"the layout {layout.name} cannot hold this drafter's {part}")
+
+
 def _decoder(config: BlockConfig) -> dict[str, Any]:
     """Return the keys of the body."""
-    body, plan = config.body, config.body.layers[0]
-    windows = [layer.window for layer in body.layers]
+    windows = [layer.window for layer in config.body.layers]
     sizes = {window for window in windows if window is not None}
-    if len(sizes) > 1 or plan.rope.scaling != "none":
-        raise UserError("these files have no place for a body with a scaled rope or windows of several sizes")
     types = ["full_attention" if window is None else "sliding_attention" for window in windows]
-    return {
-        "model_type": "qwen3",
-        "hidden_size": body.hidden_size,
-        "intermediate_size": plan.intermediate_size,
-        "num_hidden_layers": body.num_layers,
-        "num_attention_heads": plan.num_heads,
-        "num_key_value_heads": plan.num_kv_heads,
-        "head_dim": plan.head_dim,
-        "vocab_size": body.vocab_size,
-        "rms_norm_eps": body.rms_norm_eps,
-        "rope_theta": plan.rope.theta,
-        "max_position_embeddings": body.max_position_embeddings,
-        "attention_bias": plan.qkv_bias,
-        "hidden_act": "silu",
-        "tie_word_embeddings": False,
-        "layer_types": types,
-        **({"sliding_window": sizes.pop(), "use_sliding_window": True} if sizes else {}),
-    }
+    window_keys = {"sliding_window": sizes.pop(), "use_sliding_window": True} if sizes else {}
+    return {**decoder_keys(config.body, "qwen3"), "layer_types": types, **window_keys}
 
 
 def _sizes(part: HeadSizes | ConvSizes) -> dict[str, Any]:
