@@ -106,7 +106,9 @@ def record_engine_run(config: Run, choices: dict[str, str], folder: Path, last: 
     beside = Beside.load(config, last)
     with ExitStack() as open_:
         engines = _started(config, plan, beside, folder, open_)
-        known = identity(config, beside.device, beside.dtype, num_threads_of(config, beside))
+        known = identity(
+            config, beside.device, beside.dtype, num_threads_of(config, beside), has_weights=beside.lab is not None
+        )
         told = {"engine": config.engine.name, "engine_version": engines[MAIN].version, "notes": plan.notes}
         info = begun(dataclasses.asdict(config), choices, **{**known, **told})
         recorder = open_.enter_context(Recorder.open(folder, info, config.logger.sinks()))
