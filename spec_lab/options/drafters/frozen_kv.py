@@ -71,16 +71,11 @@ class FrozenKv(WeightsConfig):
 
     def drafter(self, lab: Lab, model: Gemma4Assistant) -> Drafter[Any]:
         """Make the drafter of one engine, each layer of which reads the cache of a target layer."""
-        from spec_lab.drafters.frozen_kv import ANCHORS, FrozenKVDrafter
-        from spec_lab.drafters.frozen_kv_tree import FrozenKVTreeDrafter
+        from spec_lab.drafters.frozen_kv import ANCHORS, FrozenKVDrafter, FrozenKVTreeDrafter
 
-        anchor = ANCHORS[self.position]
         caches = [lab.target_cache.layers[source] for source in model.config.kv_sources]
+        parts: Any = {"head": model, "caches": caches, "backend": lab.backend, "anchor": ANCHORS[self.position]}
         if lab.run.sizes is None:
-            return FrozenKVDrafter(
-                self.num_draft_tokens, model, caches=caches, backend=lab.backend, picker=lab.picker(self), anchor=anchor
-            )
+            return FrozenKVDrafter(num_draft_tokens=self.num_draft_tokens, picker=lab.picker(self), **parts)
         shape = lab.tree()
-        return FrozenKVTreeDrafter(
-            shape, lab.siblings(shape), head=model, caches=caches, backend=lab.backend, anchor=anchor
-        )
+        return FrozenKVTreeDrafter(num_draft_tokens=shape.depth, shape=shape, siblings=lab.siblings(shape), **parts)
