@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 
 from spec_lab.checkpoints.checkpoint_files import (
     WHOLE_TENSORS,
@@ -17,7 +18,6 @@ from spec_lab.checkpoints.checkpoint_files import (
     StoredTensor,
     checkpoint_files,
     few,
-    opened,
     tensors_of,
 )
 from spec_lab.checkpoints.expert_checkpoint import with_experts_of_gpt_oss, with_stacked_experts
@@ -190,7 +190,7 @@ def read_tensors(
         UserError: a tensor with values that no model has, such as NaN, in the file or after the cast.
     """
     with ExitStack() as files:
-        opened_file = cache(lambda file: files.enter_context(opened(file)))
+        opened_file = cache(lambda file: files.enter_context(safe_open(file, "pt")))
 
         def read(name: str, tensor: StoredTensor) -> torch.Tensor:
             if tensor.stack:  # meanwhile its experts are in memory up to three times

@@ -150,13 +150,8 @@ def _tap_layer_inputs(
     for inputs in found:
         refuse_taps(source, LAYER_IDS, taps_of_inputs(inputs), num_layers, NUM_TAPS)
     if len(found) == 2 and found[0] != found[1]:
-        logger.warning(
-            "%s: %s means the inputs of layers %s inside eagle_config (SGLang: outputs) but %s at the top level "
-            "(vLLM: inputs); the former are used; the acceptance length should confirm this",
-            source,
-            LAYER_IDS,
-            *found,
-        )
+        text = "%s: %s is %s inside eagle_config (counted as inputs) but %s at the top level; the former is used"
+        logger.warning(text, source, LAYER_IDS, *found)
     return (found[0][0], found[0][1], found[0][2]) if found else None
 
 

@@ -15,10 +15,12 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 
-from spec_lab.checkpoints.checkpoint_files import StoredTensor, tensors_of
-from spec_lab.checkpoints.gguf_file import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, GgufFile, read_head
+from spec_lab.checkpoints.checkpoint_files import StoredTensor
+from spec_lab.checkpoints.gguf_file import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, GgufFile, TensorPlace, read_head
 
 Form = Callable[[torch.Tensor], torch.Tensor]
 
@@ -84,9 +86,12 @@ def gguf_tensors(path: Path) -> dict[str, StoredTensor]:
     The divisors of rotary frequencies, which are not weights, are left out.
     """
     file = read_head(path)
-    forms, stored = _forms(file), tensors_of(path)
-    for name in (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS):
-        stored.pop(name, None)
+    forms = _forms(file)
+    stored = {
+        name: StoredTensor(path, name, place.shape, "F32", form=partial(dequantised, file, place))
+        for name, place in file.places.items()
+        if name not in (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
+    }
     tensors = {}
     for name, tensor in _with_gate_above_up(stored).items():
         found = IN_A_LAYER.fullmatch(name)
@@ -97,10 +102,20 @@ def gguf_tensors(path: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
+def dequantised(file: GgufFile, place: TensorPlace) -> torch.Tensor:
+    """Read a tensor of the file; the library widens it to float32."""
+    kind = GGMLQuantizationType(place.code)
+    numbers, num_bytes = GGML_QUANT_SIZES[kind]
+    width = place.shape[-1] // numbers * num_bytes
+    with file.path.open("rb") as source:
+        source.seek(file.data_start + place.offset)
+        taken = bytearray(source.read(prod(place.shape[:-1]) * width))
+    wide = dequantize(np.frombuffer(taken, dtype=np.uint8).reshape(-1, width), kind)
+    return torch.from_numpy(np.ascontiguousarray(wide, dtype=np.float32)).view(place.shape)
+
+
 def quantizations(path: Path) -> list[str]:
     """Return the quantization types of the file's weights, the one with the most weights first."""
-    from gguf import GGMLQuantizationType
-
     sizes: dict[str, int] = {}
     for place in read_head(path).places.values():
         name = GGMLQuantizationType(place.code).name
