@@ -158,9 +158,8 @@ def _delta_rule(
         tl.store(state_ptrs, state, mask=is_state)
 
 
-@operator("delta_rule", mutates_args=("out", "states"))
+@operator("delta_rule", mutates_args=("states",))
 def delta_rule(
-    out: torch.Tensor,
     states: torch.Tensor,
     mixed: torch.Tensor,
     log_decay: torch.Tensor,
@@ -169,29 +168,25 @@ def delta_rule(
     committed: torch.Tensor,
     num_key_heads: int,
     is_prompt: bool,
-) -> None:
+) -> torch.Tensor:
     """Run rows of each request from the state at row `committed` of its slot.
 
     Verify writes the state after each row j to row j of the slot. A prompt only writes its last state, to row 0.
+    Returns the outputs [batch, num_rows, num_value_heads, value_head_dim] float32.
 
     Args:
-        out: [batch, num_rows, num_value_heads, value_head_dim] float32, written.
         states: [num_slots + 1, N, num_value_heads, key_head_dim, value_head_dim] float32, written at `slot_ids`.
-        mixed, log_decay, strength: as `delta_inputs` writes them.
+        mixed, log_decay, strength: as `delta_inputs` returns them.
         slot_ids, committed: [batch] int64; requests may only share the scratch slot.
     """
-    assert_rows(out, mixed, log_decay, strength, slot_ids, committed)
-    assert states.is_contiguous() and states.dtype == torch.float32
-    assert is_prompt or out.shape[1] <= states.shape[1]
+    assert is_prompt or mixed.shape[1] <= states.shape[1]
     unread, num_states = (mixed, mixed, log_decay, strength), states.shape[1]
-    _launch(
-        out, states, mixed, log_decay, strength, slot_ids, committed, unread, num_states, num_key_heads, not is_prompt
-    )
+    rows = mixed, log_decay, strength, slot_ids, committed
+    return _launch(states, rows, unread, num_states, num_key_heads, not is_prompt)
 
 
-@operator("delta_replay", mutates_args=("out", "states"))
+@operator("delta_replay", mutates_args=("states",))
 def delta_replay(
-    out: torch.Tensor,
     states: torch.Tensor,
     mixed: torch.Tensor,
     log_decay: torch.Tensor,
@@ -202,59 +197,51 @@ def delta_replay(
     values: torch.Tensor,
     kept_log_decay: torch.Tensor,
     kept_strength: torch.Tensor,
-) -> None:
+) -> torch.Tensor:
     """Advance the state of each slot by its kept rows 0 to `committed`, then run rows without writing their states.
 
     Args:
-        out, mixed, log_decay, strength, slot_ids, committed: as in `delta_rule`.
+        mixed, log_decay, strength, slot_ids, committed: as in `delta_rule`, as is what is returned.
         states: [num_slots + 1, num_value_heads, key_head_dim, value_head_dim] float32, written at `slot_ids`.
         keys: [num_slots + 1, N, num_key_heads, key_head_dim] float32; this and the next three are of the last round.
         values: [num_slots + 1, N, num_value_heads, value_head_dim].
         kept_log_decay, kept_strength: [num_slots + 1, N, num_value_heads].
     """
-    assert_rows(out, mixed, log_decay, strength, slot_ids, committed)
     kept = (keys, values, kept_log_decay, kept_strength)
-    assert all(tensor.is_contiguous() and tensor.dtype == torch.float32 for tensor in (states, *kept))
-    num_rows, num_key_heads = keys.shape[1:3]
-    _launch(
-        out, states, mixed, log_decay, strength, slot_ids, committed, kept, num_rows, num_key_heads, False, replays=True
-    )
+    assert all(tensor.is_contiguous() and tensor.dtype == torch.float32 for tensor in kept)
+    rows = mixed, log_decay, strength, slot_ids, committed
+    _, num_rows, num_key_heads, _ = keys.shape
+    return _launch(states, rows, kept, num_rows, num_key_heads, False, replays=True)
 
 
-def assert_rows(
-    out: torch.Tensor,
-    mixed: torch.Tensor,
-    log_decay: torch.Tensor,
-    strength: torch.Tensor,
-    slot_ids: torch.Tensor,
-    committed: torch.Tensor,
-) -> None:
-    """Check the preconditions of the rule on its rows, which also hold for `delta_chunks`."""
-    batch, num_rows, num_value_heads, _ = out.shape
+Rows = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+"""What the rule reads of its rows: `mixed`, `log_decay`, `strength`, `slot_ids`, `committed`."""
+
+
+def empty_outputs(states: torch.Tensor, rows: Rows) -> torch.Tensor:
+    """Check the preconditions of the rule, and allocate its outputs [batch, num_rows, num_value_heads,
+    value_head_dim]."""
+    mixed, log_decay, strength, slot_ids, committed = rows
+    batch, num_rows, num_value_heads = log_decay.shape
     assert_rows_of(mixed, batch, num_rows, mixed.shape[2])
-    assert_rows_of(log_decay, batch, num_rows, num_value_heads)
     assert_rows_of(strength, batch, num_rows, num_value_heads)
     assert_rows_of(slot_ids, batch)
     assert_rows_of(committed, batch)
-    given = (out, mixed, log_decay, strength, slot_ids, committed)
-    assert all(tensor.is_contiguous() for tensor in given)
-    assert out.dtype == mixed.dtype == torch.float32
+    assert all(tensor.is_contiguous() for tensor in (states, *rows))
+    assert states.dtype == mixed.dtype == log_decay.dtype == strength.dtype == torch.float32
+    return states.new_empty(batch, num_rows, num_value_heads, states.shape[-1])
 
 
 def _launch(
-    out: torch.Tensor,
     states: torch.Tensor,
-    mixed: torch.Tensor,
-    log_decay: torch.Tensor,
-    strength: torch.Tensor,
-    slot_ids: torch.Tensor,
-    committed: torch.Tensor,
+    rows: Rows,
     kept: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
     rows_kept: int,
     num_key_heads: int,
     state_every_row: bool,
     replays: bool = False,
-) -> None:
+) -> torch.Tensor:
+    out = empty_outputs(states, rows)
     batch, num_rows, num_value_heads, value_head_dim = out.shape
     key_head_dim = states.shape[-2]
     value_tile = min(VALUE_TILE, triton.next_power_of_2(value_head_dim))
@@ -262,11 +249,7 @@ def _launch(
         _delta_rule[(triton.cdiv(value_head_dim, value_tile), num_value_heads, batch)](
             out,
             states,
-            mixed,
-            log_decay,
-            strength,
-            slot_ids,
-            committed,
+            *rows,
             *kept,
             num_rows,
             rows_kept,
@@ -280,3 +263,4 @@ def _launch(
             VALUE_TILE=value_tile,
             num_warps=NUM_WARPS,
         )
+    return out

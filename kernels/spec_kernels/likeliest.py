@@ -14,7 +14,6 @@ import triton
 import triton.language as tl
 
 from spec_kernels.operators import operator
-from spec_kernels.product import product_reference
 from spec_kernels.product_loads import load_norm, load_rows, load_weight
 from spec_kernels.product_steps import multiply, normed
 from spec_kernels.product_tiles import choose_tiles, row_tile
@@ -134,30 +133,29 @@ def _likeliest(
         tl.store(arrivals_ptr, 0)
 
 
-@operator("likeliest", mutates_args=("tokens", "arrivals", "probabilities"))
+@operator("likeliest", mutates_args=("arrivals",))
 def likeliest(
-    tokens: torch.Tensor,
     rows: torch.Tensor,
     weight: torch.Tensor,
     arrivals: torch.Tensor,
     norm_weight: torch.Tensor | None,
     eps: float,
     token_map: torch.Tensor | None,
-    probabilities: torch.Tensor | None,
-) -> None:
+    weighed: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Find the argmax of each row's logits for up to 64 rows; ties go to the lowest id in the head.
 
+    Returns the tokens [rows], and their float32 probabilities [rows] in the softmax of the head's logits, which are
+    computed if `weighed`.
+
     Args:
-        tokens: [rows] int64, contiguous, written.
         rows: [rows, in_features].
         weight: [vocab, in_features], contiguous: a head.
         arrivals: [1 or more] int32 zeros, and zero again afterwards; only kernels of one stream may share it.
         norm_weight: [in_features] float32, of an RMSNorm of the rows with `eps`; None for no norm.
         token_map: [vocab] int64, the target id of each id of the head; None if they are equal.
-        probabilities: [rows] float32, contiguous, written: the token's probability in the softmax of the head's logits.
     """
     (num_rows, in_features), num_tokens = rows.shape, weight.shape[0]
-    assert_whole((tokens,) if probabilities is None else (tokens, probabilities), num_rows)
     assert_whole((weight,), num_tokens, in_features)
     assert_rows_of(rows, num_rows, in_features)
     assert rows.dtype == weight.dtype
@@ -166,11 +164,12 @@ def likeliest(
     num_tiles = triton.cdiv(num_tokens, tiles.columns)
     tops = torch.empty((num_rows, num_tiles), dtype=torch.float32, device=rows.device)
     top_ids = torch.empty_like(tops, dtype=torch.int32)
-    sums = tops if probabilities is None else torch.empty_like(tops)
+    sums = torch.empty_like(tops) if weighed else tops
+    tokens, probabilities = top_ids.new_empty(num_rows, dtype=torch.int64), tops.new_empty(num_rows)
     with launch_on(rows):
         _likeliest[(num_tiles,)](
             tokens,
-            tops if probabilities is None else probabilities,
+            probabilities,
             rows,
             weight,
             tops if norm_weight is None else norm_weight,
@@ -192,26 +191,8 @@ def likeliest(
             WHOLE_TILES=num_tokens % tiles.columns == 0 and in_features % tiles.depth == 0,
             NORMED=norm_weight is not None,
             MAPPED=token_map is not None,
-            WEIGHED=probabilities is not None,
+            WEIGHED=weighed,
             MERGE_TILE=_MERGE_TILE,
             num_warps=tiles.num_warps,
         )
-
-
-def likeliest_reference(
-    tokens: torch.Tensor,
-    rows: torch.Tensor,
-    weight: torch.Tensor,
-    arrivals: torch.Tensor,
-    norm_weight: torch.Tensor | None,
-    eps: float,
-    token_map: torch.Tensor | None,
-    probabilities: torch.Tensor | None,
-) -> None:
-    """Do what `likeliest` does."""
-    logits = rows.new_empty(rows.shape[0], weight.shape[0])
-    product_reference(logits, rows, weight, arrivals, None, norm_weight, eps, None, False)
-    ids = logits.argmax(dim=1)
-    tokens.copy_(ids if token_map is None else token_map[ids])
-    if probabilities is not None:
-        probabilities.copy_(torch.softmax(logits, dim=1, dtype=torch.float32).amax(dim=1))
+    return tokens, probabilities

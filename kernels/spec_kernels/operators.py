@@ -1,7 +1,7 @@
 """Registers kernels as torch operators, so that graphs on a CPU, launch counts and profiles see each launch.
 
-A kernel in Triton returns what it makes, as its torch form does, and writes in place only what outlives the call. Code in
-C writes to tensors that it is given, since the recorder of a CPU would copy what it returns.
+A kernel in Triton returns what it makes, as its torch form does, and writes in place only what outlives the call. Code
+in C writes to tensors that it is given, since the recorder of a CPU would copy what it returns.
 
 It does not use `torch.library.custom_op`, whose wrapper makes a call ten times as slow.
 """

@@ -28,7 +28,7 @@ class RopeWrite(Protocol):
 
     def __call__(
         self,
-        queries: torch.Tensor,
+        num_heads: int,
         kv: torch.Tensor | None,
         qkv: torch.Tensor,
         cos: torch.Tensor,
@@ -38,7 +38,7 @@ class RopeWrite(Protocol):
         eps: float = 0.0,
         norms_values: bool = False,
         powers: torch.Tensor | None = None,
-    ) -> None: ...
+    ) -> torch.Tensor: ...
 
 
 class AttentionBackend(MetadataMover, Protocol):
