@@ -81,7 +81,9 @@ def top_of(
 
 def top_in_torch(rows: torch.Tensor, head: torch.Tensor, **parts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     norm = RMSNorm(parts["norm_weight"], EPS) if "norm_weight" in parts else None
-    plain = LikeliestToken(norm, lambda normed: (normed.float() @ head.float().T).to(rows.dtype), parts.get("token_map"))
+    plain = LikeliestToken(
+        norm, lambda normed: (normed.float() @ head.float().T).to(rows.dtype), parts.get("token_map")
+    )
     return plain.with_probability(rows)
 
 

@@ -135,8 +135,7 @@ def test_heads_of_gemma_and_of_qwen_are_those_of_torch(
     qkv = randn(5, 3 + num_kv_heads + num_value_heads + 2, head_dim, dtype=dtype)[:, :-2]
     norm = randn(3 + num_kv_heads, head_dim, seed=7)
     outcomes = [
-        run_fused(fused, qkv, 3, num_kv_heads, norm, rotary_dim, norms_values)
-        for fused in (rope_write, in_steps)
+        run_fused(fused, qkv, 3, num_kv_heads, norm, rotary_dim, norms_values) for fused in (rope_write, in_steps)
     ]
     (queries, kv), (expected_queries, expected_kv) = outcomes
     assert_near(queries, expected_queries)
