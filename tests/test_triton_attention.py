@@ -1,4 +1,4 @@
-"""The paged attention kernel against the backend of torch, and its further promise: no bit depends on the neighbours."""
+"""The paged attention kernel against the backend of torch, and its further promise: no bit depends on neighbours."""
 
 from __future__ import annotations
 
