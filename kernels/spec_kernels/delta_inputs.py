@@ -23,35 +23,6 @@ _ROW_TILE = 16
 """The same in every launch, so that the order of a norm's summation does not depend on the number of rows."""
 
 
-@triton.jit
-def _decay_and_strength(
-    log_decay_ptr: tl.tensor,
-    strength_ptr: tl.tensor,
-    gates_ptr: tl.tensor,
-    rate_ptr: tl.tensor,
-    time_bias_ptr: tl.tensor,
-    is_row: tl.tensor,
-    out_rows: tl.tensor,
-    row_stride: tl.tensor,
-    NUM_VALUE_HEADS: tl.constexpr,
-    HEAD_TILE: tl.constexpr,
-) -> None:
-    """Write log decay and strength of ROW_TILE rows. `gates_ptr` points to the strengths of row 0. In each row the time
-    steps follow the strengths."""
-    heads = tl.arange(0, HEAD_TILE)
-    is_head = heads < NUM_VALUE_HEADS
-    is_entry = is_row[:, None] & is_head[None, :]
-    gate_ptrs = gates_ptr + (out_rows * row_stride)[:, None] + heads[None, :]
-    strength = tl.load(gate_ptrs, mask=is_entry, other=0.0).to(tl.float32)
-    time_step = tl.load(gate_ptrs + NUM_VALUE_HEADS, mask=is_entry, other=0.0).to(tl.float32)
-    rate = tl.load(rate_ptr + heads, mask=is_head, other=0.0)[None, :]
-    time_step += tl.load(time_bias_ptr + heads, mask=is_head, other=0.0)[None, :]
-    softplus = tl.maximum(time_step, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(time_step)))
-    out = (out_rows * NUM_VALUE_HEADS)[:, None] + heads[None, :]
-    tl.store(log_decay_ptr + out, -rate * softplus, mask=is_entry)
-    tl.store(strength_ptr + out, 1.0 / (1.0 + tl.exp(-strength)), mask=is_entry)
-
-
 class Inputs(NamedTuple):
     """Pointers to the window of one slot and to a request's projected rows; also the window's column of the oldest
     input that row 0 sees, and the stride of rows."""
@@ -155,18 +126,19 @@ def _delta_inputs(
     is_row = rows < num_rows
     out_rows = request * num_rows + rows
     if head == NUM_HEADS:
-        _decay_and_strength(
-            log_decay_ptr,
-            strength_ptr,
-            projected_ptr + GATES,
-            rate_ptr,
-            time_bias_ptr,
-            is_row,
-            out_rows,
-            row_stride,
-            NUM_VALUE_HEADS,
-            HEAD_TILE,
-        )
+        heads = tl.arange(0, HEAD_TILE)
+        is_head = heads < NUM_VALUE_HEADS
+        is_entry = is_row[:, None] & is_head[None, :]
+        # In each row the time steps follow the strengths.
+        gate_ptrs = projected_ptr + GATES + (out_rows * row_stride)[:, None] + heads[None, :]
+        strength = tl.load(gate_ptrs, mask=is_entry, other=0.0).to(tl.float32)
+        time_step = tl.load(gate_ptrs + NUM_VALUE_HEADS, mask=is_entry, other=0.0).to(tl.float32)
+        rate = tl.load(rate_ptr + heads, mask=is_head, other=0.0)[None, :]
+        time_step += tl.load(time_bias_ptr + heads, mask=is_head, other=0.0)[None, :]
+        softplus = tl.maximum(time_step, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(time_step)))
+        out = (out_rows * NUM_VALUE_HEADS)[:, None] + heads[None, :]
+        tl.store(log_decay_ptr + out, -rate * softplus, mask=is_entry)
+        tl.store(strength_ptr + out, 1.0 / (1.0 + tl.exp(-strength)), mask=is_entry)
     else:
         is_value = head >= 2 * NUM_KEY_HEADS
         value_head = head - 2 * NUM_KEY_HEADS

@@ -37,31 +37,6 @@ def _row(
     return tl.sum(state * query[:, None], axis=0), state
 
 
-@triton.jit
-def _replay(
-    state: tl.tensor,
-    keys_ptr: tl.tensor,
-    values_ptr: tl.tensor,
-    log_decay_ptr: tl.tensor,
-    strength_ptr: tl.tensor,
-    num_accepted: tl.tensor,
-    is_key: tl.tensor,
-    is_value: tl.tensor,
-    NUM_KEY_HEADS: tl.constexpr,
-    NUM_VALUE_HEADS: tl.constexpr,
-    KEY_DIM: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-) -> tl.tensor:
-    """Return the state after the first `num_accepted` kept rows; the pointers are to row 0."""
-    for row in range(num_accepted):
-        key = tl.load(keys_ptr + row * NUM_KEY_HEADS * KEY_DIM, mask=is_key, other=0.0)
-        value = tl.load(values_ptr + row * NUM_VALUE_HEADS * VALUE_DIM, mask=is_value, other=0.0)
-        log_decay = tl.load(log_decay_ptr + row * NUM_VALUE_HEADS)
-        strength = tl.load(strength_ptr + row * NUM_VALUE_HEADS)
-        _, state = _row(state, key, key, value, log_decay, strength)
-    return state
-
-
 @triton.jit(do_not_specialize=["num_rows", "rows_kept", "state_every_row", "replays"])
 def _delta_rule(
     out_ptr: tl.tensor,
@@ -107,20 +82,16 @@ def _delta_rule(
         state_ptrs = states_ptr + slot * STATE_SIZE + own
         state = tl.load(state_ptrs, mask=is_state, other=0.0)
         first = slot * rows_kept
-        state = _replay(
-            state,
-            kept_keys_ptr + (first * NUM_KEY_HEADS + key_head) * KEY_DIM + keys,
-            kept_values_ptr + (first * NUM_VALUE_HEADS + head) * VALUE_DIM + values,
-            kept_log_decay_ptr + first * NUM_VALUE_HEADS + head,
-            kept_strength_ptr + first * NUM_VALUE_HEADS + head,
-            committed + 1,
-            is_key,
-            is_value,
-            NUM_KEY_HEADS,
-            NUM_VALUE_HEADS,
-            KEY_DIM,
-            VALUE_DIM,
-        )
+        old_keys = kept_keys_ptr + (first * NUM_KEY_HEADS + key_head) * KEY_DIM + keys
+        old_values = kept_values_ptr + (first * NUM_VALUE_HEADS + head) * VALUE_DIM + values
+        log_decays = kept_log_decay_ptr + first * NUM_VALUE_HEADS + head
+        strengths = kept_strength_ptr + first * NUM_VALUE_HEADS + head
+        for row in range(committed + 1):
+            key = tl.load(old_keys + row * NUM_KEY_HEADS * KEY_DIM, mask=is_key, other=0.0)
+            value = tl.load(old_values + row * NUM_VALUE_HEADS * VALUE_DIM, mask=is_value, other=0.0)
+            log_decay = tl.load(log_decays + row * NUM_VALUE_HEADS)
+            strength = tl.load(strengths + row * NUM_VALUE_HEADS)
+            _, state = _row(state, key, key, value, log_decay, strength)
         tl.store(state_ptrs, state, mask=is_state)
     else:
         state_ptrs = states_ptr + slot * rows_kept * STATE_SIZE + own

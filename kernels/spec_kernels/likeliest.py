@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 
 from spec_kernels.operators import operator
-from spec_kernels.product_loads import load_norm, load_rows, load_weight
-from spec_kernels.product_steps import multiply, normed
+from spec_kernels.product_loads import Operands, ProductForm, Tiling
+from spec_kernels.product_steps import sums_of_split
 from spec_kernels.product_tiles import choose_tiles, row_tile
 from spec_kernels.utils import assert_rows_of, assert_whole, launch_on
 from spec_kernels.vocabulary import NO_TOKEN, add_sums, finite_or_zero, lowest_top, merge_sums, nan_as_largest
@@ -88,23 +88,18 @@ def _likeliest(
     row = tl.arange(0, ROW_TILE)
     token = tile * COLUMN_TILE + tl.arange(0, COLUMN_TILE)
     is_row = row < num_rows
-    sums = tl.zeros((COLUMN_TILE, ROW_TILE) if TURNED else (ROW_TILE, COLUMN_TILE), tl.float32)
-    squares = tl.zeros((ROW_TILE, DEPTH), tl.float32)
-    norm = tl.zeros((DEPTH,), tl.float32)
+    sums, _, square_sum = sums_of_split(
+        Operands(rows_ptr, weight_ptr, weight_ptr, norm_ptr, sums_ptr, arrivals_ptr),
+        tile * 0,
+        token,
+        num_rows,
+        num_tokens,
+        rows_stride,
+        Tiling(IN_FEATURES, 1, 0, ROW_TILE, COLUMN_TILE, DEPTH, 0, STAGES, TURNED, WHOLE_TILES),
+        ProductForm(0, NORMED, False, False, False),
+    )
     if NORMED:
-        norm = load_norm(norm_ptr, tl.arange(0, DEPTH), IN_FEATURES)
-    for start in tl.range(0, IN_FEATURES, DEPTH, num_stages=STAGES):
-        inputs = start + tl.arange(0, DEPTH)
-        rows = load_rows(rows_ptr, row, inputs, num_rows, rows_stride, IN_FEATURES, WHOLE_TILES)
-        if NORMED:
-            rows, squares = normed(rows, norm, squares)
-            norm = load_norm(norm_ptr, inputs + DEPTH, IN_FEATURES)
-        weight = load_weight(weight_ptr, token, inputs, num_tokens, IN_FEATURES, WHOLE_TILES)
-        sums = multiply(rows, weight, sums, TURNED)
-    if TURNED:
-        sums = tl.trans(sums)
-    if NORMED:
-        sums = sums * tl.rsqrt(tl.sum(squares, 1) / IN_FEATURES + eps)[:, None]
+        sums = sums * tl.rsqrt(square_sum / IN_FEATURES + eps)[:, None]
 
     # Logits are rounded to the dtype before they are compared, so that ties are the same as for stored logits.
     # `product` may sum in another order: it loads a small head at once, and may split the inputs of others. A
