@@ -10,9 +10,9 @@ BASE ?= main
 PYTEST = PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest -n $(WORKERS) --dist worksteal
 
 # Files and folders that are new: `make lines` counts them by themselves.
-NEW = spec_lab/engines spec_lab/export spec_lab/engine/plan.py spec_lab/engine/cost_plan.py spec_lab/engine/costs.py spec_lab/engine/measured_costs.py spec_lab/engine/given_plan.py spec_lab/options/plans.py
+NEW = spec_lab/engines spec_lab/export spec_lab/engine/plan.py spec_lab/engine/cost_plan.py spec_lab/engine/costs.py spec_lab/engine/measured_costs.py spec_lab/options/plans.py
 
-.PHONY: help install smoke lint lines docs test slow costs arm bits gpu
+.PHONY: help install smoke lint lines docs test slow arm bits gpu
 
 help: ## the targets
 	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' Makefile | expand --tabs=16
@@ -43,9 +43,6 @@ test: ## the default tier of the tests, minutes
 
 slow: ## wheels, training, whole sweeps, full examinations by the doctor
 	$(PYTEST) -m slow
-
-costs: ## runs both tiers, and sorts the cases anew by what they cost (tests/costs.json)
-	$(PYTEST) -m "not product" --write-costs
 
 arm: ## kernels=native for Arm under qemu, and its machine code (Debian: gcc-aarch64-linux-gnu, qemu-user)
 	$(PYTEST) -m "slow or not slow" tests/test_native_machine.py

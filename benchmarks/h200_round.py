@@ -29,7 +29,7 @@ from spec_lab.checkpoints.eagle3_checkpoint import eagle3_tensor_shapes
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.random_weights import random_eagle3_config
 from spec_lab.core.ending import ended
-from spec_lab.record.wording import format_table, number
+from spec_lab.record.wording import number
 
 if TYPE_CHECKING:
     from spec_lab.record.models import Run
@@ -135,8 +135,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.dry_run:
         return refused(cells)
     failed = not options.show and run_missing(cells, table, lambda cell: measured(cell, options.folder))
+    import pandas as pd
+
     rows = read_rows(table)
-    print(format_table(COLUMNS[:-1], [[row[name] for name in COLUMNS[:-1]] for row in rows], left=("cell",)))
+    print(pd.DataFrame(rows, columns=COLUMNS[:-1]).to_string(index=False))
     return 2 if failed else 0
 
 

@@ -25,7 +25,6 @@ from measured_rows import read_rows, run_missing
 
 import spec_lab
 from spec_lab.core.ending import ended
-from spec_lab.record.wording import format_table
 
 NAMES = {"llama3_8b": "llama8b", "qwen3_30b_a3b": "qwen3_30b_a3b", "glm4_7_flash": "glm4_7_flash"}
 """vLLM's names of the shapes, by the lab's."""
@@ -55,7 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.dry_run:
         return refused(cells)
     failed = not options.show and run_missing(cells, table, lambda cell: measured(cell, options.folder))
-    print(format_table(HEADERS, lines(cells, table, options.folder), left=("cell",)))
+    import pandas as pd
+
+    print(pd.DataFrame(lines(cells, table, options.folder), columns=HEADERS).to_string(index=False))
     return 2 if failed else 0
 
 

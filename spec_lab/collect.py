@@ -22,9 +22,9 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from safetensors.torch import save_file
 from torch import Tensor
 
-from spec_lab.checkpoints.eagle3_config import default_tap_layer_inputs
+from spec_lab.checkpoints.eagle3_checkpoint import default_tap_layer_inputs
 from spec_lab.checkpoints.families import read_model_config
-from spec_lab.checkpoints.taps import SPELLINGS, Tap, taps_of_inputs
+from spec_lab.checkpoints.taps import OFFSETS, Tap, numbers_of, taps_of_inputs
 from spec_lab.train.config import TargetChoice
 from spec_lab.train.data import Text, read_runs
 from spec_lab.train.packed import PackedRows
@@ -60,7 +60,7 @@ def collect(config: CollectConfig, folder: Path) -> None:
     taps, device = taps_of_inputs(inputs), torch.device(config.device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     target = FrozenTarget.load(path, device, dtype, max(len(text.ids) for text in texts))
-    layers = {name: spelling.write(taps) for name, spelling in SPELLINGS.items()}
+    layers = {name: numbers_of(taps, offset) for name, offset in OFFSETS.items()}
     (folder / "header.json").write_text(json.dumps({"target": runs[0].origin.target, "layers": layers}, indent=1))
     starts = torch.tensor([len(text.ids) for text in texts]).cumsum(0) // config.tokens_per_file
     for number in starts.unique().tolist():

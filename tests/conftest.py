@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import signal
 import sys
@@ -11,13 +12,16 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
 import spec_lab.options  # noqa: F401  registers the options
-from tests.costs import CostRecorder, choose_named, mark_slow
 from tests.fake_runner import FakeRunner
+
+if TYPE_CHECKING:
+    from tests.lab import Reference
 
 # Tiny operators: a second thread on a busy core costs more than it brings.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -51,19 +55,21 @@ settings.register_profile("spec_lab", deadline=None, derandomize="SPEC_LAB_EXAMP
 settings.load_profile("spec_lab")
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--write-costs", action="store_true", help="write down what each case costs (make costs)")
-
-
 def pytest_configure(config: pytest.Config) -> None:
-    choose_named(config)
-    if config.option.write_costs:
-        config.pluginmanager.register(CostRecorder(config))
+    """Run what is asked for by node id whatever its tier, unless the command chooses with -m itself."""
+    words = [str(word) for word in config.invocation_params.args]
+    is_worker = hasattr(config, "workerinput")  # of xdist: it is handed what the first process has made of the command
+    if not is_worker and not any(word.startswith("-m") for word in words) and any("::" in word for word in words):
+        config.option.markexpr = ""
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    mark_slow(items)
+    slow = json.loads(Path(__file__).with_name("costs.json").read_text())
+    for item in items:
+        file, name = item.nodeid.split("::", 1)
+        if name in slow.get(file, {}):
+            item.add_marker(pytest.mark.slow)
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu_items:
         return
@@ -110,6 +116,25 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty working directory."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The folders of a tiny target with a tokenizer, and of a random EAGLE-3 head for it. No test changes them."""
+    from tests.tiny_runs import make_runnable_pair
+
+    return make_runnable_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(scope="session")
+def target(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reference]:
+    """The folder of a tiny Qwen3 of 8 layers, and its model in transformers."""
+    from tests.lab import Reference
+    from tests.tiny_checkpoints import make_tiny_target
+
+    folder = tmp_path_factory.mktemp("target")
+    make_tiny_target(folder, "qwen3")
+    return folder, Reference(folder)
 
 
 @pytest.fixture

@@ -7,16 +7,14 @@ from collections.abc import Sequence as List
 from typing import Any
 
 from spec_lab.config.option import option
-from spec_lab.core.types import Request, Sequence
-from spec_lab.engine.costs import CostTable
-from spec_lab.engine.plan import OFF, LaunchShape, PlannedLaunch
+from spec_lab.core.types import Sequence
+from spec_lab.engine.plan import OFF, LaunchShape, Plan, PlannedLaunch
 
 
-class DrawnPlan:
+class DrawnPlan(Plan):
     """Chooses any shape that a plan may choose, with equal probabilities of off and on."""
 
-    needs_costs, resumes = False, True
-    costs: CostTable | None = None
+    resumes = True
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -26,17 +24,11 @@ class DrawnPlan:
         self._draw = random.Random(0)
         self.chosen: list[LaunchShape] = []
 
-    def admit(self, slot: int, request: Request) -> None:
-        pass
-
     def choose(self, sequences: List[Sequence]) -> PlannedLaunch:
         is_off = self._draw.random() < 0.5
         shape = OFF if is_off else LaunchShape(self._draw.randint(0, self._most), self._draw.randint(1, self._most))
         self.chosen.append(shape)
         return PlannedLaunch(shape)
-
-    def note(self, sequences: List[Sequence]) -> None:
-        pass
 
 
 @option("drafter.plan", "drawn")

@@ -14,9 +14,10 @@ from spec_lab.core.origins import round_origins
 from spec_lab.core.results import GenerationResult, GraphCounts, PrefillRecord, RequestRecord, RoundRecord, RowCounts
 from spec_lab.core.types import FinishReason
 from spec_lab.record.metric import Measured
-from spec_lab.record.models import Divergence, Kernel, Machine, Run, Target
+from spec_lab.record.models import Divergence, Machine, Run, Target
 from spec_lab.record.recorder import Recorder, Sink, request_row
 from spec_lab.record.summary import finished_run
+from spec_lab.record.trace import Kernel
 
 CHOICES = {"target": "pocket", "drafter": "eagle3", "acceptance": "strict", "prune": "catchup", "graph": "eager"}
 MACHINE = Machine(
@@ -27,7 +28,7 @@ MACHINE = Machine(
     device_name="a test CPU",
     num_threads=2,
 )
-TARGET = Target(name="pocket", digest="91344d74968d", template="0f1e2d3c4b5a", thinking_markers=True, dtype="float32")
+TARGET = Target(name="pocket", digest="91344d74968d", template="0f1e2d3c4b5a", dtype="float32")
 NUM_OFFERED = 16
 """Drafts that a round of `make_request` offers, unless it is told: more than any K there is."""
 SURVIVAL = {"code": 0.9, "dates": 0.75, "prose": 0.5}
@@ -222,7 +223,7 @@ def record_run(
     """Record a run into a folder, as the runner does with its results."""
     begun, main = begun or make_begun(), main or measure(MAIN, divergences=NEAR_TIE)
     run = make_run(begun, main, **found)
-    with Recorder(folder, begun, sinks) as recorder:
+    with Recorder.open(folder, begun, sinks) as recorder:
         for index, result in enumerate(main.repeats):
             recorder.rounds(index, result.rounds)
         recorder.requests(main.requests)

@@ -22,7 +22,7 @@ from spec_lab.core.kept import PrunePolicy
 from spec_lab.core.kv_cache import NULL_PAGE, NUM_RESERVED_PAGES, CacheRow, PagedKVCache
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.passes import Pass
-from spec_lab.core.prompts import PromptPack
+from spec_lab.core.prompts import NO_ROUNDING, PromptPack
 from spec_lab.core.protocols import Drafter, DrafterRequirements
 from spec_lab.core.ragged import attend
 from spec_lab.core.types import (
@@ -35,12 +35,12 @@ from spec_lab.core.types import (
 )
 from spec_lab.drafters.history import LookupState
 from spec_lab.drafters.picking import GivenDrafts
-from spec_lab.engine.drafts import Chain, Tree, TreeParts
+from spec_lab.engine.drafts import Chain, Tree
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.experts_read import ExpertsRead
 from spec_lab.engine.graphs.eager import EagerGraph
 from spec_lab.engine.graphs.mode import GraphMode
-from spec_lab.engine.offers import AllOffered
+from spec_lab.engine.offers import Offers
 from spec_lab.engine.pages import PageAllocator, PageTable
 from spec_lab.engine.parts import Parts
 from spec_lab.engine.plan import LaunchShape
@@ -274,11 +274,11 @@ def make_fake_engine(
     rule = StrictAcceptance() if tree_rows is None else StrictTreeAcceptance()
     parts = Parts(target, drafter, rule, backend, backend, cache, slots, HostTimer(), ExpertsRead(device, num_slots))
     scheduler = Scheduler(num_slots, PageAllocator(num_pages), page_size, max_seq_len, margin)
-    drafts = Chain(parts) if tree_rows is None else Tree(parts, TreeParts.of(parts), tree_rows, page_size)
+    drafts = Chain(parts) if tree_rows is None else Tree(parts, tree_rows, page_size)
     most = drafter.num_draft_tokens
-    rounds = Rounds(lambda _: DecodeRound(parts, drafts, AllOffered(most)), LaunchShape(most, most))
+    rounds = Rounds(lambda _: DecodeRound(parts, drafts, Offers(most, most)), LaunchShape(most, most))
     mode = graph or EagerGraph()
     prune = make_prune(prefill)
-    prompt_pass = PromptPass(rounds.widest, prune, prefill_chunk, prefill_tokens)
+    prompt_pass = PromptPass(rounds.widest, prune, prefill_chunk, prefill_tokens, NO_ROUNDING)
     engine = Engine(rounds, prune, mode, scheduler, prompt_pass)
     return engine, target

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from spec_lab.checkpoints.block_config import Slots
-from spec_lab.checkpoints.block_heads import HeadKind
+from spec_lab.checkpoints.block_config import HeadKind, Slots
 from spec_lab.config.groups import TreeConfig
 from spec_lab.options.trees import DynamicTreeConfig, StaticTreeConfig
 from tests.covering import covering_array

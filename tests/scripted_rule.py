@@ -6,15 +6,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 
 from spec_lab.acceptance.strict import StrictAcceptance
+from spec_lab.core.results import RoundRecord
 from spec_lab.core.types import AcceptanceInputs, Sequence, Verification
 from spec_lab.drafters.picking import DraftedRows, DraftHead, GreedyPicker
 from spec_lab.engine.engine import Engine
+from tests.engine_state import poison
+from tests.fake_target import PaddedGraph
+from tests.lab import make_config, make_engine, random_requests
 
 # Of logits around 10 in float32; 8 steps of a drafter that hands its output on unnormed were seen to differ by 1.3e-4.
 TOLERANCE = 3e-4
@@ -36,15 +41,11 @@ class RecordingPicker(GreedyPicker):
     def __init__(self) -> None:
         self.logits: dict[int, list[torch.Tensor]] = {}
 
-    def first(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows) -> torch.Tensor:
-        return self._keep(0, head, hidden, rows)
-
-    def pick(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows, column: torch.Tensor) -> torch.Tensor:
-        return self._keep(int(column), head, hidden, rows)
-
-    def _keep(self, column: int, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows) -> torch.Tensor:
+    def pick(
+        self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows, column: torch.Tensor | None = None
+    ) -> torch.Tensor:
         for slot, logits in zip(rows.slot_ids.tolist(), head.target_logits(hidden), strict=True):
-            self.logits[slot] = [*self.logits.get(slot, [])[:column], logits]
+            self.logits[slot] = [*self.logits.get(slot, [])[: 0 if column is None else int(column)], logits]
         return head.greedy(hidden)
 
 
@@ -98,6 +99,7 @@ class ScriptedRule(ScriptedAcceptance):
     slow: SlowChain = field(kw_only=True)
     picker: RecordingPicker = field(default_factory=RecordingPicker)
     compared: int = 0
+    rounds: list[RoundRecord] = field(default_factory=list)
 
     def check(self, sequence: Sequence, drafts: list[int], inputs: AcceptanceInputs, row: int) -> None:
         self._compare(sequence.tokens, drafts, self.picker.logits[sequence.slot])
@@ -118,4 +120,34 @@ def install(engine: Engine, slow: SlowChain, script: Callable[[int], int] | None
     rule = ScriptedRule(engine, script or random_script(), slow=slow)
     engine.parts.rule = rule
     engine.parts.drafter.picker = rule.picker  # type: ignore[attr-defined]
+    return rule
+
+
+def compare_drafts(
+    slow: SlowChain,
+    pair: tuple[Path, Path],
+    drafter: str,
+    num_draft_tokens: int = 3,
+    prune: str = "none",
+    *,
+    num_requests: int = 4,
+    max_new_tokens: int = 12,
+    vocab_size: int = 160,
+    bucket: int = 1,
+    page_size: int = 4,
+    batch_size: int = 3,
+    **changes: Any,
+) -> ScriptedRule:
+    """Compare every draft with the slow chain's, with prompts of one token and of several chunks, page borders, padded
+    rows, and slots that are used again; return the rule with what it saw. `changes` are those of `make_config`."""
+    requests = random_requests(num_requests, max_new_tokens, 2, vocab_size, lengths=(1, 12))
+    requests = [replace(request, ignore_eos=True) for request in requests]
+    requests[0] = replace(requests[0], prompt_ids=(17,))
+    cache = {"page_size": page_size, "prefill_chunk": 5}
+    config = make_config(pair, drafter, num_draft_tokens, prune, batch_size=batch_size, cache=cache, **changes)
+    engine = make_engine(config, requests)
+    rule = install(engine, slow)
+    engine.graph = PaddedGraph(bucket)
+    poison(engine)
+    rule.rounds = engine.generate(requests).rounds
     return rule

@@ -136,14 +136,10 @@ def test_a_round_cut_by_end_of_sequence_counts_up_to_there() -> None:
 )
 def test_what_was_not_judged_is_not_known(rounds: list[tuple[int, int]], expected: float | None) -> None:
     """Rounds as (accepted drafts, judged tokens). Behind a position where nothing is accepted nothing can be."""
-    assert DraftCounts.of(rounds, 3).acceptance_length == expected
-
-
-def test_counts_of_two_parts_add_up() -> None:
-    first, second = [(3, 4), (1, 1)], [(0, 1), (2, 3)]
-    counts = DraftCounts.of(first, 3)
-    counts.add(DraftCounts.of(second, 3))
-    assert counts == DraftCounts.of([*first, *second], 3)
+    counts = DraftCounts.empty(3)
+    for numbers in rounds:
+        counts.add_round(*numbers)
+    assert counts.acceptance_length == expected
 
 
 def test_rounds_that_offer_fewer_drafts_count_as_what_they_give() -> None:

@@ -10,16 +10,14 @@ import pytest
 import torch
 
 from spec_lab.checkpoints.block_checkpoint import load_block
-from spec_lab.checkpoints.block_config import Slots
-from spec_lab.checkpoints.block_heads import HeadKind, MarkovForm
+from spec_lab.checkpoints.block_config import HeadKind, MarkovForm, Slots
 from spec_lab.checkpoints.block_layouts import DEEPSPEC, SPECULATORS, ZLAB, read_block_config
-from spec_lab.checkpoints.block_writing import TABLES
-from spec_lab.checkpoints.block_writing import write_block as write_ours
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families import read_model_config
-from spec_lab.checkpoints.random_blocks import BlockParts, random_block
+from spec_lab.checkpoints.random_weights import BlockParts, random_block
 from spec_lab.checkpoints.taps import Tap
-from spec_lab.core.errors import UserError
+from spec_lab.export.block_json import TABLES, block_json
+from spec_lab.export.folders import save_folder
 from tests.lab import make_config, make_engine, random_requests
 from tests.tiny_blocks import TinyBlock, write_block
 from tests.tiny_checkpoints import make_tiny_target, refused, rewrite_config
@@ -69,15 +67,13 @@ def test_what_is_written_is_read_back(target: ModelConfig, tmp_path: Path, name:
     write_block(tmp_path / "theirs", BLOCKS[name], target)
     config, tensors = load_block(tmp_path / "theirs", target, torch.float32, "cpu")
     if (name, layout) in NO_PLACE:
-        with pytest.raises(
-            UserError, match=f"the layout {layout.name} cannot hold this drafter's {NO_PLACE[name, layout]}"
-        ):
-            write_ours(tmp_path / "ours", config, tensors, target.num_layers, layout)
+        with refused(f"the layout {layout.name} cannot hold this drafter's {NO_PLACE[name, layout]}"):
+            block_json(config, target.num_layers, layout)
         return
     tables = torch.ones(target.vocab_size, target.hidden_size)
     copies = dict.fromkeys(TABLES, tables) if layout is DEEPSPEC else {}
     stored = {name: tensor.clone() for name, tensor in (copies | tensors).items()}
-    write_ours(tmp_path / "ours", config, stored, target.num_layers, layout)
+    save_folder(stored, block_json(config, target.num_layers, layout), tmp_path / "ours")
     again, same = load_block(tmp_path / "ours", target, torch.float32, "cpu")
     assert again == config
     assert tensors.keys() == same.keys() and all(torch.equal(same[key], tensors[key]) for key in tensors)
@@ -91,7 +87,7 @@ def test_a_new_drafter_has_the_drafts_that_its_file_will_have(
     """What random weights draft is no more than what is read of a file with these parts."""
     parts = BlockParts(head=head, slots=slots, rank=4, block_size=6)
     config, tensors = random_block(target, parts, torch.float32, torch.device("cpu"), seed=0)
-    write_ours(tmp_path, config, tensors, target.num_layers, ZLAB)
+    save_folder(tensors, block_json(config, target.num_layers, ZLAB), tmp_path)
     read, _ = load_block(tmp_path, target, torch.float32, "cpu")
     assert read.slots == config.slots
 

@@ -13,18 +13,16 @@ from spec_lab.checkpoints.families import read_model_config
 from spec_lab.config.choices import DraftSampling, KernelsChoice
 from spec_lab.config.groups import GraphConfig
 from spec_lab.config.run import RecordConfig, SamplingConfig
-from spec_lab.core.types import AcceptanceInputs, Request, Sequence
+from spec_lab.core.types import AcceptanceInputs, Sequence
 from spec_lab.drafters.picking import GreedyPicker
 from spec_lab.options.acceptance.rejection import Rejection
 from spec_lab.options.acceptance.synthetic import Synthetic
 from spec_lab.options.graphs import EagerGraph, FullLoop, RoundGraph, SplitSeed
-from tests.engine_state import poison
-from tests.fake_target import PaddedGraph
 from tests.lab import Reference, make_config, make_engine, random_requests
-from tests.scripted_rule import ScriptedAcceptance, ScriptedRule, install
+from tests.scripted_rule import ScriptedAcceptance, ScriptedRule, compare_drafts
 from tests.slow_block import SlowBlock
 from tests.tiny_blocks import TinyBlock, write_block
-from tests.tiny_checkpoints import make_tiny_target, rewrite_tensors
+from tests.tiny_checkpoints import rewrite_tensors
 from tests.tiny_gemma4 import make_tiny_gemma4
 
 BLOCKS: dict[str, TinyBlock] = {
@@ -59,13 +57,6 @@ BLOCKS: dict[str, TinyBlock] = {
 KINDS = "none", "dflash"
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reference]:
-    folder = tmp_path_factory.mktemp("target")
-    make_tiny_target(folder, "qwen3")
-    return folder, Reference(folder)
-
-
 def run_against_slow_block(
     target: tuple[Path, Reference],
     folder: Path,
@@ -87,25 +78,10 @@ def run_against(
     window: int | None = None,
 ) -> ScriptedRule:
     """Do so with the drafter in a folder, and what it should draft."""
-    requests = [
-        Request(r.request_id, r.category, r.prompt_ids, 9, ignore_eos=True)
-        for r in random_requests(4, lengths=(1, 12), seed=2)
-    ]
-    requests[0] = Request("one", "x", (17,), 9, ignore_eos=True)
-    config = make_config(
-        (target[0], folder),
-        "dflash",
-        num_drafts,
-        batch_size=3,
-        cache={"page_size": 4, "prefill_chunk": 5},
-        options=slow.block.options | {"window": window},
-        kernels=kernels,
-    )
-    engine = make_engine(config, requests)
-    rule = install(engine, slow)
-    engine.graph = PaddedGraph(4)
-    poison(engine)
-    for record in engine.generate(requests).rounds:
+    options, sizes = slow.block.options | {"window": window}, {"max_new_tokens": 9, "bucket": 4}
+    pair = target[0], folder
+    rule = compare_drafts(slow, pair, "dflash", num_drafts, options=options, kernels=kernels, **sizes)
+    for record in rule.rounds:
         parts = [record.stage_seconds[part] for part in ("context", "block", "head")]
         assert min(parts) > 0 and sum(parts) <= record.stage_seconds["catchup"], "timed apart"
     return rule

@@ -24,7 +24,6 @@ from tests.test_p_eagle import SlowPEagle
 from tests.test_tree_growth import Path as DraftPath
 from tests.test_tree_growth import paths_of, slow_eagle2
 from tests.tiny_blocks import TinyBlock, make_tiny_p_eagle, write_block
-from tests.tiny_checkpoints import make_tiny_target
 
 BLOCKS: dict[str, TinyBlock] = {
     "none": TinyBlock(),
@@ -47,13 +46,6 @@ class Laws(dict[DraftPath, torch.Tensor]):
     def __missing__(self, path: DraftPath) -> torch.Tensor:
         self[path] = self._law(self._text, path)
         return self[path]
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reference]:
-    folder = tmp_path_factory.mktemp("target")
-    make_tiny_target(folder, "qwen3")
-    return folder, Reference(folder)
 
 
 def drafter_of(name: str, target: tuple[Path, Reference], folder: Path) -> tuple[Run, Law]:

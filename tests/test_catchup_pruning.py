@@ -25,7 +25,6 @@ from spec_lab.models.eagle3 import Eagle3Head
 from spec_lab.models.mtp import MtpModule
 from tests.covering import each_value
 from tests.fake_target import make_prune
-from tests.lab import make_pair
 
 KNOB = ("none", "post_attention", "pre_attention")
 PAGE_SIZE, MAX_SEQ_LEN = 4, 80
@@ -51,8 +50,8 @@ class Models:
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    return Models(make_pair(tmp_path_factory.mktemp("pair")))
+def models(pair: tuple[Path, Path]) -> Models:
+    return Models(pair)
 
 
 @dataclass

@@ -42,11 +42,6 @@ def test_a_conversation_of_sharegpt_is_the_same(tmp_path: Path) -> None:
     assert read(tmp_path, {"conversation_id": 7, "conversations": SHARE_GPT}).prompt_id == "7"
 
 
-def test_what_an_assistant_said_may_have_keys_of_its_own(tmp_path: Path) -> None:
-    prompt = read(tmp_path, {"messages": [*CHAT[:2], CHAT[2] | {"weight": 1}]})
-    assert (prompt.text, prompt.later_turns) == ("2 + 2?", ())
-
-
 def test_gsm8k_has_its_answer_behind_four_signs(tmp_path: Path) -> None:
     prompt = read(tmp_path, {"question": "How many?", "answer": "First 2 * 600 = <<2*600=1200>>1200.\n#### 1,200"})
     assert (prompt.text, prompt.answer, prompt.checker, prompt.category) == (

@@ -10,9 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from spec_lab.checkpoints.checkpoint import open_tensors
+from spec_lab.checkpoints.checkpoint import open_tensors, refuse_impossible
 from spec_lab.checkpoints.families import read_model_config
-from spec_lab.checkpoints.possible_values import refuse_impossible
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from tests.tiny_checkpoints import Family, make_tiny_target, refused, rewrite_tensors
 
@@ -64,16 +63,6 @@ def test_tensors_outlive_a_rewritten_file(tmp_path: Path) -> None:
     assert all(torch.equal(tensors[name], weight) for name, weight in model.state_dict().items())
 
 
-def test_optional_tensors_may_be_absent(tmp_path: Path) -> None:
-    make_tiny_target(tmp_path, "llama")
-    rewrite_tensors(tmp_path, {}, drop=("lm_head.weight",))
-    wanted = decoder_tensor_shapes(read_model_config(tmp_path))
-    tensors = dict(
-        open_tensors(tmp_path, wanted, torch.float32, "cpu", optional=("lm_head.weight", "model.norm.weight"))
-    )
-    assert set(wanted) - set(tensors) == {"lm_head.weight"}
-
-
 def test_old_exports_rotary_buffers_and_stored_tied_head_are_ignored(tmp_path: Path) -> None:
     model = make_tiny_target(tmp_path, "llama", tie_word_embeddings=True)
     buffer = "model.layers.0.self_attn.rotary_emb.inv_freq"
@@ -86,7 +75,7 @@ def test_old_exports_rotary_buffers_and_stored_tied_head_are_ignored(tmp_path: P
 def test_refuses_a_tied_head_that_differs(tmp_path: Path) -> None:
     model = make_tiny_target(tmp_path, "llama", tie_word_embeddings=True)
     rewrite_tensors(tmp_path, {"lm_head.weight": model.lm_head.weight.detach() + 1})
-    with refused(tmp_path, "ties lm_head", "tie_word_embeddings to false"):
+    with refused(tmp_path, "ties lm_head"):
         load(tmp_path)
 
 
@@ -124,7 +113,7 @@ def test_weights_that_are_no_numbers_are_refused(tmp_path: Path, name: str, valu
     tensors[name][-1, -1] = value
     save_file(tensors, tmp_path / shard, metadata={"format": "pt"})
     for dtype in (torch.float32, torch.bfloat16):
-        with refused(f"{tmp_path / shard}: {name} has NaN or infinite values"):
+        with refused(f"{tmp_path / shard}: {name} has values of inf "):
             load(tmp_path, dtype)
 
 
@@ -162,5 +151,5 @@ def test_weights_past_the_dtype_of_the_run_are_refused(tmp_path: Path) -> None:
     make_tiny_target(tmp_path, "llama")
     rewrite_tensors(tmp_path, {"model.norm.weight": torch.full((32,), 1e5)})
     load(tmp_path, torch.bfloat16)
-    with refused("model.safetensors: model.norm.weight has values too large for dtype=float16"):
+    with refused("model.safetensors: model.norm.weight has values of inf in torch.float16, 1e+05 in the file"):
         load(tmp_path, torch.float16)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,21 +9,17 @@ from typing import Any
 
 import pytest
 
-from spec_lab.__main__ import main
 from spec_lab.config.choices import Unusable
 from spec_lab.core.errors import UserError
 from spec_lab.core.types import Request
 from spec_lab.measure.runner import record_run
 from spec_lab.options.acceptance.relaxed_thinking import RelaxedThinking
-from spec_lab.record.reading import find_runs, read_requests
+from spec_lab.record.reading import read_requests
 from spec_lab.workloads.conversations import before_end, longest_conversation, with_later_turns
 from spec_lab.workloads.tokenizer import TargetTokenizer
 from tests.fake_runs import CHOICES
 from tests.lab import part
 from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts
-
-SHARED = Path(__file__).parents[2] / "shared"
-SPEC_BENCH = Path(os.environ.get("SPEC_BENCH", SHARED / "data" / "spec_bench" / "question.jsonl"))
 
 
 class Letters:
@@ -95,17 +90,3 @@ def test_a_run_asks_all_turns_and_their_context_is_plain_decodings(tmp_path: Pat
     answer = tokenizer.decode(before_end(rows["plain"][0].output_ids, frozenset({2})))
     expected = tokenizer.encode_conversation(["<think>ab", answer, "cd"])
     assert rows["lossy"][1].prompt_ids == rows["plain"][1].prompt_ids == expected
-
-
-@pytest.mark.skipif(not SPEC_BENCH.is_file(), reason="the question file of Spec-Bench is not here")
-def test_spec_bench_runs_on_the_pocket_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A question of each of 13 categories; eight of them have a second turn. bfloat16 halves the time of prompts."""
-    knobs = ["max_new_tokens=2", "repeats=1", "warmup_requests=0", "profile_rounds=0", "references=[]", "batch_size=8"]
-    workload = ["workload=spec_bench", f"workload.path={SPEC_BENCH}", "workload.unusable=skip", "workload.limit=13"]
-    assert main([*workload, *knobs, "drafter=none", "dtype=bfloat16", f"output_dir={tmp_path}"]) == 0
-    rows = read_requests(find_runs(tmp_path)[-1].folder)
-    left_out = [line for line in capsys.readouterr().err.splitlines() if line.startswith("left out")]
-    assert len({row.category for row in rows}) == 13
-    assert sum(row.id.endswith("-turn2") for row in rows) == 8 == sum(row.turn == 2 for row in rows)
-    assert len(rows) + len(left_out) == 13 + 8
-    assert all("are longer than 2048" in line for line in left_out)

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from spec_lab.checkpoints.delta_net_checkpoint import delta_net_tensor_shapes
-from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
+from spec_lab.checkpoints.plan import DeltaNetSizes
+from spec_lab.checkpoints.tensor_shapes import delta_net_tensor_shapes
 from spec_lab.core.kept import ALL_ROWS, Kept
 from spec_lab.core.passes import Pass
 from spec_lab.core.pruning import Drop
 from spec_lab.core.types import AttentionMetadata
-from spec_lab.engine.states import RecurrentStates
+from spec_lab.engine.states import SlotStates
 from spec_lab.models.delta_net import GatedDeltaNet, build_delta_net
 from spec_lab.models.delta_rule import DeltaRows, delta_in_chunks, delta_row_by_row
 from tests.kept_states import JUNK, KEPT, tensors_of
@@ -58,7 +58,7 @@ class Lane:
 
     layer: GatedDeltaNet
     cache: Any
-    states: RecurrentStates
+    states: SlotStates
 
     @classmethod
     def of(
@@ -72,7 +72,7 @@ class Lane:
         cache = KEPT[rollback](sizes, NUM_SLOTS, num_rows, dtype, torch.device("cpu"))
         for tensor in tensors_of(cache):
             tensor.fill_(JUNK)
-        return cls(layer, cache, RecurrentStates([cache]))
+        return cls(layer, cache, SlotStates([cache]))
 
     def prompt(self, slot: int, rows: torch.Tensor) -> torch.Tensor:
         return self.run(rows, len(rows), self.states.of_prompts(torch.tensor([slot])))

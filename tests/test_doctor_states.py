@@ -14,7 +14,7 @@ from spec_lab.core.recurrent_cache import ConvWindows, RecurrentRows
 from spec_lab.doctor.findings import Verdict
 from spec_lab.doctor.states import CHECK, check_states
 from spec_lab.doctor.subject import Subject, load_subject
-from spec_lab.engine.states import RecurrentStates
+from spec_lab.engine.states import SlotStates
 from spec_lab.models.delta_caches import ReplayedUpdates, StateCheckpoints
 from tests.test_families_gpu import make_target
 
@@ -47,10 +47,10 @@ def test_healthy_states_are_no_fault(subjects: dict[str, Subject], rollback: str
 
 def commits(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Patch], None]:
     """Plant another index, whatever the cache."""
-    commit = RecurrentStates.commit
+    commit = SlotStates.commit
 
     def plant(patch: Patch) -> None:
-        patch.setattr(RecurrentStates, "commit", lambda self, slots, rows: commit(self, slots, change(rows)))
+        patch.setattr(SlotStates, "commit", lambda self, slots, rows: commit(self, slots, change(rows)))
 
     return plant
 

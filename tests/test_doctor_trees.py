@@ -10,11 +10,11 @@ import torch
 
 from spec_kernels.tree_reference import move_path_reference
 from spec_lab.app.compose import compose
-from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
 from spec_lab.doctor.examine import examine
 from spec_lab.doctor.findings import Finding, Verdict, faults
 from spec_lab.doctor.subject import Subject, load_subject
-from spec_lab.engine.drafts import TreeParts, spine
+from spec_lab.engine import drafts
+from spec_lab.engine.drafts import spine
 from tests.test_doctor_faults import QUICK, change_tensors, copy_of, examined, skipped, with_broken_writes
 
 TREE = ("drafter=eagle3", "tree=dynamic", "tree.num_rows=8")
@@ -89,11 +89,7 @@ def test_branches_that_see_the_keys_of_others(healthy: Subject, monkeypatch: pyt
 
 
 def test_keys_of_the_path_are_left_where_they_were(healthy: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-    def features_alone(parts: Any, kernels: KernelSet = TORCH_FORMS) -> TreeParts:
-        move_path = kernels.get(Op.MOVE_PATH, move_path_reference)
-        return TreeParts(parts.drafter, parts.rule, parts.backend, lambda caches, *rest: move_path([], *rest))
-
-    monkeypatch.setattr(TreeParts, "of", features_alone)
+    monkeypatch.setattr(drafts, "move_path_reference", lambda caches, *rest: move_path_reference([], *rest))
     assert faults_of(examined(healthy, *TREE))[0].check == "output against plain decoding"
 
 

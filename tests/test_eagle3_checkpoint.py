@@ -13,8 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.eagle3_checkpoint import load_eagle3
-from spec_lab.checkpoints.eagle3_config import default_tap_layer_inputs, read_eagle3_config
+from spec_lab.checkpoints.eagle3_checkpoint import default_tap_layer_inputs, load_eagle3, read_eagle3_config
 from spec_lab.checkpoints.families import read_decoder
 from spec_lab.checkpoints.plan import RopeConfig
 from tests.tiny_checkpoints import TINY_SIZES, make_tiny_eagle3, refused, rewrite_config, rewrite_tensors

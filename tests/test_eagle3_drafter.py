@@ -11,12 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from spec_lab.checkpoints.families import read_model_config
-from spec_lab.core.types import Request
 from tests.covering import each_value
-from tests.engine_state import poison
-from tests.fake_target import PaddedGraph
-from tests.lab import Reference, assert_captured_alike, make_config, make_engine, random_requests
-from tests.scripted_rule import ScriptedRule, install
+from tests.lab import Reference, assert_captured_alike, make_config, random_requests
+from tests.scripted_rule import ScriptedRule, compare_drafts
 from tests.tiny_checkpoints import make_tiny_eagle3, make_tiny_target
 
 HEADS: dict[str, dict[str, Any]] = {
@@ -132,33 +129,12 @@ def run_against_slow_chain(
     head: dict[str, Any],
     prune: str,
     num_draft_tokens: int = 3,
-    batch_size: int = 3,
-    bucket: int = 1,
-    num_requests: int = 3,
     window: int | None = None,
-    page_size: int = 4,
+    **sizes: int,
 ) -> ScriptedRule:
     tensors = make_tiny_eagle3(folder, read_model_config(target[0]), **head)
-    requests = [
-        Request(r.request_id, r.category, r.prompt_ids, 12, ignore_eos=True)
-        for r in random_requests(num_requests, lengths=(1, 12), seed=2)
-    ]
-    requests[0] = Request("one", "x", (17,), 12, ignore_eos=True)
-    config = make_config(
-        (target[0], folder),
-        "eagle3",
-        num_draft_tokens,
-        prune,
-        batch_size=batch_size,
-        cache={"page_size": page_size, "prefill_chunk": 5},
-        options={"window": window},
-    )
-    engine = make_engine(config, requests)
-    rule = install(engine, SlowHead(tensors, head, target[1], window))
-    engine.graph = PaddedGraph(bucket)
-    poison(engine)
-    engine.generate(requests)
-    return rule
+    slow, pair, options = SlowHead(tensors, head, target[1], window), (target[0], folder), {"window": window}
+    return compare_drafts(slow, pair, "eagle3", num_draft_tokens, prune, num_requests=3, options=options, **sizes)
 
 
 @pytest.mark.parametrize(("head", "prune"), each_value(HEADS, PRUNES))

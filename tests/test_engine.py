@@ -82,12 +82,6 @@ def test_accepted_all_none_or_some_of_the_drafts(num_draft_tokens: int, script: 
         assert record.emitted_per_round == scripted_rounds(17, num_draft_tokens, script)
 
 
-def test_prompts_of_one_token_and_shorter_than_k() -> None:
-    requests = [Request(f"r{n}", "short", tuple(range(3, 3 + n)), 9) for n in (1, 2, 3, 4)]
-    engine, target = make_fake_engine(scripted(5, [2, 5, 0]))
-    check(engine, target, requests)
-
-
 def test_length_limits_inside_a_block() -> None:
     """Every limit from one token up, with all drafts right: the last round is cut at every column."""
     requests = [

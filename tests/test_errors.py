@@ -11,12 +11,6 @@ from spec_lab.core.errors import (
 )
 
 
-def test_an_error_without_a_message_names_the_line_it_was_raised_at() -> None:
-    with pytest.raises(AssertionError) as caught:
-        raise AssertionError
-    assert describe_error(caught.value) == f"AssertionError at test_errors.py:{caught.tb.tb_lineno}"
-
-
 @pytest.mark.parametrize(
     ("text", "shown"),
     [

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from spec_lab.checkpoints.expert_sizes import ExpertSizes, RouterScores, expert_tensor_shapes
+from spec_lab.checkpoints.plan import ExpertSizes, RouterScores
+from spec_lab.checkpoints.tensor_shapes import expert_tensor_shapes
 from spec_lab.engine.tape import TapeRecorder
 from spec_lab.models.experts import ExpertMLP, build_experts
 from spec_lab.models.routers import Routing, SigmoidRouter, SoftmaxRouter

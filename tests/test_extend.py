@@ -14,7 +14,7 @@ from spec_lab.app.compose import compose
 from spec_lab.checkpoints.packaged import ZOO
 from spec_lab.config import option
 from spec_lab.doctor.__main__ import main as examine
-from spec_lab.record.metric import EXTENSION_METRICS
+from spec_lab.record.metric import METRICS
 from spec_lab.record.models import Run
 from spec_lab.record.reading import read_requests, read_run
 
@@ -60,7 +60,7 @@ def importable(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.chdir(tmp_path)
     yield
-    EXTENSION_METRICS.clear()
+    METRICS.pop("metrics.all_kept", None)
     for name in [name for name in sys.modules if name.partition(".")[0] == "my_lab"]:
         del sys.modules[name]
 

@@ -32,7 +32,6 @@ GRANITE = {
     "logits_scaling": 3.0,
 }
 EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 3}
-BIASES = {"attention_bias": True, "mlp_bias": True}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": ("granite", GRANITE),
     "granite_tied_biases": (

@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from spec_lab.checkpoints.block_fp8 import dequantised
 from spec_lab.checkpoints.checkpoint import open_tensors, read_tensors, stored_tensors
+from spec_lab.checkpoints.checkpoint_files import Part
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.mtp_checkpoint import load_mtp
-from spec_lab.checkpoints.slices import Part
+from spec_lab.checkpoints.quantised import Fp8Blocks
 from spec_lab.checkpoints.target_tensors import without_mtp
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.models.partition import Whole
@@ -79,7 +79,7 @@ def load(folder: Path, **options: Any) -> dict[str, torch.Tensor]:
 def test_the_published_blocks_with_begun_ones_at_the_edges(shape: tuple[int, int]) -> None:
     """transformers 5 takes rows / scales for the size of a block, which is 96 for 192 rows."""
     quantised, scales, meant = quantise(torch.randn(shape), (128, 128))
-    assert torch.equal(dequantised({"weight": quantised, "scales": scales}, (128, 128)), meant)
+    assert torch.equal(Fp8Blocks(128, 128)(quantised, scales), meant)
 
 
 def test_a_checkpoint_is_what_its_scales_say(checkpoint: Path) -> None:
@@ -155,7 +155,7 @@ def test_refuses_a_matrix_without_scales(checkpoint: Path) -> None:
     name = "model.layers.1.mlp.up_proj.weight"
     quantise_checkpoint(checkpoint)
     rewrite_tensors(checkpoint, {}, drop=(f"{name}_scale_inv",))
-    with refused("weights of fewer than 16 bits", f"{name} is F8_E4M3"):
+    with refused("of fewer than 16 bits", f"{name} is F8_E4M3"):
         load(checkpoint)
 
 

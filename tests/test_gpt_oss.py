@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from spec_lab.checkpoints.expert_checkpoint import widened
 from spec_lab.checkpoints.families import read_model_config
-from spec_lab.checkpoints.gpt_oss_checkpoint import widened
 from spec_lab.config.choices import KernelsChoice
 from tests.covering import each_value
 from tests.kernel_lab import DEVICE
@@ -46,7 +46,7 @@ def test_every_code_and_exponent_is_widened_exactly() -> None:
     blocks = torch.arange(256, dtype=torch.uint8).view(1, 4, 4, 16)
     exponents = torch.tensor([0, 1, 100, 126, 127, 128, 140, 200, 254, 5, 60, 90, 119, 133, 2, 250])
     exponents = exponents.to(torch.uint8).view(1, 4, 4)
-    assert torch.equal(widened({"blocks": blocks, "scales": exponents}).float(), by_formula(blocks, exponents))
+    assert torch.equal(widened(blocks, exponents).float(), by_formula(blocks, exponents))
 
 
 @pytest.mark.parametrize("form", FORMS)

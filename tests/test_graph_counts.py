@@ -25,22 +25,17 @@ from spec_lab.measure import runner
 from spec_lab.measure.launch_counts import CountedRounds, count_trace
 from spec_lab.measure.profiling import profile_rounds
 from spec_lab.measure.watched_rounds import watch_rounds
-from spec_lab.options.graphs import FullLoop, RoundGraph, SplitSeed, StepReplay
+from spec_lab.options.graphs import FullLoop, RoundGraph
 from spec_lab.record.reading import read_run
 from spec_lab.record.trace import STAGE_PREFIX, TraceEvent, outermost
+from tests import graph_lab
 from tests.fake_runs import CHOICES
 from tests.lab import make_config, make_engine, random_requests
 from tests.test_runner_passes import num_stages
-from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts
+from tests.tiny_runs import make_run_config, write_prompts
 
-MODES: dict[str, GraphConfig | None] = {
-    "eager": None,
-    "split_seed": SplitSeed(),
-    "step_replay": StepReplay(),
-    "full_loop": FullLoop(),
-    "round": RoundGraph(),
-    "overlap": RoundGraph(overlap=True),
-}
+MODES: dict[str, GraphConfig | None] = {"eager": None, **graph_lab.MODES}
+del MODES["verify_eager"]
 NUM_ROUNDS = 3
 
 
@@ -111,11 +106,6 @@ def test_operators_replays_and_reads_are_counted_exactly() -> None:
     assert work["replays_per_round"] == 1
     assert work["host_syncs_per_round"] == 2
     assert work["gpu_busy_ms_per_round"] is None
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return make_runnable_pair(tmp_path_factory.mktemp("pair"))
 
 
 def engine_of(pair: tuple[Path, Path], mode: str) -> tuple[Engine, list[Any]]:

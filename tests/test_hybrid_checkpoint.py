@@ -17,10 +17,10 @@ from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.build.caches import build_cache
 from spec_lab.build.models import load_models
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
 from spec_lab.checkpoints.families import read_decoder, read_model_config
-from spec_lab.checkpoints.gemma4_assistant_config import owns_kv
+from spec_lab.checkpoints.gemma4_assistant_checkpoint import owns_kv
 from spec_lab.checkpoints.packaged import SHAPES
+from spec_lab.checkpoints.plan import DeltaNetSizes
 from spec_lab.checkpoints.target_tensors import counts_from_one
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.config.choices import CacheDtype

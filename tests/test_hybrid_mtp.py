@@ -15,11 +15,9 @@ from spec_lab.config.choices import Rollback
 from spec_lab.config.run import RecurrentConfig
 from spec_lab.core.types import NormSide
 from tests.covering import each_value
-from tests.engine_state import poison
-from tests.fake_target import PaddedGraph
 from tests.graph_lab import MODES, Lab, accepted_lengths, assert_equal_to_eager, mixed_requests
-from tests.lab import Reference, generate, make_config, make_engine, random_requests
-from tests.scripted_rule import install
+from tests.lab import Reference, generate, make_config, random_requests
+from tests.scripted_rule import compare_drafts
 from tests.tiny_hybrid import KINDS, VOCAB, make_tiny_nextn
 from tests.tiny_mtp import target_hidden_states
 
@@ -73,15 +71,8 @@ def test_drafts_equal_the_whole_chain_recomputed(
 ) -> None:
     """After prompts of one token and of several chunks, and after rounds of every n; pruned or not."""
     folder, module = pairs[kind]
-    requests = random_requests(3, 12, seed=2, vocab_size=VOCAB, lengths=(1, 12))
-    requests = [replace(request, ignore_eos=True) for request in requests]
-    requests[0] = replace(requests[0], prompt_ids=(17,))
-    engine = make_engine(config_of(folder, prune, batch_size=2), requests)
-    reference = Reference(folder)
-    rule = install(engine, SlowNextn(reference, module))
-    engine.graph = PaddedGraph(2)
-    poison(engine)
-    engine.generate(requests)
+    sizes = {"num_requests": 3, "vocab_size": VOCAB, "bucket": 2, "batch_size": 2}
+    rule = compare_drafts(SlowNextn(Reference(folder), module), (folder, folder), "mtp_eagle", 3, prune, **sizes)
     assert set(rule.accepted) == {0, 1, 2, 3} and rule.compared > 20
     assert sum(name.startswith("mtp.") for name in stored_tensors(folder)) == NUM_TENSORS[kind]
     assert num_mtp_modules(read_keys(folder)) == 1

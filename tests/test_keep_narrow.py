@@ -194,6 +194,6 @@ def test_speculative_output_is_plain_decodings_on_an_fp8_target(
     (path,) = tmp_path.glob("outputs/*/summary.json")
     assert "weight_dtype_fp8" in path.parent.name
     summary = read_run(path.parent)
-    assert (summary.target.weight_dtype, summary.target.dtype) == ("fp8", "float32")
+    assert summary.target.weights == "fp8, rounded when read from float32"
     assert summary["equal_to_plain"] == 1 and summary["divergence.bugs"] == 0
     assert summary["acceptance_length"] > 1.5

@@ -15,7 +15,7 @@ from spec_kernels.delta_kept import keep_delta_rows
 from spec_kernels.delta_rule import Rows, delta_replay, delta_rule
 from spec_kernels.gated_norm import gated_norm
 from spec_kernels.utils import INTERPRETED
-from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
+from spec_lab.checkpoints.plan import DeltaNetSizes
 from spec_lab.core.recurrent_cache import ConvWindows, RecurrentRows
 from spec_lab.models.delta_caches import ReplayedUpdates
 from spec_lab.models.delta_rule import DeltaRows, delta_row_by_row

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from spec_kernels.routing import can_choose, choose_experts, route
-from spec_lab.checkpoints.expert_sizes import ExpertSizes, RouterScores
+from spec_lab.checkpoints.plan import ExpertSizes, RouterScores
 from spec_lab.models.norms import RMSNorm
 from spec_lab.models.routers import Routing, SigmoidRouter, SoftmaxRouter, torch_router
 from spec_lab.operators.triton_experts import TritonRouter, triton_router

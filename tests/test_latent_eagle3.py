@@ -12,13 +12,10 @@ import torch
 from spec_lab.checkpoints.eagle3_checkpoint import load_eagle3
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.core.layer_protocols import AttentionBackend
-from spec_lab.core.types import Request
 from spec_lab.models.eagle3 import Eagle3Head
 from spec_lab.options.trees import DynamicTreeConfig
-from tests.engine_state import poison
-from tests.fake_target import PaddedGraph
-from tests.lab import Reference, assert_captured_alike, generate, make_config, make_engine, random_requests
-from tests.scripted_rule import ScriptedRule, install
+from tests.lab import Reference, assert_captured_alike, generate, make_config, random_requests
+from tests.scripted_rule import ScriptedRule, compare_drafts
 from tests.test_catchup_pruning import (
     HIDDEN,
     KNOB,
@@ -28,7 +25,7 @@ from tests.test_catchup_pruning import (
     random_round,
 )
 from tests.test_eagle3_drafter import SlowHead
-from tests.tiny_checkpoints import make_tiny_eagle3, make_tiny_target
+from tests.tiny_checkpoints import make_tiny_eagle3
 from tests.tiny_latent import SIZES, make_latent_eagle3, make_latent_target
 from tests.tiny_mtp import make_tiny_mtp
 
@@ -95,14 +92,6 @@ class SlowLatentHead(SlowHead):
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reference]:
-    """A target with grouped-query attention, which may have such a head as well."""
-    folder = tmp_path_factory.mktemp("target")
-    make_tiny_target(folder, "qwen3")
-    return folder, Reference(folder)
-
-
-@pytest.fixture(scope="module")
 def latent_target(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reference]:
     folder = tmp_path_factory.mktemp("latent_target")
     make_latent_target(folder, num_hidden_layers=7)
@@ -113,22 +102,11 @@ def run_against_slow_chain(
     target: tuple[Path, Reference], folder: Path, head: str, prune: str, window: int | None = None, bucket: int = 1
 ) -> ScriptedRule:
     tensors = make_latent_eagle3(folder, read_model_config(target[0]), **HEADS[head])
-    requests = [
-        Request(r.request_id, r.category, r.prompt_ids, 18, ignore_eos=True)
-        for r in random_requests(4, lengths=(1, 12), seed=2)
-    ]
-    requests[0] = Request("one", "x", (17,), 18, ignore_eos=True)
-    sizes = {"page_size": 4, "prefill_chunk": 5}
-    config = make_config((target[0], folder), "eagle3", 3, prune, batch_size=3, cache=sizes, options={"window": window})
-    engine = make_engine(config, requests)
     options = HEADS[head] | ({"eagle_aux_hidden_state_layer_ids": TAPS[head]} if head in TAPS else {})
     slow = SlowLatentHead(tensors, {"eagle_aux_hidden_state_layer_ids": default_taps(target[0])} | options, target[1])
     slow.window = window
-    rule = install(engine, slow)
-    engine.graph = PaddedGraph(bucket)
-    poison(engine)
-    engine.generate(requests)
-    return rule
+    sizes = {"max_new_tokens": 18, "bucket": bucket}
+    return compare_drafts(slow, (target[0], folder), "eagle3", 3, prune, options={"window": window}, **sizes)
 
 
 def default_taps(folder: Path) -> list[int]:

@@ -12,7 +12,7 @@ import torch
 
 from spec_lab.build.limits import engine_limits
 from spec_lab.checkpoints.families import read_model_config
-from spec_lab.checkpoints.latent_sizes import LatentSizes
+from spec_lab.checkpoints.plan import LatentSizes
 from spec_lab.core.types import FeatureSpec, NormSide
 from tests.lab import Reference, generate, make_config, random_requests
 from tests.target_lane import PAGE_SIZE, made_once, make_lane, random_tokens

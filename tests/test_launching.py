@@ -7,10 +7,7 @@ from dataclasses import replace
 import pytest
 
 from spec_kernels.early import loads_ahead
-from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
-from spec_lab.checkpoints.expert_sizes import ExpertSizes, RouterScores
-from spec_lab.checkpoints.latent_sizes import LatentSizes
-from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
+from spec_lab.checkpoints.plan import DeltaNetSizes, ExpertSizes, LatentSizes, LayerPlan, RopeConfig, RouterScores
 from spec_lab.core.kernel_set import TORCH_FORMS
 from spec_lab.models.launching import launching_of
 from spec_lab.operators.triton_set import triton_set

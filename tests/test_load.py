@@ -12,7 +12,7 @@ from spec_lab.app.compose import compose
 from spec_lab.config.choices import Unusable
 from spec_lab.core.errors import UserError
 from spec_lab.options.workloads import Jsonl, SpecBench
-from spec_lab.workloads.prompt_files import PROMPTS_FOLDER, Prompt, read_jsonl, read_spec_bench, shipped_prompts
+from spec_lab.workloads.prompt_files import Prompt, read_jsonl, read_spec_bench
 
 
 def read(path: Path, workload: str = "jsonl", **options: Any) -> list[Prompt]:
@@ -96,8 +96,3 @@ def test_so_many_turns_of_a_question_are_read_as_asked(tmp_path: Path) -> None:
     asked = {turns: read(path, "spec_bench", turns=turns)[0] for turns in (None, 1, 2)}
     assert {prompt.text for prompt in asked.values()} == {"a"}
     assert {turns: prompt.later_turns for turns, prompt in asked.items()} == {None: ("b", "c"), 1: (), 2: ("b",)}
-
-
-def test_the_shipped_prompts_come_one_category_after_the_other() -> None:
-    categories = list(dict.fromkeys(prompt.category for prompt in shipped_prompts()))
-    assert categories == sorted(path.stem for path in PROMPTS_FOLDER.glob("*.jsonl"))

@@ -11,7 +11,7 @@ from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.core.prompts import PromptPack
 from spec_lab.core.ragged import whole_prompt
 from spec_lab.core.types import Request, RoundBatch, Verification, VerifiedRound
-from spec_lab.drafters.history import LookupState, NewTokens, TokenHistory
+from spec_lab.drafters.history import LookupState, NewTokens, TokenHistory, read_tokens, write_tokens
 from spec_lab.drafters.ngram import NgramDrafter
 from spec_lab.drafters.oracle import OracleDrafter
 from spec_lab.drafters.random import RandomDrafter
@@ -123,19 +123,16 @@ def test_ngram_does_not_find_what_an_earlier_request_left_in_the_slot() -> None:
         assert collect_drafts(drafter, BACKEND, state).tolist() == [expected]
 
 
-def test_reset_replaces_the_whole_row() -> None:
-    history = TokenHistory(2, 6, CPU)
-    for tokens in ([5, 6, 7, 8], [9], [1, 2, 3, 4, 5, 6, 7, 8]):
-        history.reset(1, tokens)
-        assert history.tokens[1].tolist() == [*tokens[:6], *[0] * (6 - len(tokens))]
-    assert not history.tokens[0].any()
+def append(history: TokenHistory, verified: VerifiedRound) -> None:
+    new = NewTokens.of_round(verified)
+    write_tokens(history.tokens, new.slot_ids, new.starts, new.tokens, new.counts)
 
 
 def test_history_takes_the_emitted_tokens_at_l_plus_1_to_l_plus_n_and_no_rejected_one() -> None:
     history = TokenHistory(3, 12, CPU)
     for slot in range(3):
         history.reset(slot, [slot + 1] * 4)
-    history.append(NewTokens.of_round(verified_round([[11, 12, 13], [14], []], [3, 1, 0], [3, 5, 0], 2, [1, 0, 3])))
+    append(history, verified_round([[11, 12, 13], [14], []], [3, 1, 0], [3, 5, 0], 2, [1, 0, 3]))
     assert history.tokens[1].tolist() == [2, 2, 2, 2, 11, 12, 13, 0, 0, 0, 0, 0]
     assert history.tokens[0].tolist() == [1, 1, 1, 1, 0, 0, 14, 0, 0, 0, 0, 0]
     assert history.tokens[2].tolist() == [3] * 4 + [0] * 8
@@ -145,9 +142,9 @@ def test_history_takes_the_emitted_tokens_at_l_plus_1_to_l_plus_n_and_no_rejecte
 def test_history_past_its_end_overwrites_no_token() -> None:
     history = TokenHistory(1, 8, CPU)
     history.reset(0, [1, 2, 3, 4, 5, 6, 7])
-    history.append(NewTokens.of_round(verified_round([[11, 12, 13]], [3], [5], 2)))
+    append(history, verified_round([[11, 12, 13]], [3], [5], 2))
     assert history.tokens[0, :7].tolist() == [1, 2, 3, 4, 5, 6, 11]
-    assert history.gather(torch.tensor([0]), torch.tensor([6]), 4).tolist() == [[11, 0, 0, 0]]
+    assert read_tokens(history.tokens[:1], torch.tensor([6]), 4).tolist() == [[11, 0, 0, 0]]
 
 
 def make_oracle(num_draft_tokens: int = 3) -> OracleDrafter:

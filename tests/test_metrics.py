@@ -15,7 +15,14 @@ from spec_lab.record.draft_counts import acceptance_length, draft_counts
 from spec_lab.record.metric import METRICS, Measured, flattened, part_of
 from spec_lab.record.models import Request
 from spec_lab.record.recorder import request_row
-from spec_lab.record.statistics import Interval, bootstrapped, of_turns, paired_difference_interval, wilson_interval
+from spec_lab.record.statistics import (
+    Interval,
+    bootstrapped,
+    mean_ratio,
+    paired_difference_interval,
+    ratios_of_turns,
+    wilson_interval,
+)
 from spec_lab.record.summary import definitions
 from tests.fake_runs import MAIN, make_request, make_round, make_run
 
@@ -66,9 +73,9 @@ def test_an_engine_that_tells_a_histogram_or_nothing_has_what_follows_from_it() 
     """Three rounds of three offers, of which 3, 3 and 1 were accepted: (4 + 4 + 2) / 3."""
     told = Request(id="a", prompt_ids=[1], output_ids=[2], rounds_histogram=[(3, 3, 2), (3, 1, 1)])
     silent = Request(id="b", prompt_ids=[1], output_ids=[2])
-    part = part_of(Measured([told, silent], (), K))
+    part = part_of(Measured([told, silent], [turn()], K))
     assert (part["acceptance_length"], part["rounds"]) == (pytest.approx(10 / 3), 3)
-    assert part_of(Measured([silent], (), K))["acceptance_length"] is None
+    assert part_of(Measured([silent], [turn()], K))["acceptance_length"] is None
     assert part["round_ms"] is part["speedup"] is None and part["output_tokens"] == 2
 
 
@@ -76,7 +83,7 @@ def test_acceptance_is_told_by_context_turn_and_phase() -> None:
     """Prompts of 3 tokens. Rounds begin at output tokens 1, 5, 6 (4, 8 and 9 tokens of text), and at 1 in turn 2."""
     first = request_row(make_request("a", [3, 0, 2]), thinking_spans=[(0, 6)])
     second = request_row(replace(make_request("b", [1]), turn=2), thinking_spans=[])
-    part = part_of(Measured([first, second], (), K))
+    part = part_of(Measured([first, second], [turn()], K))
     assert part.under("acceptance_length_by.context") == {"4": (4 + 2) / 2, "8": (1 + 3) / 2}
     assert part.under("acceptance_length_by.turn") == {"1": 8 / 3, "2": 2.0}
     assert part.under("acceptance_length_by.phase") == {"answer": (3 + 2) / 2, "thinking": (4 + 1) / 2}
@@ -160,7 +167,7 @@ def test_accuracy_leaves_out_what_cannot_be_checked_and_pairs_by_prompt() -> Non
         [Request(id=f"r{n}", prompt_ids=[1], output_ids=[2], correct=told) for n, told in enumerate(each)]
         for each in ([True, None, False, True, None, True], [True, True, True, None, None, False])
     )
-    found = part_of(Measured(mine, (), K, {"plain": Measured(plain)}))
+    found = part_of(Measured(mine, [turn()], K, {"plain": Measured(plain, [turn()])}))
     assert (found["accuracy"], found["accuracy.n"]) == (0.75, 4)
     assert found["accuracy.low"] < 0.75 < found["accuracy.high"]
     change = found.under("accuracy_change")
@@ -231,19 +238,19 @@ def test_a_paired_difference_has_a_width_even_where_no_pair_differs() -> None:
 
 def test_the_ratio_of_turns_has_students_interval() -> None:
     """Logs 0, .1 and .2: mean .1, standard error .1 / sqrt 3, t quantile of two degrees 4.3027."""
-    ratio = of_turns([math.exp(x) for x in (0.0, 0.1, 0.2)], [1.0] * 3)
-    assert ratio is not None
-    reach = 4.3027 * 0.1 / math.sqrt(3)
-    found = ratio.interval
+    ratios = ratios_of_turns([math.exp(x) for x in (0.0, 0.1, 0.2)], [1.0] * 3)
+    reach, found = 4.3027 * 0.1 / math.sqrt(3), mean_ratio(ratios)
+    assert found is not None
     assert (found.value, found.low, found.high) == pytest.approx(
         tuple(map(math.exp, (0.1, 0.1 - reach, 0.1 + reach))), rel=1e-4
     )
-    few = of_turns([2.0, None, 2.1], [1.0, 1.0, 1.0])
-    assert few is not None and (few.num_turns, few.interval.low) == (2, None)
-    assert ratio.over(few).interval.low is None
-    assert of_turns([None, 1.0], [1.0, 0.0]) is None
-    apart = ratio.over(ratio).interval
-    assert apart.value == 1.0 and apart.holds(1.0) and not Interval(2.0, 1.5, 2.5).holds(1.0)
+    few = ratios_of_turns([2.0, None, 2.1], [1.0, 1.0, 1.0])
+    assert few == [2.0, 2.1] and mean_ratio(few, ratios) == Interval(
+        pytest.approx(math.sqrt(4.2) / math.exp(0.1)), None, None
+    )
+    assert ratios_of_turns([None, 1.0], [1.0, 0.0]) == [] and mean_ratio([]) is mean_ratio(few, []) is None
+    apart = mean_ratio(ratios, ratios)
+    assert apart is not None and apart.value == 1.0 and apart.holds(1.0) and not Interval(2.0, 1.5, 2.5).holds(1.0)
 
 
 def test_the_bootstrap_of_prompts_covers_what_it_should() -> None:

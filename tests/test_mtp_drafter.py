@@ -10,21 +10,12 @@ import pytest
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.core.types import NormSide, Request
 from tests.covering import each_value
-from tests.engine_state import poison
-from tests.fake_target import PaddedGraph
-from tests.lab import PRUNING, Reference, make_config, make_engine, random_requests
-from tests.scripted_rule import ScriptedRule, install
+from tests.lab import PRUNING, Reference, make_config, make_engine
+from tests.scripted_rule import ScriptedRule, compare_drafts
 from tests.tiny_checkpoints import make_tiny_target, refused, rewrite_config, rewrite_tensors
 from tests.tiny_mtp import FAMILIES, SlowMtp, TinyMtp, make_tiny_mtp
 
 PRE, POST = NormSide.PRE_NORM, NormSide.POST_NORM
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reference]:
-    folder = tmp_path_factory.mktemp("target")
-    make_tiny_target(folder, "qwen3")
-    return folder, Reference(folder)
 
 
 def run_against_slow_chain(
@@ -33,34 +24,14 @@ def run_against_slow_chain(
     module: TinyMtp,
     prune: str = "catchup",
     num_draft_tokens: int = 3,
-    batch_size: int = 3,
     bucket: int = 1,
     slow_sides: tuple[NormSide, NormSide] = (POST, POST),
     **options: Any,
 ) -> ScriptedRule:
     """`folder` of the module, None where it lies in the target's; `slow_sides` what goes in, and what is recycled."""
-    requests = [
-        Request(r.request_id, r.category, r.prompt_ids, 12, ignore_eos=True)
-        for r in random_requests(4, lengths=(1, 12), seed=2)
-    ]
-    requests[0] = Request("one", "x", (17,), 12, ignore_eos=True)
+    slow, pair = SlowMtp(module, target[1], *slow_sides), (target[0], target[0])
     options = {"path": None if folder is None else str(folder), **options}
-    sizes = {"page_size": 4, "prefill_chunk": 5}
-    config = make_config(
-        (target[0], target[0]),
-        "mtp_eagle",
-        num_draft_tokens,
-        prune,
-        batch_size=batch_size,
-        cache=sizes,
-        options=options,
-    )
-    engine = make_engine(config, requests)
-    rule = install(engine, SlowMtp(module, target[1], *slow_sides))
-    engine.graph = PaddedGraph(bucket)
-    poison(engine)
-    engine.generate(requests)
-    return rule
+    return compare_drafts(slow, pair, "mtp_eagle", num_draft_tokens, prune, bucket=bucket, options=options)
 
 
 CASES = [

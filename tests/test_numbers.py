@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from spec_lab.app.compose import Composed
 from spec_lab.app.run import run
-from spec_lab.checkpoints import possible_values
+from spec_lab.checkpoints import checkpoint
 from spec_lab.config.run import Run, SamplingConfig
 from spec_lab.core.errors import Breakdown, UserError
 from spec_lab.measure.lab import load_lab
@@ -32,7 +32,7 @@ def pair(tmp_path: Path) -> tuple[Path, Path]:
 @pytest.fixture(autouse=True)
 def large_weights_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let what no trained model has get as far as the arithmetic."""
-    monkeypatch.setattr(possible_values, "LARGEST_WEIGHT", torch.finfo(torch.float32).max)
+    monkeypatch.setattr(checkpoint, "LARGEST_WEIGHT", torch.finfo(torch.float32).max)
 
 
 def overflow(pair: tuple[Path, Path], threshold: float | None = None) -> None:

@@ -111,9 +111,9 @@ def test_survival_is_the_product_from_draft_1_on() -> None:
     confidences = DraftConfidences(2, 3, CPU)
     slots = torch.tensor([1, 0])
     for _ in range(2):  # a second round begins anew
-        confidences.begin(slots, torch.tensor([0.5, 0.25]))
-        confidences.go_on(slots, torch.tensor([0.5, 1.0]), torch.tensor([1]))
-        confidences.go_on(slots, torch.tensor([0.5, 0.5]), torch.tensor([2]))
+        confidences.note(slots, torch.tensor([0.5, 0.25]))
+        confidences.note(slots, torch.tensor([0.5, 1.0]), torch.tensor([1]))
+        confidences.note(slots, torch.tensor([0.5, 0.5]), torch.tensor([2]))
         assert confidences.survival[slots].tolist() == [[0.5, 0.25, 0.125], [0.25, 0.25, 0.125]]
 
 

@@ -14,7 +14,7 @@ from spec_lab.engine.scheduler import Scheduler
 from spec_lab.measure.runner import record_run
 from spec_lab.record.reading import read_requests
 from spec_lab.workloads.arrivals import arriving
-from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts
+from tests.tiny_runs import make_run_config, write_prompts
 
 REQUESTS = [Request(f"r{number}", "c", (1, 2), 4) for number in range(4000)]
 
@@ -75,11 +75,6 @@ def test_the_bound_on_requests_in_flight_holds_arrivals_back() -> None:
     bounded.release(first)
     [third] = bounded.admit(5.0)
     assert (third.arrived_at, third.admitted_at) == (5.0, 5.0)
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return make_runnable_pair(tmp_path_factory.mktemp("pair"))
 
 
 def test_a_run_under_load_offers_the_same_to_its_references(pair: tuple[Path, Path], tmp_path: Path) -> None:

@@ -80,15 +80,6 @@ def test_stretches_of_any_text_add_up(pocket: TargetTokenizer, text: str) -> Non
         assert whole.rstrip("\ufffd").startswith(decoded[:end].rstrip("\ufffd"))
 
 
-def test_a_plain_text_is_cut_where_its_tokens_are(pocket: TargetTokenizer) -> None:
-    ids = pocket.encode("The sum of 12 and 30 is 42.")
-    text = pocket.decode(ids)
-    ends = text_ends(pocket, ids, text)
-    assert ends is not None
-    pieces = [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-    assert pieces == [pocket.decode([token]) for token in ids]
-
-
 def test_ids_without_a_tokenizer_are_cut_too() -> None:
     assert text_ends(IdsAlone(100), [5, 17, 3], "5 17 3") == [1, 4, 6]
 

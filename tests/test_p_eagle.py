@@ -10,16 +10,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from spec_lab.checkpoints.eagle3_config import read_eagle3_config
+from spec_lab.checkpoints.eagle3_checkpoint import read_eagle3_config
 from spec_lab.checkpoints.families import read_model_config
-from spec_lab.core.types import Request
-from tests.engine_state import poison
-from tests.fake_target import PaddedGraph
-from tests.lab import Reference, make_config, make_engine, random_requests
-from tests.scripted_rule import install
+from tests.lab import Reference
+from tests.scripted_rule import compare_drafts
 from tests.test_eagle3_drafter import SlowHead
 from tests.tiny_blocks import make_tiny_p_eagle
-from tests.tiny_checkpoints import make_tiny_target, rewrite_config
+from tests.tiny_checkpoints import rewrite_config
 from tests.tiny_latent import make_latent_eagle3
 
 
@@ -53,13 +50,6 @@ class SlowPEagle(SlowHead):
         return stream + (F.silu(rows @ gate.T) * (rows @ up.T)) @ down.T
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reference]:
-    folder = tmp_path_factory.mktemp("target")
-    make_tiny_target(folder, "qwen3")
-    return folder, Reference(folder)
-
-
 @pytest.mark.parametrize(
     ("num_layers", "num_drafts", "prune"),
     [(1, 3, "catchup"), (2, 3, "none"), (2, 4, "catchup"), (3, 3, "post_attention"), (2, 1, "prefill")],
@@ -69,18 +59,8 @@ def test_drafts_equal_one_pass_over_the_whole_text(
 ) -> None:
     """They are compared after prompts of one token and of several chunks, and after rounds of every n."""
     tensors = make_tiny_p_eagle(tmp_path / "head", read_model_config(target[0]), num_layers)
-    requests = [
-        Request(r.request_id, r.category, r.prompt_ids, 14, ignore_eos=True)
-        for r in random_requests(4, lengths=(1, 12), seed=2)
-    ]
-    requests[0] = Request("one", "x", (17,), 14, ignore_eos=True)
-    cache = {"page_size": 4, "prefill_chunk": 5}
-    config = make_config((target[0], tmp_path / "head"), "p_eagle", num_drafts, prune, batch_size=3, cache=cache)
-    engine = make_engine(config, requests)
-    rule = install(engine, SlowPEagle(tensors, {}, target[1], num_layers=num_layers))
-    engine.graph = PaddedGraph(4)
-    poison(engine)
-    engine.generate(requests)
+    slow, pair = SlowPEagle(tensors, {}, target[1], num_layers=num_layers), (target[0], tmp_path / "head")
+    rule = compare_drafts(slow, pair, "p_eagle", num_drafts, prune, max_new_tokens=14, bucket=4)
     assert set(rule.accepted) == set(range(num_drafts + 1)) and rule.compared > 15
 
 

@@ -17,8 +17,6 @@ import pytest
 from spec_lab.record.reading import read_run
 
 ROOT = Path(__file__).parents[1]
-SOURCES = ("spec_lab", "conf", "kernels", "notebooks")
-SOURCE_SUFFIXES = {".py", ".yaml", ".jsonl", ".json", ".ipynb", ".md", ".safetensors"}
 LEFTOVERS = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints", "*.egg-info")
 NOT_IN_THE_WHEEL = shutil.ignore_patterns(".*", "build", "dist", "outputs", "tests", "notebooks", "docs", "wandb")
 COMMAND = [sys.executable, "-m", "spec_lab"]
@@ -123,23 +121,6 @@ def test_first_command_works_from_the_wheel(installed: Path, tmp_path: Path) -> 
 
 def test_raw_checkout_runs_in_its_root(tree: Path) -> None:
     assert_composes(run(COMPOSED, tree))
-
-
-def test_kernels_folder_hides_no_package(tree: Path) -> None:
-    """An importable `kernels` in the repository's root would stand in front of the one transformers imports."""
-    code = "import importlib.util as u; s = u.find_spec('kernels'); print(s is None or s.origin is None)"
-    assert run([sys.executable, "-c", code], tree, tree).stdout.strip() == "True"
-
-
-def test_no_source_is_hidden_from_git() -> None:
-    """An ignore rule that fits a package's name would leave it out of every clone, and no test here would miss it."""
-    if not (ROOT / ".git").exists() or shutil.which("git") is None:
-        pytest.skip("no git checkout")
-    # Only .gitignore: what somebody leaves out of his own checkout is not in the clone either.
-    command = ["git", "ls-files", "-z", "--others", "--ignored", "--exclude-per-directory=.gitignore", "--", *SOURCES]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    hidden = [path for path in done.stdout.split("\0") if Path(path).suffix in SOURCE_SUFFIXES]
-    assert not hidden
 
 
 def test_every_dependency_is_pinned_once() -> None:

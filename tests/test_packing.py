@@ -18,7 +18,7 @@ from spec_lab.core.ragged import build_metadata
 from spec_lab.core.types import Request, Sequence
 from spec_lab.engine.engine import Engine
 from spec_lab.options.acceptance.rejection import Rejection
-from spec_lab.options.graphs import EagerGraph, RoundGraph
+from spec_lab.options.graphs import RoundGraph
 from tests.covering import each_value
 from tests.engine_state import find_tensors
 from tests.fake_target import ScriptedDrafter, make_fake_engine
@@ -124,11 +124,6 @@ def test_sampled_first_tokens_are_those_of_their_requests(weights: Weights) -> N
     check_packed_alike(config)
 
 
-@pytest.mark.parametrize(("drafter", "budget"), [("eagle3", 1), ("mtp_vanilla", 8), ("draft_model", 17)])
-def test_small_packs_too(weights: Weights, drafter: str, budget: int) -> None:
-    check_packed_alike(weights.config(drafter, "prefill"), budget)
-
-
 FAMILIES = ["gemma4", "latent", "checkpoints", "replay"]
 CAPTURED = ["eagle3", "mtp_eagle", "frozen_kv", "none"]
 
@@ -166,17 +161,6 @@ def check_captured_alike(config: Run, tolerance: float = 1e-5) -> None:
     slots = captured.parts.slots
     assert not slots.kv_lens[slots.table.scratch_slot] and not slots.input_ids[slots.table.scratch_slot].any()
     compare(live_state(eager), live_state(captured), tolerance)
-
-
-def test_a_run_with_captured_prompts_has_the_tokens_of_an_eager_one(weights: Weights) -> None:
-    config = replace(weights.config("eagle3", "catchup"), batch_size=2)
-    requests = requests_of((9, 3, 40, 2), max_new_tokens=5)
-    outputs = []
-    for graph in (EagerGraph(), RoundGraph(prompts=True)):
-        engine = make_engine(replace(config, graph=graph), requests)
-        engine.prepare()
-        outputs.append([record.output_ids for record in engine.generate(requests).requests])
-    assert outputs[0] == outputs[1]
 
 
 @pytest.mark.gpu

@@ -18,7 +18,7 @@ def test_what_is_biased_takes_the_likeliest_token_and_keeps_the_law() -> None:
     picker = BiasedGreedyPicker(2.0, SlotSeeds(40, 0, CPU), DraftLogits(40, 2, 6, CPU))
     rows, hidden = DraftedRows(torch.arange(40), torch.full((40,), 9)), torch.zeros(40, 1)
     heads = [ScoredHead(logits), ScoredHead(-logits)]
-    picked = [picker.first(heads[0], hidden, rows), picker.pick(heads[1], hidden, rows, torch.tensor([1]))]
+    picked = [picker.pick(heads[0], hidden, rows), picker.pick(heads[1], hidden, rows, torch.tensor([1]))]
     assert torch.equal(torch.stack(picked), torch.stack([logits.argmax(-1), logits.argmin(-1)]))
     kept = picker.kept_logits(rows.slot_ids.flip(0))
     assert kept is not None and torch.equal(kept.flip(0), torch.stack([logits, -logits], dim=1) / 2)

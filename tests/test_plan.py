@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +13,6 @@ from spec_lab.config.run import RecordConfig
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
-from spec_lab.engine.offers import AllOffered
 from spec_lab.measure.launch_counts import CountedRounds
 from spec_lab.measure.watched_rounds import watch_rounds
 from spec_lab.options.trees import DynamicTreeConfig
@@ -131,11 +129,9 @@ def test_rounds_that_offer_all_run_no_operator_for_it(lab: Lab, rule: str, monke
     requests = mixed_requests(2, 12)
     options = {"batch_size": 2, "rule": RULES[rule]}
     engine = lab.engine(requests, None, **options)
-    assert isinstance(engine.round.offers, AllOffered)
+    assert engine.rounds.offered is None
     all_offered = counted(engine, requests)
-    unmasked: Callable[..., Any] = lambda inputs, passed: passed  # noqa: E731
-    for module in (relaxed, rejection):
-        monkeypatch.setattr(module, "only_offered", unmasked)
-    monkeypatch.setattr(strict, "offered_alone", lambda passed, num_drafts: passed)
+    for module in (relaxed, rejection, strict):
+        monkeypatch.setattr(module, "only_offered", lambda passed, num_drafts: passed)
     monkeypatch.setattr(rejection, "offered_proposal", lambda method, inputs: method.proposal(inputs))
     assert counted(lab.engine(requests, None, **options), requests) == all_offered

@@ -10,7 +10,7 @@ import pytest
 
 from spec_lab.config.extensions import load_options
 from spec_lab.options.graphs import RoundGraph
-from tests.lab import make_config, make_engine, make_pair, random_requests
+from tests.lab import make_config, make_engine, random_requests
 from tests.layer_rows import count_rows
 
 BY_BATCH = """
@@ -23,11 +23,6 @@ class ByBatch(CatchupOption):
     def drop(self, num_requests):
         return Drop.AFTER_ATTENTION if num_requests >= 2 else Drop.AFTER_LAYER
 """
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return make_pair(tmp_path_factory.mktemp("pair"))
 
 
 @pytest.mark.parametrize("graph", ["eager", "round"])

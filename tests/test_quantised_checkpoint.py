@@ -13,6 +13,8 @@ from spec_lab.checkpoints.checkpoint import open_tensors
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.quantised import stored_types
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
+from spec_lab.config.choices import WeightDtype
+from spec_lab.measure.runner import weights_in_words
 from tests.tiny_checkpoints import make_tiny_target, refused, rewrite_config
 from tests.tiny_experts import make_tiny_experts
 from tests.tiny_quantised import Parts, compressed, config_of, quantise, split, words
@@ -258,4 +260,8 @@ def test_a_run_of_a_quantised_target_says_from_what(tmp_path: Path) -> None:
     options = {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {"group_0": group}}
     quantise(tmp_path / "target", options, parts_of)
     run = [f"target.path={tmp_path / 'target'}", f"output_dir={tmp_path}", *RUN]
-    assert spec_lab.run(spec_lab.compose(run)).run.target.stored_types == ["float-quantized float8 by channel"]
+    wide = "float32, widened from float-quantized float8 by channel"
+    assert spec_lab.run(spec_lab.compose(run)).run.target.weights == wide
+    narrow = spec_lab.run(spec_lab.compose([*run, "target.weight_dtype=int4"])).run.target.weights
+    assert narrow == f"int4, rounded when read from {wide}"
+    assert weights_in_words(WeightDtype.fp8, "bfloat16", ["fp8 in blocks of 128 x 128"]).startswith("fp8, as stored")

@@ -14,9 +14,10 @@ import torch
 
 from spec_lab.__main__ import main
 from spec_lab.checkpoints.families import read_model_config
-from spec_lab.checkpoints.gemma4_assistant_checkpoint import TOKEN_ORDERING, assistant_tensor_shapes
-from spec_lab.checkpoints.gemma4_assistant_config import (
+from spec_lab.checkpoints.gemma4_assistant_checkpoint import (
+    TOKEN_ORDERING,
     CentroidHeadConfig,
+    assistant_tensor_shapes,
     read_assistant_config,
 )
 from spec_lab.checkpoints.packaged import SHAPES

@@ -15,7 +15,7 @@ from spec_lab.core.errors import UserError
 from spec_lab.record.models import Run
 from spec_lab.record.provenance import git_revision, machine_of
 from spec_lab.record.reading import find_runs, read_requests, read_rounds, read_run
-from spec_lab.record.recorder import FileSink, Recorder, ended
+from spec_lab.record.recorder import Recorder, ended
 from spec_lab.record.verdict import verdict
 from tests.fake_runs import MAIN, PLAIN, make_begun, make_request, make_run, measure, record_run
 
@@ -55,7 +55,7 @@ def test_repeats_that_differ_are_said_to() -> None:
     main = measure(MAIN)
     other = MAIN.generate(seed=9)
     run = make_run(main=type(main)(main.requests, [main.repeats[0], other], 3, {}, True), references={})
-    assert run["repeats_identical"] is False and "though the repeats differ" in run.verdict
+    assert run["repeats_identical"] is False and "the repeats differ" in run.verdict
 
 
 def test_the_verdict_says_what_the_record_says() -> None:
@@ -80,7 +80,7 @@ def test_the_verdict_of_a_run_that_did_not_finish_is_its_reason() -> None:
     ],
 )
 def test_an_exception_is_recorded_and_raised_on(tmp_path: Path, error: BaseException, status: str, reason: str) -> None:
-    with pytest.raises(type(error)), Recorder(tmp_path, make_begun()) as recorder:
+    with pytest.raises(type(error)), Recorder.open(tmp_path, make_begun()) as recorder:
         assert read_run(tmp_path).status == "interrupted", "so that a kill leaves the truth"
         recorder.decoded(make_request("a", [1]))
         raise error
@@ -90,18 +90,20 @@ def test_an_exception_is_recorded_and_raised_on(tmp_path: Path, error: BaseExcep
 
 
 def test_an_exception_after_the_end_leaves_the_finished_record(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError), Recorder(tmp_path, make_begun()) as recorder:
+    with pytest.raises(RuntimeError), Recorder.open(tmp_path, make_begun()) as recorder:
         recorder.finish(make_run())
         raise RuntimeError
     assert read_run(tmp_path).status == "finished"
 
 
 def test_another_sink_that_cannot_start_fails_the_run_in_the_files(tmp_path: Path) -> None:
-    class Broken(FileSink):
+    class Broken:
         def start(self, folder: Path, run: Run) -> None:
             raise ValueError("no server")
 
-    with pytest.raises(ValueError, match="no server"), Recorder(tmp_path, make_begun(), [Broken()]):
+        def finish(self, run: Run) -> None: ...
+
+    with pytest.raises(ValueError, match="no server"), Recorder.open(tmp_path, make_begun(), [Broken()]):
         pass
     assert read_run(tmp_path).reason == "ValueError: no server"
 

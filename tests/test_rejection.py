@@ -124,7 +124,9 @@ def one_round(
         p, q = probabilities(inputs.logits, sampling), offered_proposal(method, inputs)
         decision = method.decide(p, q, inputs.draft_tokens)
         assert ((decision.thresholds >= 0) & (decision.thresholds <= 1)).all()
-        chances = decision.thresholds * only_offered(inputs, torch.ones_like(decision.thresholds, dtype=torch.bool))
+        chances = decision.thresholds * only_offered(
+            torch.ones_like(decision.thresholds, dtype=torch.bool), inputs.num_drafts
+        )
         for pattern in itertools.product([False, True], repeat=models.num_drafts):
             passed = torch.tensor(pattern).expand_as(chances)
             chance = torch.where(passed, chances, 1 - chances).prod(dim=1)

@@ -45,7 +45,7 @@ def test_a_request_goes_through_the_recorded_runs(offers: list[int]) -> None:
     place = 0
     for offered in offers:
         torch.testing.assert_close(confidences.survival[0], torch.tensor(survival[place % 4]))
-        confidences.begin(torch.tensor([0]), torch.tensor([0.99]))  # what this run's drafter says is not kept
+        confidences.note(torch.tensor([0]), torch.tensor([0.99]))  # what this run's drafter says is not kept
         inputs = make_inputs(torch.zeros(1, 4, 8), [[1, 2, 3]], kv_lens=torch.tensor([3 + place]))
         expected = min(left[place % 4], offered)
         verification = rule.accept(replace(inputs, num_drafts=torch.tensor([offered])))

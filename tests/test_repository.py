@@ -3,25 +3,9 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
-import pytest
-import yaml
-
 ROOT = Path(__file__).parents[1]
-
-
-def makefile_recipes() -> dict[str, list[str]]:
-    """Commands of the Makefile by target."""
-    recipes: dict[str, list[str]] = {}
-    for line in (ROOT / "Makefile").read_text().splitlines():
-        if target := re.match(r"([a-z]+):", line):
-            recipes[target[1]] = []
-        elif line.startswith("\t"):
-            recipes[list(recipes)[-1]].append(line.strip())
-    return recipes
 
 
 def documents() -> list[Path]:
@@ -40,19 +24,6 @@ def test_paths_in_documents_lead_somewhere() -> None:
         linked = [document.parent / link for link in re.findall(r"\]\((?!http)([^)#]+)", text)]
         lost += [(document, path) for path in (*(ROOT / name for name in named), *linked) if not path.exists()]
     assert not lost
-
-
-def test_pre_commit_checks_what_ci_checks() -> None:
-    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
-    assert [hook["entry"] for hook in hooks] == makefile_recipes()["lint"]
-    assert all(hook["language"] == "system" and not hook["pass_filenames"] for hook in hooks)
-
-
-@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-def test_make_alone_lists_every_target() -> None:
-    done = subprocess.run(["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True)
-    listed = [line.split()[1] for line in done.stdout.splitlines()]
-    assert sorted(listed) == sorted(makefile_recipes())
 
 
 def test_notice_names_every_prompt_file_with_python_s_text() -> None:

@@ -11,12 +11,7 @@ import pytest
 
 from spec_lab.workloads.prompt_files import read_jsonl
 from tests.graph_lab import MODES
-from tests.lab import generate, make_config, make_engine, make_pair, part, random_requests
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return make_pair(tmp_path_factory.mktemp("pair"))
+from tests.lab import generate, make_config, make_engine, part, random_requests
 
 
 @pytest.mark.parametrize("graph", [None, "round", "overlap", "step_replay"])

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from spec_lab.checkpoints.expert_sizes import ExpertSizes, RouterScores, expert_tensor_shapes
+from spec_lab.checkpoints.plan import ExpertSizes, RouterScores
+from spec_lab.checkpoints.tensor_shapes import expert_tensor_shapes
 from spec_lab.engine.experts_read import ExpertsRead, ReadingStage
 from spec_lab.models.experts import build_experts
 from spec_lab.models.norms import RMSNorm

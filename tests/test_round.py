@@ -138,11 +138,6 @@ def record_rounds(pair: tuple[Path, Path], prune: str, bucket: int = 1, **cache:
     return rounds, engine
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return make_pair(tmp_path_factory.mktemp("pair"))
-
-
 @pytest.fixture(scope="module", params=["none", "post_attention", "catchup"])
 def rounds(request: pytest.FixtureRequest, pair: tuple[Path, Path]) -> list[Recorded]:
     recorded, _ = record_rounds(pair, request.param)

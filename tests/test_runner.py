@@ -29,7 +29,7 @@ from spec_lab.study.run_table import format_run
 from spec_lab.workloads.pocket_form import THINK_START
 from tests.fake_runs import CHOICES
 from tests.lab import part
-from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts, write_tokenizer
+from tests.tiny_runs import make_run_config, write_prompts, write_tokenizer
 
 Execute = Callable[..., tuple[models.Run, Path]]
 LOOSE = RelaxedThinking(topk=128, delta=1.0)
@@ -38,11 +38,6 @@ PROMPTS = [
     {"id": "closed", "category": "plain", "prompt": "abcabc", "form": "continue", "answer": "7"},
     {"id": "free", "category": "plain", "prompt": "cab", "form": "continue"},
 ]
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return make_runnable_pair(tmp_path_factory.mktemp("pair"))
 
 
 @pytest.fixture
@@ -68,7 +63,7 @@ def test_graphs_are_gone_when_the_processes_part(
     alive: list[weakref.ref[Any]] = []
 
     @contextmanager
-    def world_of(config: Run, folder: Path) -> Iterator[Any]:
+    def world_of(config: Run) -> Iterator[Any]:
         yield ALONE
         gc.collect()
         assert alive and not any(engine() is not None for engine in alive)

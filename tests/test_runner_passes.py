@@ -23,18 +23,13 @@ from spec_lab.record import models
 from spec_lab.record.reading import read_requests
 from spec_lab.record.trace import STAGE_PREFIX, TRACE_FILE
 from tests.fake_runs import CHOICES
-from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts
+from tests.tiny_runs import make_run_config, write_prompts
 
 PROMPTS = [
     {"id": f"r{index}", "prompt": "round-trip"[: 2 + index] * (1 + 2 * index), "form": "continue"} for index in range(4)
 ]
 IDS = [prompt["id"] for prompt in PROMPTS]
 Execute = Callable[..., models.Run]
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return make_runnable_pair(tmp_path_factory.mktemp("pair"))
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from spec_lab.core.types import FinishReason, Request, Sequence
-from spec_lab.engine.scheduler import emit_first, emit_round
+from spec_lab.engine.scheduler import emit_round
 
 EOS = frozenset({2, 4})
 
@@ -77,23 +77,3 @@ def test_an_imposed_token_ends_no_request(
     assert sequence.tokens[3:] == kept
     assert sequence.finish_reason == reason
     assert sequence.judged_per_round == [len(tokens)]
-
-
-@pytest.mark.parametrize(
-    ("last", "options", "reason"),
-    [
-        (9, {}, None),
-        (2, {}, FinishReason.EOS),
-        (2, {"ignore_eos": True}, None),
-        (9, {"max_new_tokens": 1}, FinishReason.LENGTH),
-        (2, {"max_new_tokens": 1}, FinishReason.EOS),
-    ],
-)
-def test_the_prompt_pass_token_can_end_a_request(
-    last: int, options: dict[str, Any], reason: FinishReason | None
-) -> None:
-    sequence = make_sequence(last=last, **options)
-    emit_first(sequence, EOS, now=1.0)
-    assert sequence.finish_reason == reason
-    assert sequence.origins == "p"
-    assert sequence.emitted_at == [1.0] and sequence.emitted_per_round == []

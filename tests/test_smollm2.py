@@ -66,7 +66,7 @@ def test_the_command_of_the_readme_writes_the_text_of_transformers_with_weights_
 
     summary = read_run(folder)
     assert summary["equal_to_plain"] == 1.0 and summary["divergence.diverged"] == 0
-    assert summary.target.stored_types == ["Q4_1", "Q8_0", "F32"] and summary.target.dtype == "float32"
+    assert summary.target.weights == "float32, widened from Q4_1, Q8_0, F32" and summary.target.dtype == "float32"
     assert f"kernels={summary.config['kernels']}" in said
     memory = summary.under("memory")
     # The cache of these two requests is less than the slack that imports on the way have here. Those of transformers'

@@ -25,7 +25,7 @@ from spec_lab.study.rounds import LOOKS, format_request, load_request, request_h
 from spec_lab.study.run_table import latency_table, tables_of_run
 from spec_lab.study.studies import FIGURES, TABLES, studies_in, study_tables
 from spec_lab.study.tables import Table, table_of
-from tests.fake_runs import CHOICES, MAIN, PLAIN, UNPRUNED, FakeEngine, make_begun, make_run, measure, record_run
+from tests.fake_runs import CHOICES, MAIN, UNPRUNED, FakeEngine, make_begun, make_run, measure, record_run
 
 SPEC: dict[str, Any] = {
     "question": "What does pruning save?",
@@ -107,9 +107,7 @@ def test_a_study_has_its_table_in_every_form(folder: Path) -> None:
 
 
 def test_the_latency_table_has_each_part_and_its_change(folder: Path) -> None:
-    run = make_run(
-        references={"plain": measure(PLAIN, (1.0, 1.0, 1.0)), "unpruned": measure(UNPRUNED, (1.0, 1.0, 1.0))}
-    )
+    run = make_run()
     table = latency_table(run)
     names = list(table.shown[""])
     assert names[:3] == ["TTFT mean, ms", "TTFT median, ms", "TTFT P99, ms"]
@@ -299,7 +297,7 @@ def test_what_the_runs_lack_costs_nothing() -> None:
         request.model_copy(update=dict.fromkeys(("accepted_per_round", "emitted_per_round", "emitted_at")))
         for request in measure(MAIN).requests
     ]
-    run = finished_run(silent, Measured(requests, (), 3))
+    run = finished_run(silent, Measured(requests, measure(MAIN).repeats, 3, is_ours=False))
     assert run["output_tokens"] > 0 and run["acceptance_length"] is None
     assert next(table.title for table in tables_of_run(run)) == "Speed" or tables_of_run(run)
     json.loads(run.model_dump_json())

@@ -11,9 +11,11 @@ import pytest
 
 from spec_lab.core.types import Request, Sequence
 from spec_lab.drafters.hybrid import HybridLookup
-from spec_lab.drafters.suffix import SuffixSizes, SuffixTexts
+from spec_lab.drafters.suffix import SuffixLookup, SuffixSizes
 from spec_lab.drafters.suffix_tree import DraftLimits, SuffixTree
-from spec_lab.record.acceptance import parts_of as parts
+from spec_lab.record.acceptance import parts
+from spec_lab.record.metric import Measured
+from spec_lab.record.recorder import request_row
 from tests.graph_lab import MODES
 from tests.lab import generate, make_config, make_engine, make_pair, random_requests
 
@@ -81,7 +83,7 @@ def running(slot: int, prompt: tuple[int, ...], output: list[int]) -> Sequence:
 
 
 def test_drafts_come_from_the_request_and_from_ended_outputs_alone() -> None:
-    texts, first = SuffixTexts(SIZES), running(0, (1, 2, 3, 4, 5), [1, 2])
+    texts, first = SuffixLookup(SIZES), running(0, (1, 2, 3, 4, 5), [1, 2])
     texts.admit(0, first.request)
     assert texts.look_up(first).tokens == [3, 4], "its own prompt goes on so"
     first.tokens += [7, 8, 9, 10]
@@ -99,9 +101,8 @@ def test_drafts_come_from_the_request_and_from_ended_outputs_alone() -> None:
 
 def test_the_head_drafts_where_it_had_more_accepted_than_the_tree_expects() -> None:
     """Its mean moves with its own rounds alone; a new request begins with that of all."""
-    texts, request = SuffixTexts(SIZES), running(0, (1, 2, 3), [1, 2])
-    lookup = HybridLookup(texts, ("suffix", "head"), head_drafts=1)
-    texts.admit(0, request.request)
+    lookup, request = HybridLookup(SIZES, ("suffix", "head"), head_drafts=1), running(0, (1, 2, 3), [1, 2])
+    lookup.admit(0, request.request)
     assert lookup.draft([request]) == [[3, 1]], "twice a half, and the head is expected to have a half"
     request.drafted_by, request.accepted_per_round = ["suffix"] * 9, [3] * 9
     assert lookup.draft([request]) == [[3, 1]]
@@ -110,10 +111,10 @@ def test_the_head_drafts_where_it_had_more_accepted_than_the_tree_expects() -> N
     request.tokens += [3, 9, 9, 8, 1]
     assert lookup.draft([request]) == [None], "one match of one token, and 0.93 of the head"
     other = running(1, (5, 6), [5])
-    texts.admit(1, other.request)
+    lookup.admit(1, other.request)
     assert lookup.draft([other]) == [None]
     lookup.restart()
-    texts.admit(1, other.request)
+    lookup.admit(1, other.request)
     other.tokens += [6, 5]
     assert lookup.draft([other]) == [[6, 5]]
 
@@ -121,9 +122,8 @@ def test_the_head_drafts_where_it_had_more_accepted_than_the_tree_expects() -> N
 def test_the_trees_scores_count_for_what_came_true_of_them_offered_or_not() -> None:
     """Of a text that goes on otherwise than its prompt, and then as it."""
     stretches = [(10 * i, 10 * i + 1, 10 * i + 2) for i in range(1, 17)]
-    texts, request = SuffixTexts(SIZES), running(0, tuple(sum(stretches, ())), [])
-    lookup = HybridLookup(texts, ("suffix", "head"), head_drafts=1)
-    texts.admit(0, request.request)
+    lookup, request = HybridLookup(SIZES, ("suffix", "head"), head_drafts=1), running(0, tuple(sum(stretches, ())), [])
+    lookup.admit(0, request.request)
     offers = []
     for number, (first, second, third) in enumerate(stretches):
         request.tokens += [first, second]
@@ -141,7 +141,7 @@ def test_a_record_says_which_part_drafted(tmp_path: Path, graph: str | None) -> 
     config = make_config(pair, "hybrid", 5, batch_size=1, options={"path": str(pair[1]), "head_drafts": head})
     result = make_engine(config if graph is None else replace(config, graph=MODES[graph]), requests).generate(requests)
     assert {r.request_id: r.output_ids for r in result.requests} == generate(make_config(pair, "none"), requests)
-    counts = parts(result.requests)
+    counts = parts(Measured([request_row(record) for record in result.requests]))
     assert counts is not None and set(counts) == {"suffix", "eagle3"}
     by_head = [name == "eagle3" for record in result.requests for name in record.drafted_by]
     rows = [record.rows for record in result.rounds]

@@ -303,24 +303,6 @@ def test_a_step_index_kept_as_a_python_number_shows() -> None:
     assert results == [[0, 3, 0, 0], [0, 1, 2, 3]]
 
 
-def test_a_length_computed_on_the_host_goes_stale() -> None:
-    """Replays see the length of the capture, where a round run eagerly sees its own."""
-    keys, lens, text = torch.arange(8.0), torch.tensor([2]), [0, 0]
-
-    def from_host() -> torch.Tensor:
-        return keys[: len(text)].sum()
-
-    def from_device() -> torch.Tensor:
-        return torch.where(torch.arange(8) < lens, keys, 0.0).sum()
-
-    stale, fresh = capture(from_host), capture(from_device)
-    text.append(0)
-    lens.add_(1)
-    stale.replay()
-    fresh.replay()
-    assert (stale.outputs.item(), fresh.outputs.item(), from_host().item()) == (1.0, 3.0, 3.0)
-
-
 def test_a_replaced_buffer_shows() -> None:
     state = {"lens": torch.zeros(2)}
     graph = capture(lambda: state["lens"] * 10)

@@ -14,16 +14,16 @@ from spec_lab.build.engine import build_engine
 from spec_lab.build.limits import engine_limits
 from spec_lab.build.models import load_models
 from spec_lab.checkpoints.checkpoint import open_tensors
+from spec_lab.checkpoints.checkpoint_files import kept_part
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.random_weights import random_tensors
-from spec_lab.checkpoints.slices import kept_part
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.config.run import Run
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
-from spec_lab.measure.world import Together
+from spec_lab.measure.world import World
 from spec_lab.models.layer_builder import build_mlp
 from spec_lab.models.partition import WHOLE, Partition
 from spec_lab.models.tensor_parallel import TensorParallel
@@ -156,7 +156,7 @@ def test_ranks_that_emit_other_tokens_are_found(differs: bool) -> None:
         tokens = [5, 6 + differs * partition.rank]
         record = SimpleNamespace(request_id="r", output_ids=tokens, emitted_per_round=[2])
         result: Any = SimpleNamespace(requests=[record])
-        Together(partition, CPU).require_agreement(result)
+        World(partition, 2).require_agreement(result, CPU)
 
     with pytest.raises(RuntimeError, match="emitted different tokens") if differs else nullcontext():
         on_ranks(2, compare)

@@ -183,15 +183,6 @@ def test_the_harness_answers_behind_the_thinking_and_stops_there(pair: tuple[Pat
     assert thinking.answer("abc", max_gen_toks=end) == "", "there is no answer before thinking ends"
 
 
-@pytest.mark.parametrize("name", ["max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"])
-def test_the_harness_takes_every_name_of_the_limit(name: str, pair: tuple[Path, Path]) -> None:
-    harness = Harness(pair)
-    harness.answer("abc", **{name: 5})
-    assert len(harness.last.output_ids) == 5
-    harness.answer("abc", max_new_tokens=7, max_tokens=5)
-    assert len(harness.last.output_ids) == 7, "the harness's order"
-
-
 @pytest.mark.parametrize(
     "setting",
     [{"repetition_penalty": 1.2}, {"min_p": 0.1}, {"typical_p": 0.5}, {"num_beams": 4}, {"stopping": ["x"]}],

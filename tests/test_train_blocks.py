@@ -94,20 +94,6 @@ def test_training_and_serving_draft_the_same(target: tuple[Path, FrozenTarget], 
     assert rule.compared > 9
 
 
-@pytest.mark.parametrize("name", ["gru", "lattice"])
-def test_the_head_reads_the_embedding_of_the_drafter(
-    target: tuple[Path, FrozenTarget], tmp_path: Path, name: str
-) -> None:
-    """As in serving, the target's is only for a drafter that has none."""
-    folder, frozen = target
-    write_block(tmp_path, BLOCKS[name], read_model_config(folder))
-    config, tensors = load_block(tmp_path, frozen.config, torch.float32, CPU)
-    own = {"embed_tokens.weight": torch.ones_like(frozen.decoder.embedding)}
-    heads: list[Any] = [BlockModule(config, tensors | more, frozen).joining().head for more in ({}, own)]
-    assert torch.equal(heads[0]._parts.embedding, frozen.decoder.embedding)
-    assert torch.equal(heads[1]._parts.embedding, own["embed_tokens.weight"])
-
-
 class OnTheDevice(TorchDispatchMode):
     """Refuses what a step that a GPU records cannot do: to read a number of the device, or to bring one there."""
 

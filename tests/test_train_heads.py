@@ -30,7 +30,6 @@ from spec_lab.train.group import ALONE
 from spec_lab.train.heads import HEADS as KINDS
 from spec_lab.train.heads import Eagle3
 from spec_lab.train.job import train_head
-from spec_lab.train.loop import Watch
 from spec_lab.train.proof import NotServed, Proof, Prover
 from spec_lab.train.target import FrozenTarget
 from spec_lab.train.truth import Truth
@@ -209,29 +208,6 @@ def test_a_training_that_is_killed_goes_on_as_if_it_had_not_been(
         train(llama, seed=1)
     resumed, (_, undisturbed) = train(llama), whole
     assert all(resumed[name] == undisturbed[name] for name in ("losses", "points", "lines", "best_step"))
-
-
-def test_a_block_drafter_whose_training_is_killed_has_the_losses_of_one_that_was_not(llama: Path) -> None:
-    target, texts = FrozenTarget.load(llama / "target", CPU, torch.float32, 48), texts_of(llama / "texts")
-
-    def die(step: int) -> None:
-        raise Killed
-
-    watch, file = Watch(3, lambda step, loss: None, die), llama / "killed.pt"
-    with pytest.raises(Killed):
-        losses(HEADS["p_eagle"], target, texts, file, watch, checkpoint_every=2)
-    _, again = losses(HEADS["p_eagle"], target, texts, file, checkpoint_every=2)
-    _, undisturbed = losses(HEADS["p_eagle"], target, texts, llama / "none.pt")
-    assert again == undisturbed, "a training leaves its target as it was, and goes on where it was"
-
-
-def test_a_cpu_computes_in_bfloat16_where_it_is_told_to(llama: Path) -> None:
-    texts = texts_of(llama / "texts")
-    exact, rounded = (
-        losses(EAGLE3, FrozenTarget.load(llama / "target", CPU, dtype, 48), texts, llama / "none.pt")[1]
-        for dtype in (torch.float32, torch.bfloat16)
-    )
-    assert rounded == pytest.approx(exact, rel=2e-2) and rounded != pytest.approx(exact, rel=1e-5)
 
 
 def train_as_rank(rank: int, port: int, printed: Path, folder: Path) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from spec_lab.core.errors import UserError
 from spec_lab.train.config import Optimisation
 from spec_lab.train.group import ALONE
-from spec_lab.train.loop import STEPS_BETWEEN_READS, Training, TrainingDiverged, learning_rate
+from spec_lab.train.loop import Training, TrainingDiverged, learning_rate
 from spec_lab.train.losses import MOST_LOGITS, chunks
 from spec_lab.train.step import Step
 
@@ -165,14 +165,3 @@ def test_weights_that_are_no_numbers_are_never_saved(step: int, found_at: int, t
     with pytest.raises(TrainingDiverged, match=rf"step {found_at}\b"):
         train(module, Batches(), tmp_path / "state.pt")
     assert (tmp_path / "state.pt").exists() == (step > 5)
-
-
-def test_the_losses_of_a_gpu_are_read_a_few_at_once_and_none_is_missed() -> None:
-    for spoilt in (1, STEPS_BETWEEN_READS, STEPS_BETWEEN_READS + 1):
-        training, unread = Training(*[None] * 6), []  # type: ignore[arg-type]
-        with pytest.raises(TrainingDiverged, match=f"step {spoilt} "):
-            for training.done in range(1, STEPS_BETWEEN_READS + 2):
-                unread.append(torch.tensor(math.nan if training.done == spoilt else 1.0))
-                if len(unread) == STEPS_BETWEEN_READS:
-                    training._read(unread)
-            training._read(unread)

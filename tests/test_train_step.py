@@ -23,29 +23,6 @@ def make_step(module: nn.Module, knobs: Optimisation) -> Step:
     return Step(module, as_they_are, module, knobs, ALONE, in_16_bits=False)
 
 
-def test_what_is_made_of_a_batch_is_what_the_module_sees() -> None:
-    """The same steps, once from batches and once from what is made of their halves."""
-    whole, halves = Regression(), Regression()
-    of_whole = make_step(whole, OPTIMISATION)
-    of_halves = Step(halves, lambda half: (2 * half,), halves, OPTIMISATION, ALONE, in_16_bits=False)
-    for number in range(4):
-        (batch,) = Batches()(number)
-        assert torch.equal(of_whole((batch,), 0.05), of_halves((batch / 2,), 0.05))
-    assert torch.equal(whole.linear.weight, halves.linear.weight)
-
-
-@pytest.mark.parametrize("longest", [1e-3, 1e9])
-def test_a_step_clips_its_gradients_and_leaves_those_of_the_step_before(longest: float) -> None:
-    module = Regression()
-    step = make_step(module, Optimisation(num_steps=4, max_grad_norm=longest))
-    norms = []
-    for _ in range(2):
-        step(Batches()(0), learning_rate=0.0)
-        gradients = [weight.grad.norm() for weight in module.parameters() if weight.grad is not None]
-        norms.append(torch.stack(gradients).norm().item())
-    assert norms[0] == norms[1] <= 1.001 * longest
-
-
 def test_matrices_decay_and_scales_do_not() -> None:
     groups = adamw(list(Regression().parameters()), OPTIMISATION, CPU).param_groups
     assert [group["weight_decay"] for group in groups] == [OPTIMISATION.weight_decay, 0.0]

@@ -12,8 +12,11 @@ import torch
 from spec_kernels.rope_write import rope_write
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families import read_model_config
-from spec_lab.checkpoints.gemma4_assistant_checkpoint import TOKEN_ORDERING, assistant_tensor_shapes
-from spec_lab.checkpoints.gemma4_assistant_config import read_assistant_config
+from spec_lab.checkpoints.gemma4_assistant_checkpoint import (
+    TOKEN_ORDERING,
+    assistant_tensor_shapes,
+    read_assistant_config,
+)
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.core.kept import Kept
 from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet

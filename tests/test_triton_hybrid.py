@@ -15,16 +15,16 @@ from spec_kernels.norms import rms_norm
 from spec_kernels.utils import INTERPRETED
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.build.caches import cache_maker, cache_row
-from spec_lab.checkpoints.delta_net_checkpoint import delta_net_tensor_shapes
-from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
 from spec_lab.checkpoints.families import read_model_config
+from spec_lab.checkpoints.plan import DeltaNetSizes
+from spec_lab.checkpoints.tensor_shapes import delta_net_tensor_shapes
 from spec_lab.config.choices import Rollback
 from spec_lab.config.run import RecurrentConfig, Run
 from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.passes import Pass
 from spec_lab.core.types import AttentionMetadata, FeatureSpec
-from spec_lab.engine.states import RecurrentStates
+from spec_lab.engine.states import SlotStates
 from spec_lab.models.delta_net import build_delta_net
 from spec_lab.models.norms import Float32Norm
 from spec_lab.models.target_loader import WeightSource, load_target
@@ -61,7 +61,7 @@ class Lane:
         self.layer = build_delta_net(SIZES, kept, "", 1e-6, kernels=kernels)
         make = cache_maker(kernels, rollback)
         self.cache = make(SIZES, NUM_SLOTS, MOST_ROWS, dtype, DEVICE)
-        self.states = RecurrentStates([self.cache])
+        self.states = SlotStates([self.cache])
 
     def run(self, rows: torch.Tensor, num_queries: int, recurrent: Any) -> torch.Tensor:
         metadata = AttentionMetadata(
@@ -162,7 +162,7 @@ def test_few_rows_in_16_bits_go_through_the_fused_products(folder: Path) -> None
         make = cache_maker(kernels, Rollback.checkpoints)
         recurrent: Any = {index: make(net, 1, 3, torch.float16, DEVICE) for index, net in nets.items()}
         cache = PagedKVCache([cache_row(plan) for plan in config.layers], 12, 4, torch.float16, DEVICE, recurrent)
-        states, first = RecurrentStates(cache.recurrent), torch.zeros(1, dtype=torch.int64, device=DEVICE)
+        states, first = SlotStates(cache.recurrent), torch.zeros(1, dtype=torch.int64, device=DEVICE)
         found, start = [], 0
         for num_rows, recurrent_rows in ((5, states.of_prompts), (3, states.of_round), (2, states.of_round)):
             positions = torch.arange(start, start + num_rows, device=DEVICE).unsqueeze(0)

@@ -20,7 +20,7 @@ from spec_lab.__main__ import main
 from spec_lab.record.models import Run
 from spec_lab.record.reading import read_run
 from spec_lab.record.recorder import Recorder
-from spec_lab.record.wandb_sink import WandbSink
+from spec_lab.record.wandb_sink import PRIVATE, WandbSink
 from tests.fake_runs import make_begun, record_run
 
 HOST = "the-host-of-somebody"
@@ -150,7 +150,7 @@ def test_offline_run_has_tables_and_files(recorded: tuple[Path, Run]) -> None:
     entries = {entry.path: entry.local_path for entry in artifact.manifest.contents}
     assert set(entries) == {"config.yaml", "requests.jsonl", "rounds.jsonl", "summary.json"}
     for name in ("requests.jsonl", "rounds.jsonl"):
-        assert (Path.cwd() / entries[name]).read_bytes() == (folder / name).read_bytes()
+        assert (folder / entries[name]).read_bytes() == (folder / name).read_bytes()
 
 
 def test_nothing_tells_who_and_where(recorded: tuple[Path, Run], workplace: Path) -> None:
@@ -183,7 +183,7 @@ from pathlib import Path
 from spec_lab.record.recorder import Recorder
 from spec_lab.record.wandb_sink import WandbSink
 from tests.fake_runs import MAIN, make_begun
-with Recorder(Path(sys.argv[1]), make_begun(), [WandbSink("p", mode="offline")]) as recorder:
+with Recorder.open(Path(sys.argv[1]), make_begun(), [WandbSink("p", mode="offline")]) as recorder:
     for record in MAIN.generate().requests:
         recorder.decoded(record)
     os.kill(os.getpid(), 9)
@@ -226,7 +226,7 @@ def test_every_run_of_a_multirun_carries_its_sweep_and_its_figures(
 
 
 def test_a_failed_run_ends_as_failed(workplace: Path) -> None:
-    with pytest.raises(RuntimeError), Recorder(Path("run"), make_begun(), [WandbSink("p")]):
+    with pytest.raises(RuntimeError), Recorder.open(Path("run"), make_begun(), [WandbSink("p")]):
         raise RuntimeError("out of memory")
     records = read_offline(workplace / "run")
     assert [record.exit.exit_code for record in records if record.HasField("exit")] == [1]
@@ -237,7 +237,7 @@ def unreachable_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set a key, and a server on a port where nothing listens."""
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
-    monkeypatch.setattr("spec_lab.record.wandb_sink.INIT_TIMEOUT_SECONDS", 1)
+    monkeypatch.setitem(PRIVATE, "init_timeout", 1)
     wandb.teardown()
 
 

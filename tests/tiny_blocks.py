@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from spec_lab.checkpoints.block_config import Slots
-from spec_lab.checkpoints.block_heads import HeadKind, MarkovForm
+from spec_lab.checkpoints.block_config import HeadKind, MarkovForm, Slots
 from spec_lab.checkpoints.config import ModelConfig
 from tests.tiny_checkpoints import make_tiny_eagle3, random_weight, rewrite_config, rewrite_tensors
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from spec_lab.checkpoints.block_heads import HeadKind
+from spec_lab.checkpoints.block_config import HeadKind
 from spec_lab.checkpoints.digest import target_digest
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.record.models import Request, Run, Target

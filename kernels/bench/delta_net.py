@@ -25,7 +25,7 @@ from acceptance import Call
 from attention import BANDWIDTH, REPEATS, microseconds, num_copies
 from figures import Figure, options_of, write_figures
 
-from spec_lab.checkpoints.delta_sizes import STATE_ITEM_SIZE, DeltaNetSizes
+from spec_lab.checkpoints.plan import STATE_ITEM_SIZE, DeltaNetSizes
 from spec_lab.core.recurrent_cache import ConvWindows, RecurrentRows
 from spec_lab.models.delta_caches import StateCheckpoints
 from spec_lab.models.delta_steps import DeltaNetWeights, TorchDeltaSteps

@@ -55,15 +55,9 @@ class DraftConfidences:
         self._running = torch.ones(num_slots + 1, device=device)
         self._note = kernels.get(Op.NOTE_CONFIDENCE, note_confidence)
 
-    def begin(self, slot_ids: torch.Tensor, probability: torch.Tensor) -> None:
-        """Store the top-1 probability [batch] of draft 1 of `slot_ids` [batch]."""
-        self._write(slot_ids, probability, None)
-
-    def go_on(self, slot_ids: torch.Tensor, probability: torch.Tensor, column: torch.Tensor) -> None:
-        """Store the top-1 probability [batch] of the draft at `column` [1], from 0."""
-        self._write(slot_ids, probability, column)
-
-    def _write(self, slot_ids: torch.Tensor, probability: torch.Tensor, column: torch.Tensor | None) -> None:
+    def note(self, slot_ids: torch.Tensor, probability: torch.Tensor, column: torch.Tensor | None = None) -> None:
+        """Store the top-1 probability [batch] of the drafts of `slot_ids` [batch] at `column` [1], from 0; None for
+        draft 1."""
         if not self.is_replayed:
             self._note(self.survival, self._running, slot_ids, probability, column)
 

@@ -1,4 +1,4 @@
-"""Protocols of deterministic acceptance rules, which draw no random numbers. They judge drafts by `DraftStanding`."""
+"""The protocol of deterministic acceptance rules. They draw no random numbers, and judge drafts by `DraftStanding`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Protocol
 import torch
 
 from spec_lab.acceptance.standing import DraftStanding
-from spec_lab.core.protocols import AcceptanceRule
 from spec_lab.core.types import Request
 
 
@@ -25,7 +24,3 @@ class DraftJudge(Protocol):
     def advance(self, slot_ids: torch.Tensor, tokens: torch.Tensor, num_emitted: torch.Tensor) -> None:
         """Update the slots' state with the emitted tokens: the first `num_emitted` [batch] of `tokens` [batch, N]."""
         ...
-
-
-class DeterministicRule(AcceptanceRule, DraftJudge, Protocol):
-    """An acceptance rule of a run that can also judge recorded verify rows (`spec_lab.report --rescore`)."""

@@ -12,13 +12,9 @@ def leading(passed: torch.Tensor) -> torch.Tensor:
     return passed.long().cumprod(dim=1).sum(dim=1)
 
 
-def only_offered(inputs: AcceptanceInputs, passed: torch.Tensor) -> torch.Tensor:
-    """Set `passed` [batch, K] to false for drafts that are not offered, so that no rule accepts one."""
-    return offered_alone(passed, inputs.num_drafts)
-
-
-def offered_alone(passed: torch.Tensor, num_drafts: torch.Tensor | None) -> torch.Tensor:
-    """Set `passed` [batch, K] to false after the first `num_drafts` [batch] drafts; None keeps all."""
+def only_offered(passed: torch.Tensor, num_drafts: torch.Tensor | None) -> torch.Tensor:
+    """Set `passed` [batch, K] to false after the first `num_drafts` [batch] drafts, so that no rule accepts one that is
+    not offered; None keeps all."""
     if num_drafts is None:
         return passed
     return passed & (torch.arange(passed.shape[1], device=num_drafts.device) < num_drafts.unsqueeze(1))

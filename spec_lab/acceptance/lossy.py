@@ -89,7 +89,7 @@ class LossyAcceptance:
         seeds, kv_lens = self._seeds.of(inputs.slot_ids), inputs.kv_lens
         rows = torch.arange(drafts.shape[1], device=seeds.device)
         draws = uniform(round_key(seeds.unsqueeze(1), kv_lens.unsqueeze(1), rows, Use.ACCEPT))
-        passed = only_offered(inputs, draws < at_tokens(judged.accepts, drafts))
+        passed = only_offered(draws < at_tokens(judged.accepts, drafts), inputs.num_drafts)
         num_accepted = leading(passed | self.forgiven(judged, drafts, passed))
         last = race(self.last_law(judged, inputs, num_accepted), round_key(seeds, kv_lens, num_accepted, Use.EMIT))
         verification = emit(inputs, num_accepted, last)

@@ -108,7 +108,12 @@ class RelaxationPhase(Protocol):
     def admit(self, slot: int, prompt_ids: Sequence[int]) -> None: ...
 
     def least(
-        self, slot_ids: torch.Tensor, draft_tokens: torch.Tensor, top: torch.Tensor, relaxed: torch.Tensor
+        self,
+        slot_ids: torch.Tensor,
+        draft_tokens: torch.Tensor,
+        top: torch.Tensor,
+        relaxed: torch.Tensor,
+        inside: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the least probability with which a draft token other than the argmax may be accepted.
 
@@ -116,22 +121,11 @@ class RelaxationPhase(Protocol):
             draft_tokens: [batch, K].
             top: [batch, K] the largest probability of each row.
             relaxed: [batch, K] the threshold for rows in which the rule relaxes.
+            inside: [batch, K] whether thinking is open before each draft; None for the drafts of a chain.
 
         Returns:
             [batch, K]; infinite for rows in which only the argmax is accepted.
         """
-        ...
-
-    def least_inside(
-        self,
-        slot_ids: torch.Tensor,
-        inside: torch.Tensor,
-        draft_tokens: torch.Tensor,
-        top: torch.Tensor,
-        relaxed: torch.Tensor,
-    ) -> torch.Tensor:
-        """Return the same for drafts [batch, K] that need not be consecutive: `inside` [batch, K] tells whether
-        thinking is open before each."""
         ...
 
     def advance(self, slot_ids: torch.Tensor, tokens: torch.Tensor, num_emitted: torch.Tensor) -> None: ...
@@ -156,19 +150,15 @@ class TokenPhase:
         self.thinking.set(slot, self._markers.leave_open(prompt_ids))
 
     def least(
-        self, slot_ids: torch.Tensor, draft_tokens: torch.Tensor, top: torch.Tensor, relaxed: torch.Tensor
-    ) -> torch.Tensor:
-        inside = self.thinking.before(slot_ids, draft_tokens)[:, :-1]
-        return self.least_inside(slot_ids, inside, draft_tokens, top, relaxed)
-
-    def least_inside(
         self,
         slot_ids: torch.Tensor,
-        inside: torch.Tensor,
         draft_tokens: torch.Tensor,
         top: torch.Tensor,
         relaxed: torch.Tensor,
+        inside: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        if inside is None:
+            inside = self.thinking.before(slot_ids, draft_tokens)[:, :-1]
         protected = (draft_tokens.unsqueeze(-1) == self._protected).any(dim=-1)
         return torch.where(inside & ~protected, relaxed, torch.inf)
 
@@ -197,19 +187,14 @@ class RoundPhase:
         self._relaxing.set(slot, self._markers.begin in last_chunk)
 
     def least(
-        self, slot_ids: torch.Tensor, draft_tokens: torch.Tensor, top: torch.Tensor, relaxed: torch.Tensor
-    ) -> torch.Tensor:
-        return torch.where(self._relaxing.now(slot_ids).unsqueeze(1), relaxed, top)
-
-    def least_inside(
         self,
         slot_ids: torch.Tensor,
-        inside: torch.Tensor,
         draft_tokens: torch.Tensor,
         top: torch.Tensor,
         relaxed: torch.Tensor,
+        inside: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        return self.least(slot_ids, draft_tokens, top, relaxed)
+        return torch.where(self._relaxing.now(slot_ids).unsqueeze(1), relaxed, top)
 
     def advance(self, slot_ids: torch.Tensor, tokens: torch.Tensor, num_emitted: torch.Tensor) -> None:
         self.thinking.advance(slot_ids, tokens, num_emitted)

@@ -95,7 +95,7 @@ def rejection_sample(
     decision = method.decide(p, q, draft_tokens)
     rows = torch.arange(draft_tokens.shape[1], device=seeds.device)
     draws = uniform(key(seeds.unsqueeze(1), kv_lens.unsqueeze(1), rows, Use.ACCEPT))
-    num_accepted = method.num_accepted(only_offered(inputs, draws < decision.thresholds))
+    num_accepted = method.num_accepted(only_offered(draws < decision.thresholds, num_drafts))
     weights = residual_after(p, q, decision.scales, num_accepted)
     emitted = emit(inputs, num_accepted, race(weights, key(seeds, kv_lens, num_accepted, Use.EMIT)))
     return emitted.tokens, emitted.num_emitted

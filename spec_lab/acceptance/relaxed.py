@@ -9,7 +9,6 @@ are the float32 softmax of the raw logits, without temperature.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -20,12 +19,6 @@ from spec_lab.acceptance.standing import DraftStanding, round_standing, stand
 from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
 from spec_lab.core.protocols import RuleTraits
 from spec_lab.core.types import AcceptanceInputs, Request, Verification
-
-
-class RelaxedForm(Protocol):
-    """Maps a row's largest probability to the smallest one that is accepted."""
-
-    def threshold(self, top: torch.Tensor) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +39,10 @@ class RatioForm:
 
     def threshold(self, top: torch.Tensor) -> torch.Tensor:
         return top * self.ratio
+
+
+RelaxedForm = DeltaForm | RatioForm
+"""Maps a row's largest probability to the smallest one that is accepted."""
 
 
 def relaxed_matches(standing: DraftStanding, topk: int, least: torch.Tensor) -> torch.Tensor:
@@ -77,7 +74,7 @@ class RelaxedThinkingAcceptance:
     def accept(self, inputs: AcceptanceInputs) -> Verification:
         slot_ids, drafts = inputs.slot_ids, inputs.draft_tokens
         standing, top_tokens = round_standing(inputs.logits, drafts, self._stand)
-        num_accepted = leading(only_offered(inputs, self.matches(standing, slot_ids, drafts)))
+        num_accepted = leading(only_offered(self.matches(standing, slot_ids, drafts), inputs.num_drafts))
         last = at_tokens(top_tokens, num_accepted)
         emitted = emit(inputs, num_accepted, last)
         reached = torch.arange(drafts.shape[1], device=drafts.device) < (emitted.num_emitted - 1).unsqueeze(1)

@@ -25,7 +25,7 @@ class RelaxedThinkingTreeAcceptance(RelaxedThinkingAcceptance):
         standing = draft_standing(judged.logits.gather(1, of_parents), drafts)
         behind = self._phase.thinking.behind_rows(slot_ids, judged.tokens, ancestors_and_self(judged.parents, depth))
         relaxed = self._form.threshold(standing.top)
-        least = self._phase.least_inside(slot_ids, behind.gather(1, parents), drafts, standing.top, relaxed)
+        least = self._phase.least(slot_ids, drafts, standing.top, relaxed, behind.gather(1, parents))
         ranks = torch.where(relaxed_matches(standing, self._topk, least), standing.rank, _NEVER)
 
         row = torch.zeros_like(judged.parents[:, :1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from spec_lab.acceptance.emit import leading, offered_alone
+from spec_lab.acceptance.emit import leading, only_offered
 from spec_lab.acceptance.standing import DraftStanding
 from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
 from spec_lab.core.protocols import RuleTraits
@@ -20,7 +20,7 @@ def strict_accept(
     `num_drafts` [batch] is the number of drafts that each request offers; None for all.
     """
     tokens = logits.argmax(dim=-1)
-    num_accepted = leading(offered_alone(tokens[:, :-1] == draft_tokens, num_drafts))
+    num_accepted = leading(only_offered(tokens[:, :-1] == draft_tokens, num_drafts))
     return tokens, torch.where(active, num_accepted + 1, 0)
 
 

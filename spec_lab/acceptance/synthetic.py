@@ -13,7 +13,7 @@ import torch
 
 from spec_kernels.noise_reference import Use, round_key, uniform
 from spec_lab.acceptance.distribution import at_tokens
-from spec_lab.acceptance.emit import append, offered_alone
+from spec_lab.acceptance.emit import append, only_offered
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.acceptance.rates import check_rates
 from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
@@ -40,7 +40,7 @@ def synthetic_accept(
     top_tokens = logits.argmax(dim=-1)
     draws = round_draws(slot_ids, slot_seeds, kv_lens)
     passed = draws.unsqueeze(1) < rates[: draft_tokens.shape[1]]
-    num_accepted = offered_alone(passed, num_drafts).sum(dim=1)
+    num_accepted = only_offered(passed, num_drafts).sum(dim=1)
     tokens = append(draft_tokens, num_accepted, at_tokens(top_tokens, num_accepted))
     return tokens, torch.where(active, num_accepted + 1, 0)
 

@@ -15,6 +15,7 @@ from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.acceptance.rejection import METHODS, RejectionAcceptance
 from spec_lab.acceptance.strict import StrictAcceptance
 from spec_lab.acceptance.synthetic import SyntheticAcceptance, round_draws
+from spec_lab.core.draft_tree import climb
 from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
 from spec_lab.core.tree_protocols import JudgedRows, Walk
 from spec_lab.core.types import Verification
@@ -56,9 +57,23 @@ def impose_path(
     kv_lens: torch.Tensor,
     depth: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Call `impose` with the number of `rates` that are above the round's draw."""
+    """Accept the first path with as many drafts as there are `rates` above the round's draw, or the longest path.
+
+    The first n of the tokens are the path's drafts, and then the argmax of its last row. The other arguments and the
+    results are those of `follow`.
+    """
     imposed = (round_draws(slot_ids, slot_seeds, kv_lens).unsqueeze(1) < rates).sum(dim=1, keepdim=True)
-    return impose(imposed, logits.argmax(dim=-1), drafts, parents, active, depth)
+    _, depths = climb(parents, depth)
+    num_accepted = torch.minimum(imposed, depths.amax(dim=1, keepdim=True))
+    last = (depths == num_accepted).int().argmax(dim=1, keepdim=True)
+    row, path = last, [last] * (depth + 1)
+    for level in range(depth, -1, -1):
+        path[level] = row
+        row = torch.where(num_accepted >= level, parents.gather(1, row), row)
+    rows = behind_stays(torch.cat(path, dim=1), num_accepted, drafts.shape[1])
+    best = logits.argmax(dim=-1).gather(1, last)
+    tokens = drafts.gather(1, rows).roll(-1, dims=1).scatter(1, num_accepted, best)
+    return tokens, torch.where(active, num_accepted.squeeze(1) + 1, 0), rows
 
 
 class StrictTreeAcceptance(StrictAcceptance):
@@ -156,49 +171,6 @@ def follow(
         path.append(row)
     rows = behind_stays(torch.cat(path, dim=1), num_accepted, chosen.shape[1])
     return chosen.gather(1, rows), torch.where(active, num_accepted.squeeze(1) + 1, 0), rows
-
-
-def impose(
-    imposed: torch.Tensor,
-    best: torch.Tensor,
-    drafts: torch.Tensor,
-    parents: torch.Tensor,
-    active: torch.Tensor,
-    depth: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Accept the first path with the imposed number of drafts, or the longest path if there is none.
-
-    The other arguments are those of `follow`.
-
-    Args:
-        imposed: [batch, 1] the number of drafts to accept.
-        best: [batch, N] the target's argmax after each row.
-
-    Returns:
-        Tokens, n and rows in the shapes that `follow` returns. The first n tokens are the path's drafts, and then
-        the `best` of its last row.
-    """
-    depths = depths_of(parents, depth)
-    num_accepted = torch.minimum(imposed, depths.amax(dim=1, keepdim=True))
-    last = (depths == num_accepted).int().argmax(dim=1, keepdim=True)
-    row, path = last, [last] * (depth + 1)
-    for level in range(depth, -1, -1):
-        path[level] = row
-        row = torch.where(num_accepted >= level, parents.gather(1, row), row)
-    rows = behind_stays(torch.cat(path, dim=1), num_accepted, drafts.shape[1])
-    tokens = drafts.gather(1, rows).roll(-1, dims=1).scatter(1, num_accepted, best.gather(1, last))
-    return tokens, torch.where(active, num_accepted.squeeze(1) + 1, 0), rows
-
-
-def depths_of(parents: torch.Tensor, depth: int) -> torch.Tensor:
-    """Return the depth of each row [batch, N], in trees of up to `depth` levels."""
-    row = torch.arange(parents.shape[1], device=parents.device).expand_as(parents)
-    depths = torch.zeros_like(parents)
-    for _ in range(depth):
-        above = parents.gather(1, row)
-        depths = depths + (above != row)
-        row = above
-    return depths
 
 
 def behind_stays(path: torch.Tensor, num_accepted: torch.Tensor, num_rows: int) -> torch.Tensor:

@@ -20,9 +20,9 @@ from spec_lab.core.ending import print_error
 from spec_lab.core.errors import Breakdown, UserError
 from spec_lab.core.ranks import ranks
 from spec_lab.record.models import Run
-from spec_lab.record.provenance import origins
+from spec_lab.record.provenance import machine_of, origins
 from spec_lab.record.reading import read_run
-from spec_lab.record.recorder import LOADING, NOT_ENDED, begun, ended, ending, write_run
+from spec_lab.record.recorder import STILL_RUNNING, begun, ended, ending, write_run
 from spec_lab.study.run_table import format_run
 
 if TYPE_CHECKING:
@@ -76,8 +76,8 @@ def run(composed: Composed, folder: Path) -> Run:
         UserError: the run is refused, or the machine cannot do it.
     """
     config = composed.config
-    known = begun(asdict(config), composed.choices, origins(load_options(config.extensions)))
-    write_run(folder, ended(known, "interrupted", LOADING))
+    machine = machine_of(extensions=origins(load_options(config.extensions)))
+    write_run(folder, begun(asdict(config), composed.choices, machine=machine))
     (folder / READ_FILE).write_text(digest_of(config))
     try:
         admit(config)
@@ -89,7 +89,7 @@ def run(composed: Composed, folder: Path) -> Run:
         return record(config, composed.choices, folder, last_models())
     except BaseException as error:
         refused, so_far = isinstance(error, UserError), read_run(folder)
-        if so_far.reason in NOT_ENDED:
+        if so_far.reason == STILL_RUNNING:
             write_run(folder, ended(so_far, *(("refused", str(error)) if refused else ending(error))))
         elif refused:  # the run had begun
             raise Breakdown(str(error)) from error

@@ -24,13 +24,13 @@ from spec_lab.core.kept import AllPromptRows, PrunePolicy
 from spec_lab.core.layer_protocols import AttentionBackend, MetadataMover
 from spec_lab.core.protocols import Drafter
 from spec_lab.core.pruning import Drop
-from spec_lab.engine.drafts import Chain, Tree, TreeBehindRoot, TreeParts
+from spec_lab.engine.drafts import Chain, Tree, TreeBehindRoot
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.graphs.prompts import CapturedPromptPass
 from spec_lab.engine.host_drafts import HostDrafts
 from spec_lab.engine.missed_rows import MissedRows
 from spec_lab.engine.offered import DraftOffers
-from spec_lab.engine.offers import AllOffered, Counted
+from spec_lab.engine.offers import Offers
 from spec_lab.engine.pages import PageAllocator, PageTable
 from spec_lab.engine.parts import Parts
 from spec_lab.engine.plain_round import PlainRound
@@ -40,7 +40,7 @@ from spec_lab.engine.round import DecodeRound
 from spec_lab.engine.rounds import Rounds
 from spec_lab.engine.scheduler import Scheduler
 from spec_lab.engine.slots import SlotState
-from spec_lab.engine.states import slot_states
+from spec_lab.engine.states import SlotStates
 from spec_lab.engine.teacher import TeacherForcing
 from spec_lab.engine.timing import make_timer
 
@@ -103,7 +103,7 @@ def build_engine(run: Run, models: Models, limits: Limits, make_drafter: Drafter
         backend=models.backend,
         mover=_mover(run, models.backend),
         cache=cache,
-        slots=SlotState(limits.num_slots, num_rows - 1, table=table, states=slot_states(cache), kernels=models.kernels),
+        slots=SlotState(limits.num_slots, num_rows - 1, table, SlotStates(cache.recurrent), models.kernels),
         timer=timer,
         experts_read=models.experts_read,
     )
@@ -121,7 +121,7 @@ def build_engine(run: Run, models: Models, limits: Limits, make_drafter: Drafter
     captures_prompts = getattr(run.graph, "prompts", False)
     if captures_prompts and models.target.config.keeps_states:
         raise UserError("graph.prompts=true captures no prompt of a target that keeps states; use graph.prompts=false")
-    prompt_pass = CapturedPromptPass(lab.recorder(), *of_prompts) if captures_prompts else PromptPass(*of_prompts)
+    prompt_pass = CapturedPromptPass(*of_prompts, lab.recorder()) if captures_prompts else PromptPass(*of_prompts)
     return Engine(rounds, kept, graph, scheduler, prompt_pass, overlap=overlaps(run))
 
 
@@ -147,17 +147,19 @@ def build_rounds(lab: Lab, parts: Parts, is_captured: bool) -> Rounds:
     plan = get("drafter.plan", run.drafter.plan)().build(lab)
     chain, kept, finder = Chain(parts), lab.confidences, needs.on_host
     if plan is None and run.sizes is None and finder is None:
-        return Rounds(lambda _: DecodeRound(parts, chain, AllOffered(most, kept)), LaunchShape(most, most))
+        return Rounds(
+            lambda _: DecodeRound(parts, chain, Offers(most, most, confidences=kept)), LaunchShape(most, most)
+        )
     offered = DraftOffers(num_slots, most, models.device, models.kernels)
     missed = None if plan is None or not plan.resumes else _missed_rows(lab, parts)
     if run.sizes is not None:
-        num_rows, tree_parts = run.sizes.num_rows, TreeParts.of(parts, models.kernels)
-        tree = Tree(parts, tree_parts, num_rows, lab.limits.page_size, keeps_path=plan is not None)
+        num_rows = run.sizes.num_rows
+        tree = Tree(parts, num_rows, lab.limits.page_size, models.kernels, keeps_path=plan is not None)
         root = TreeBehindRoot(parts, tree)
 
         def make_of_tree(shape: LaunchShape) -> DecodeRound:
             if shape.num_offered:
-                return DecodeRound(parts, tree.of_first(shape.num_offered + 1), AllOffered(most))
+                return DecodeRound(parts, tree.of_first(shape.num_offered + 1), Offers(most, most))
             return PlainRound(parts, root, offered, missed, most if shape.num_made else 0)
 
         shape = LaunchShape(num_rows - 1, num_rows - 1)
@@ -166,7 +168,7 @@ def build_rounds(lab: Lab, parts: Parts, is_captured: bool) -> Rounds:
     def make(shape: LaunchShape) -> DecodeRound:
         if shape.num_offered == 0 and finder is None:
             return PlainRound(parts, chain, offered, missed, shape.num_made, kept)
-        offers = Counted(offered, shape.num_offered, shape.num_made, kept, shape.is_full)
+        offers = Offers(shape.num_offered, shape.num_made, offered, kept, shape.is_full)
         return DecodeRound(parts, chain, offers)
 
     return Rounds(

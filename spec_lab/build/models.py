@@ -14,8 +14,7 @@ from spec_lab.build.kernels import make_kernels
 from spec_lab.build.limits import rows_behind
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families import read_model_config
-from spec_lab.checkpoints.keep_narrow import FP8, INT4, MXFP4, NarrowForm
-from spec_lab.checkpoints.quantization import problem_of_narrow
+from spec_lab.checkpoints.keep_narrow import FP8, INT4, MXFP4, NarrowForm, problem_of_narrow
 from spec_lab.config.choices import KernelsChoice, WeightDtype, Weights
 from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError

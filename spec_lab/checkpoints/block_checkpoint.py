@@ -8,24 +8,22 @@ from pathlib import Path
 
 import torch
 
-from spec_lab.checkpoints.block_config import BlockConfig, ConvSizes
-from spec_lab.checkpoints.block_heads import NoHead, Shapes, linear_shapes
-from spec_lab.checkpoints.block_layouts import KNOB, BlockLayout, read_block_config
+from spec_lab.checkpoints.block_config import BlockConfig, HeadSizes
+from spec_lab.checkpoints.block_layouts import BlockLayout, read_block_config
 from spec_lab.checkpoints.checkpoint import Names, read_wanted, renamed, stored_tensors
 from spec_lab.checkpoints.checkpoint_files import StoredTensor
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.eagle3_checkpoint import read_vocabulary
-from spec_lab.checkpoints.tensor_shapes import layer_tensor_shapes
+from spec_lab.checkpoints.eagle3_checkpoint import MAPS, read_vocabulary
+from spec_lab.checkpoints.tensor_shapes import Shapes, below, layer_tensor_shapes, norms, weights
 
 CONFIDENCE = "confidence_head.proj.weight"
-MAPS = ("d2t", "t2d")
 NAMES: Names = ((r"^model\.", ""),)
 
 
 def load_block(
-    folder: Path, target: ModelConfig, dtype: torch.dtype, device: torch.device | str, knob: str = KNOB
+    folder: Path, target: ModelConfig, dtype: torch.dtype, device: torch.device | str
 ) -> tuple[BlockConfig, dict[str, torch.Tensor]]:
-    """Read a block drafter for a target: its config, and its tensors. `knob` names the folder.
+    """Read a block drafter for a target: its config, and its tensors.
 
     `embed_tokens.weight` and `lm_head.weight` are left out if the file does not have them, or only as copies of the
     target's (`BlockLayout.drops_tables`). The target's are then used. With a draft vocabulary, only the rows of the
@@ -36,9 +34,9 @@ def load_block(
             unsupported quantization; a vocabulary map that is out of range or contradicts itself.
     """
     source = str(folder)
-    config, layout = read_block_config(folder, target, knob)
+    config, layout = read_block_config(folder, target)
     stored = _own_tensors(renamed(stored_tensors(folder), NAMES), layout, config)
-    vocabulary = read_vocabulary(stored, config.draft_vocab_size, target.vocab_size, device, source, knob)
+    vocabulary = read_vocabulary(stored, config.draft_vocab_size, target.vocab_size, device, source)
     if CONFIDENCE in stored:  # config keys for its width vary or are missing
         config = replace(config, confidence_reads=stored[CONFIDENCE].shape[1])
     tables = _table_shapes(config)
@@ -57,9 +55,8 @@ def _own_tensors(stored: dict[str, StoredTensor], layout: BlockLayout, config: B
 
 
 def _table_shapes(config: BlockConfig) -> Shapes:
-    hidden = config.body.hidden_size
-    tables = {"embed_tokens.weight": config.body.vocab_size, "lm_head.weight": config.draft_vocab_size}
-    return {name: (size, hidden) for name, size in tables.items()}
+    tables = {"embed_tokens": config.body.vocab_size, "lm_head": config.draft_vocab_size}
+    return weights({name: (size, config.body.hidden_size) for name, size in tables.items()})
 
 
 def without_head(
@@ -70,7 +67,7 @@ def without_head(
     A confidence head that reads the Markov head's embedding is removed too.
     """
     reads = config.confidence_reads
-    alone = replace(config, head=NoHead(), confidence_reads=reads if reads == config.body.hidden_size else 0)
+    alone = replace(config, head=HeadSizes(), confidence_reads=reads if reads == config.body.hidden_size else 0)
     return alone, tensors_of(alone, tensors)
 
 
@@ -82,27 +79,19 @@ def tensors_of(config: BlockConfig, tensors: Mapping[str, torch.Tensor]) -> dict
 
 def block_tensor_shapes(config: BlockConfig) -> Shapes:
     """Return the names and shapes of the tensors, as in z-lab's checkpoints, without tables and vocabulary maps."""
-    body, hidden = config.body, config.body.hidden_size
-    shapes: Shapes = {
-        "fc.weight": (hidden, len(config.taps) * config.target_hidden_size),
-        "hidden_norm.weight": (hidden,),
-        "norm.weight": (hidden,),
-    }
-    for index, plan in enumerate(body.layers):
-        layer = layer_tensor_shapes(plan, hidden, attention_input_size=hidden) | _conv_shapes(config.conv, hidden)
-        shapes |= {f"layers.{index}.{name}": shape for name, shape in layer.items()}
+    hidden, conv = config.body.hidden_size, config.conv
+    shapes = weights({"fc": (hidden, len(config.taps) * config.target_hidden_size)}) | norms(
+        hidden, "hidden_norm", "norm"
+    )
+    convolutions: Shapes = {}
+    if conv is not None:
+        of_half = {
+            "base_kernel": (2, conv.num_taps, hidden),
+            "kernel_projection.weight": (2 * conv.num_taps * (hidden // conv.group_size), hidden),
+        }
+        convolutions = below("attention_conv", of_half) | below("mlp_conv", of_half)
+    for index, plan in enumerate(config.body.layers):
+        shapes |= below(f"layers.{index}", layer_tensor_shapes(plan, hidden) | convolutions)
     shapes |= config.head.tensor_shapes(config)
-    if config.confidence_reads:
-        shapes |= linear_shapes("confidence_head.proj", 1, config.confidence_reads)
-    return shapes
-
-
-def _conv_shapes(conv: ConvSizes | None, hidden_size: int) -> Shapes:
-    if conv is None:
-        return {}
-    num_kernels = 2 * conv.num_taps * (hidden_size // conv.group_size)
-    of_half: Shapes = {
-        "base_kernel": (2, conv.num_taps, hidden_size),
-        "kernel_projection.weight": (num_kernels, hidden_size),
-    }
-    return {f"{half}.{name}": shape for half in ("attention_conv", "mlp_conv") for name, shape in of_half.items()}
+    confidence = {"confidence_head.proj": (1, config.confidence_reads)} if config.confidence_reads else {}
+    return shapes | weights(confidence, confidence)

@@ -6,13 +6,37 @@ successors differ in the head, the reading of slots, the causality or the convol
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import ClassVar
 
-from spec_lab.checkpoints.block_heads import HeadKind, HeadSizes
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.checkpoints.taps import Tap
+from spec_lab.checkpoints.tensor_shapes import Shapes, below, norms, weights
+
+
+class HeadKind(StrEnum):
+    """The kind of head that relates the slots of a block: a value of `drafter.head`."""
+
+    none = "none"
+    markov = "markov"
+    gru = "gru"
+    selector = "selector"
+    lattice = "lattice"
+
+
+class MarkovForm(StrEnum):
+    """The ways in which a Markov head computes its bias from the token before."""
+
+    vanilla = "vanilla"
+    gated = "gated"
+    rnn = "rnn"
+
+
+Keys = Mapping[str, str]
+"""The keys of config.json by the names of fields."""
 
 
 class Slots(StrEnum):
@@ -66,6 +90,161 @@ class ConvSizes:
 
     num_taps: int = 2
     group_size: int = 16
+    keys: ClassVar[Keys] = {"num_taps": "conv_kernel_size", "group_size": "conv_group_size"}
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSizes:
+    """The sizes of a head that relates the slots of a block. This one is none: slots are independent (DFlash).
+
+    Names of tensors are those of the head's own checkpoints. `keys` has the key of each size in config.json.
+    """
+
+    kind: ClassVar[HeadKind] = HeadKind.none
+    architecture: ClassVar[str] = "DFlashDraftModel"
+    keys: ClassVar[Keys] = {}
+
+    @property
+    def num_candidates(self) -> int | None:
+        """Return how many of a slot's likeliest tokens are scored; None for all."""
+        return getattr(self, "topk", None)
+
+    def tensor_shapes(self, block: BlockConfig) -> Shapes:
+        """Return the names and shapes of its tensors."""
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class MarkovSizes(HeadSizes):
+    """A low-rank bias of the logits, from the token before (DSpark, arXiv 2607.05147)."""
+
+    rank: int = 256
+    form: MarkovForm = MarkovForm.vanilla
+    kind: ClassVar[HeadKind] = HeadKind.markov
+    architecture: ClassVar[str] = "DSparkDraftModel"
+    keys: ClassVar[Keys] = {"rank": "markov_rank", "form": "markov_head_type"}
+
+    def tensor_shapes(self, block: BlockConfig) -> Shapes:
+        rank, hidden = self.rank, block.body.hidden_size
+        gates = {
+            MarkovForm.vanilla: {},
+            MarkovForm.gated: {"gate_proj": (rank, hidden + rank)},
+            MarkovForm.rnn: {"joint_proj": (3 * rank, 2 * rank + hidden)},
+        }[self.form]
+        tables = {"markov_w1": (block.body.vocab_size, rank), "markov_w2": (block.draft_vocab_size, rank)}
+        return below("markov_head", weights(tables | gates, gates))
+
+
+@dataclass(frozen=True, slots=True)
+class GruSizes(HeadSizes):
+    """A correction of the logits from draft 2 on, by a GRU over the tokens before (Domino, arXiv 2605.29707).
+
+    Attributes:
+        state_size: state size of the GRU.
+        rank: width between hidden rows and logits.
+    """
+
+    state_size: int = 1024
+    rank: int = 256
+    kind: ClassVar[HeadKind] = HeadKind.gru
+    keys: ClassVar[Keys] = {"state_size": "gru_hidden_dim", "rank": "emb_dim"}
+
+    def tensor_shapes(self, block: BlockConfig) -> Shapes:
+        state, hidden = self.state_size, block.body.hidden_size
+        return {
+            "prefix_gru.weight_ih_l0": (3 * state, hidden),
+            "prefix_gru.weight_hh_l0": (3 * state, state),
+            "embed_proj.0.weight": (self.rank, hidden + state),
+            "embed_proj.2.weight": (block.draft_vocab_size, self.rank),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class SelectorSizes(HeadSizes):
+    """A choice among the likeliest tokens of each slot, by how well each follows the token before (DFlash2, z-lab)."""
+
+    rank: int = 256
+    topk: int = 16
+    kind: ClassVar[HeadKind] = HeadKind.selector
+    architecture: ClassVar[str] = "DFlash2DraftModel"
+    keys: ClassVar[Keys] = {"rank": "selector_rank", "topk": "selector_top_k"}
+
+    def tensor_shapes(self, block: BlockConfig) -> Shapes:
+        return {
+            "candidate_selector.predecessor_codebook": (block.body.vocab_size, self.rank),
+            "candidate_selector.successor_codebook": (block.body.vocab_size, self.rank),
+            "candidate_selector.hidden_projection.weight": (self.rank, block.body.hidden_size),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class LatticeSizes(HeadSizes):
+    """A transformer over the likeliest tokens of all slots, which scores every pair of neighbours (LiLiCorr,
+    arXiv 2608.20530).
+
+    Attributes:
+        hidden_size: hidden size of the transformer.
+        factor_size: size of the vectors whose dot product scores a pair.
+        vector_eps: lower bound of the lengths by which these vectors are divided.
+        logit_scale: factor of the dot products.
+    """
+
+    topk: int = 16
+    hidden_size: int = 512
+    num_layers: int = 2
+    num_heads: int = 8
+    mlp_ratio: float = 4.0
+    factor_size: int = 256
+    vector_eps: float = 1e-6
+    logit_scale: float = 10.0
+    kind: ClassVar[HeadKind] = HeadKind.lattice
+    architecture: ClassVar[str] = "LiLiCorrDraftModel"
+    keys: ClassVar[Keys] = {
+        "topk": "lilicorr_candidate_topk",
+        "hidden_size": "lilicorr_hidden_size",
+        "num_layers": "lilicorr_num_layers",
+        "num_heads": "lilicorr_num_heads",
+        "mlp_ratio": "lilicorr_mlp_ratio",
+        "factor_size": "lilicorr_factor_dim",
+        "vector_eps": "lilicorr_vector_eps",
+        "logit_scale": "lilicorr_logit_scale",
+    }
+
+    def tensor_shapes(self, block: BlockConfig) -> Shapes:
+        hidden, inner, outer = self.hidden_size, int(self.hidden_size * self.mlp_ratio), block.body.hidden_size
+        inputs = {
+            "token_proj": (hidden, outer),
+            "pass_hidden_proj": (hidden, outer),
+            "context_proj": (hidden, outer),
+            "feature_norm": (5,),
+            "feature_mlp.up_proj": (hidden, 5),
+            "feature_mlp.down_proj": (hidden, hidden),
+        }
+        if hidden == outer:
+            del inputs["token_proj"]
+        layer = {"attn.out_proj": (hidden, hidden), "mlp.up_proj": (inner, hidden), "mlp.down_proj": (hidden, inner)}
+        outputs = {
+            "factor_input_proj": (hidden, 3 * hidden),
+            "out_head": (self.factor_size, hidden),
+            "in_head": (self.factor_size, hidden),
+            "anchor_out_head": (self.factor_size, hidden),
+        }
+        shapes = weights(inputs, inputs) | {
+            "slot_embedding": (1, 1, block.slots.most_drafts, 1, hidden),
+            "rank_embedding": (1, 1, 1, self.topk, hidden),
+            "relative_slot_bias": (self.num_heads, 2 * block.block_size - 1),
+            "same_slot_bias": (self.num_heads,),
+        }
+        attention = {"attn.in_proj_weight": (3 * hidden, hidden), "attn.in_proj_bias": (3 * hidden,)}
+        of_layer = attention | weights(layer, layer) | norms(hidden, "attn_norm", "mlp_norm")
+        for index in range(self.num_layers):
+            shapes |= below(f"layers.{index}", of_layer)
+        shapes |= weights(outputs, outputs) | norms(hidden, "output_norm", "anchor_norm")
+        return below("lilicorr", shapes)
+
+
+HEADS: tuple[type[HeadSizes], ...] = (LatticeSizes, GruSizes, SelectorSizes, MarkovSizes, HeadSizes)
+"""A file has the first of them whose first key is there and not 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,20 +307,3 @@ def default_taps(num_target_layers: int, num_layers: int) -> tuple[Tap, ...]:
     last = num_target_layers - 3
     outputs = {round(1 + (last - 1) * index / (num_layers - 1)) for index in range(num_layers)}
     return tuple(Tap(output) for output in sorted(outputs) if 0 <= output < num_target_layers - 1)
-
-
-def no_place(layout: str, head: HeadKind, slots: Slots, has_conv: bool, is_cut: bool) -> str | None:
-    """Return the knob of a part that another project's layout cannot store; None if it can store all.
-
-    `is_cut`: whether fewer tokens than the target's can be drafted.
-    """
-    lacking = {
-        "speculators": {"head": head not in (HeadKind.none, HeadKind.markov, HeadKind.selector)},
-        "deepspec": {
-            "head": head not in (HeadKind.none, HeadKind.markov),
-            "slots": slots != Slots.anchor_first,
-            "conv": has_conv,
-            "draft_vocab_size": is_cut,
-        },
-    }
-    return next((knob for knob, is_lacking in lacking.get(layout, {}).items() if is_lacking), None)

@@ -11,43 +11,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from spec_lab.checkpoints.block_config import BlockConfig, Causality, ConvSizes, SlotReading, Slots
-from spec_lab.checkpoints.block_heads import (
-    GruSizes,
+from spec_lab.checkpoints.block_config import (
+    HEADS,
+    BlockConfig,
+    Causality,
+    ConvSizes,
     HeadKind,
     HeadSizes,
-    LatticeSizes,
     MarkovForm,
-    MarkovSizes,
-    NoHead,
-    SelectorSizes,
+    SlotReading,
+    Slots,
 )
-from spec_lab.checkpoints.checks import refuse_other_target, refuse_values
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families import read_decoder
-from spec_lab.checkpoints.json_input import present, read_json
-from spec_lab.checkpoints.taps import SPELLINGS, TapSpelling, refuse_taps
+from spec_lab.checkpoints.json_input import present, read_json, refuse_other_target, refuse_values
+from spec_lab.checkpoints.taps import OFFSETS, Tap, refuse_taps
 
-KNOB = "drafter.path"
 MASK_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
 """The names of the mask token, in vLLM's order."""
-HEAD_KEYS: Mapping[type[HeadSizes], Mapping[str, str]] = {
-    LatticeSizes: {
-        "topk": "lilicorr_candidate_topk",
-        "hidden_size": "lilicorr_hidden_size",
-        "num_layers": "lilicorr_num_layers",
-        "num_heads": "lilicorr_num_heads",
-        "mlp_ratio": "lilicorr_mlp_ratio",
-        "factor_size": "lilicorr_factor_dim",
-        "vector_eps": "lilicorr_vector_eps",
-        "logit_scale": "lilicorr_logit_scale",
-    },
-    GruSizes: {"state_size": "gru_hidden_dim", "rank": "emb_dim"},
-    SelectorSizes: {"rank": "selector_rank", "topk": "selector_top_k"},
-    MarkovSizes: {"rank": "markov_rank", "form": "markov_head_type"},
-}
-"""The keys of each head's sizes. A file has the first head of which the first key is there and not 0."""
-CONV_KEYS: Mapping[str, str] = {"num_taps": "conv_kernel_size", "group_size": "conv_group_size"}
 SCALE_KEYS: Mapping[str, str] = {
     "embedding_scale": "input_embedding_scale",
     "logit_scale": "output_multiplier",
@@ -59,7 +40,7 @@ KNOWN_KEYS = frozenset(
         *("sample_from_anchor", "projector_type", "shift_label", "pure_draft_prefix_len"),
         *("is_causal", "causal", "sliding_window_non_causal", "use_swa", "swa_window_size"),
         *("enable_confidence_head", "confidence_head_with_markov", "confidence_head_alpha"),
-        *(key for keys in (CONV_KEYS, SCALE_KEYS, *HEAD_KEYS.values()) for key in keys.values()),
+        *(key for keys in (SCALE_KEYS, ConvSizes.keys, *(head.keys for head in HEADS)) for key in keys.values()),
     )
 )
 """The keys of `dflash_config` that are read, or that only training reads."""
@@ -71,27 +52,22 @@ class BlockLayout:
 
     Attributes:
         taps_key: the key that lists the tapped layers.
-        spelling: how that list counts layers.
+        offset: what that list adds to a tap.
         drops_tables: whether `embed_tokens`, and an `lm_head` over the whole vocabulary, are copies of the target's,
             and so are not read.
     """
 
     name: str
     taps_key: str
-    spelling: TapSpelling
+    offset: int
     drops_tables: bool
 
 
-ZLAB = BlockLayout("zlab", "target_layer_ids", SPELLINGS["layer_outputs"], drops_tables=False)
-DEEPSPEC = BlockLayout("deepspec", "target_layer_ids", SPELLINGS["layer_outputs"], drops_tables=True)
-SPECULATORS = BlockLayout("speculators", "aux_hidden_state_layer_ids", SPELLINGS["hidden_states"], drops_tables=True)
-BY_ARCHITECTURE: Mapping[str, BlockLayout] = {
-    "DFlashDraftModel": ZLAB,
-    "DSparkDraftModel": ZLAB,
-    "DFlash2DraftModel": ZLAB,
-    "LiLiCorrDraftModel": ZLAB,
-    "Qwen3DSparkModel": DEEPSPEC,
-}
+ZLAB = BlockLayout("zlab", "target_layer_ids", OFFSETS["layer_outputs"], drops_tables=False)
+DEEPSPEC = BlockLayout("deepspec", "target_layer_ids", OFFSETS["layer_outputs"], drops_tables=True)
+SPECULATORS = BlockLayout("speculators", "aux_hidden_state_layer_ids", OFFSETS["hidden_states"], drops_tables=True)
+OF_DEEPSPEC = "Qwen3DSparkModel"
+BY_ARCHITECTURE: Mapping[str, BlockLayout] = {**{head.architecture: ZLAB for head in HEADS}, OF_DEEPSPEC: DEEPSPEC}
 SPECULATORS_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "dflash": {},
     "dspark": {"markov_rank": 256},
@@ -106,36 +82,17 @@ SPECULATORS_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 """Default values of missing keys, by `speculators_model_type`."""
 
 
-@dataclass(frozen=True, slots=True)
-class BlockFile:
-    """A config.json, whatever its layout.
-
-    Attributes:
-        source: the path, for errors.
-        keys: those of the block that are not null.
-        decoder: the keys of the body's layers.
-    """
-
-    source: str
-    layout: BlockLayout
-    keys: dict[str, Any]
-    decoder: dict[str, Any]
-
-
-def read_block_config(folder: Path, target: ModelConfig, knob: str = KNOB) -> tuple[BlockConfig, BlockLayout]:
-    """Read a block drafter's config.json, and check that it belongs to the target. `knob` names the folder.
+def read_block_config(folder: Path, target: ModelConfig) -> tuple[BlockConfig, BlockLayout]:
+    """Read a block drafter's config.json, and check that it belongs to the target.
 
     Raises:
         UserError: another kind of drafter, an option that is not supported, or a drafter for another target.
     """
-    file = read_block_file(folder)
-    keys, layout = file.keys, file.layout
-    body, causality, head = _body(file, target), _causality(keys), _head(keys)
-    taps = layout.spelling.read(keys[layout.taps_key])
+    source, (layout, keys) = str(folder / "config.json"), read_block_file(folder)
+    body, causality, head = _body(keys, target, source), _causality(keys), _head(keys)
+    taps = tuple(Tap(number - layout.offset) for number in keys[layout.taps_key])
     moves = layout is ZLAB and any(plan.window is not None for plan in body.layers)
-    scales: dict[str, Any] = {
-        name: float(keys[key]) for name, key in SCALE_KEYS.items() if keys.get(key)
-    }  # a cap of 0 is none
+    scales: Any = {name: float(keys[key]) for name, key in SCALE_KEYS.items() if keys.get(key)}  # a cap of 0 is none
     config = BlockConfig(
         body=body,
         block_size=keys["block_size"],
@@ -149,27 +106,27 @@ def read_block_config(folder: Path, target: ModelConfig, knob: str = KNOB) -> tu
         # z-lab's rows have windows of their own. `sliding_window_non_causal` is speculators' window, which ends at the
         # block.
         window_moves=moves and not keys.get("sliding_window_non_causal") and causality == Causality.none,
-        conv=ConvSizes(**_values(keys, CONV_KEYS)) if keys.get("conv_kernel_size") else None,
+        conv=ConvSizes(**_values(keys, ConvSizes.keys)) if keys.get("conv_kernel_size") else None,
         **{"embedding_scale": target.embedding_scale, **scales},
     )
     pairs = {
         "vocab_size": (body.vocab_size, target.vocab_size),
         "num_target_layers": (keys.get("num_target_layers", target.num_layers), target.num_layers),
     }
-    refuse_other_target(file.source, knob, pairs)
-    refuse_taps(file.source, layout.taps_key, taps, target.num_layers)
+    refuse_other_target(source, pairs)
+    refuse_taps(source, layout.taps_key, taps, target.num_layers)
     return config, layout
 
 
-def read_block_file(folder: Path) -> BlockFile:
-    """Read the keys of a config.json, and find its layout."""
+def read_block_file(folder: Path) -> tuple[BlockLayout, dict[str, Any]]:
+    """Read the keys of a config.json that are not null, and find its layout. Those of the body's layers are below
+    `transformer_layer_config`."""
     source = str(folder / "config.json")
     config = present(read_json(folder / "config.json"))
     if kind := config.get("speculators_model_type"):
         refuse_values(source, config, {"speculators_model_type": SPECULATORS_DEFAULTS})
         named = {"sample_from_anchor": _samples_from_anchor(config, kind), **config}
-        decoder = config["transformer_layer_config"]
-        return BlockFile(source, SPECULATORS, {**SPECULATORS_DEFAULTS[kind], **named}, decoder)
+        return SPECULATORS, {**SPECULATORS_DEFAULTS[kind], **named}
     names = config.get("architectures", ())
     name = next((name for name in names if name in BY_ARCHITECTURE), ", ".join(names))
     refuse_values(source, {"architecture": name}, {"architecture": BY_ARCHITECTURE})
@@ -178,7 +135,7 @@ def read_block_file(folder: Path) -> BlockFile:
     refuse_values(f"{source} (dflash_config)", nested, dict.fromkeys(unknown, ()))
     is_dspark = "DSparkDraftModel" in names or nested.get("projector_type") == "dspark" or layout is DEEPSPEC
     implied = {"sample_from_anchor": True} if is_dspark else {}
-    return BlockFile(source, layout, {**implied, **config, **nested}, config)
+    return layout, {**implied, **config, **nested, "transformer_layer_config": config}
 
 
 def _samples_from_anchor(config: Mapping[str, Any], kind: str) -> bool:
@@ -193,18 +150,18 @@ def _samples_from_anchor(config: Mapping[str, Any], kind: str) -> bool:
     return bool(num_drafts == config["block_size"] if num_drafts else kind == "dspark")
 
 
-def _body(file: BlockFile, target: ModelConfig) -> ModelConfig:
+def _body(keys: Mapping[str, Any], target: ModelConfig, source: str) -> ModelConfig:
     """Read the layers, which are Qwen3's in every layout."""
-    decoder = present(file.decoder)
+    decoder = present(keys["transformer_layer_config"])
     if decoder.get("model_type", "qwen3") != "qwen3":
         decoder.setdefault("head_dim", decoder["hidden_size"] // decoder["num_attention_heads"])
     decoder = {"vocab_size": target.vocab_size, **decoder, "model_type": "qwen3"}
     if "sliding_attention" in decoder.get("layer_types", ()):
         decoder["use_sliding_window"] = True
-    body = read_decoder(decoder, file.source)
+    body = read_decoder(decoder, source)
     positions = max(body.max_position_embeddings, target.max_position_embeddings)
-    if file.keys.get("use_swa"):
-        window = file.keys["swa_window_size"]
+    if keys.get("use_swa"):
+        window = keys["swa_window_size"]
         body = replace(body, layers=tuple(replace(plan, window=window) for plan in body.layers))
     return replace(body, max_position_embeddings=positions)
 
@@ -231,14 +188,14 @@ def _causality(keys: Mapping[str, Any]) -> Causality:
 
 def _head(keys: Mapping[str, Any]) -> HeadSizes:
     """Read the head, whose keys depend on its kind."""
-    kind = next((kind for kind, names in HEAD_KEYS.items() if keys.get(next(iter(names.values())))), NoHead)
-    sizes = _values(keys, HEAD_KEYS.get(kind, {}))
-    if kind is GruSizes:
+    kind = next((head for head in HEADS if keys.get(next(iter(head.keys.values()), ""))), HeadSizes)
+    sizes = _values(keys, kind.keys)
+    if kind.kind == HeadKind.gru:
         refuse_values("config.json", keys, {"pure_draft_prefix_len": (1,)})
-    if kind is LatticeSizes:
+    if kind.kind == HeadKind.lattice:
         sizes.setdefault("hidden_size", keys["hidden_size"])
-    if kind is MarkovSizes:
-        sizes["form"] = MarkovForm(sizes.get("form", MarkovForm.vanilla))
+    if "form" in sizes:
+        sizes["form"] = MarkovForm(sizes["form"])
     return kind(**sizes)
 
 

@@ -3,43 +3,68 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
 
 import torch
-from safetensors import safe_open
 
-from spec_lab.checkpoints.block_fp8 import with_products_as_stored, with_scales
 from spec_lab.checkpoints.checkpoint_files import (
-    OpenedGguf,
+    WHOLE_TENSORS,
+    Slices,
     StoredTensor,
     checkpoint_files,
     few,
     opened,
     tensors_of,
 )
-from spec_lab.checkpoints.expert_checkpoint import with_stacked_experts
+from spec_lab.checkpoints.expert_checkpoint import with_experts_of_gpt_oss, with_stacked_experts
 from spec_lab.checkpoints.gguf import gguf_tensors
 from spec_lab.checkpoints.gguf_file import is_gguf
-from spec_lab.checkpoints.gpt_oss_checkpoint import with_experts_of_gpt_oss
-from spec_lab.checkpoints.lazy_tensors import LazyTensors
-from spec_lab.checkpoints.possible_values import refuse_impossible
-from spec_lab.checkpoints.quantised import with_quantised
-from spec_lab.checkpoints.slices import WHOLE_TENSORS, Slices
+from spec_lab.checkpoints.quantised import with_products_as_stored, with_quantised
 from spec_lab.core.errors import UserError
 
+EMBEDDING = "model.embed_tokens.weight"
 SAME_CHECKPOINT = "take both from the same checkpoint of a supported architecture"
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 # These are float32 for every dtype of the run. The first is added to scores, whose differences bfloat16 would lose.
 # The next two determine a state's decay over thousands of rows (SGLang #20741). Sinks join float32 sums.
 FLOAT32_TENSORS = (".e_score_correction_bias", ".A_log", ".dt_bias", ".sinks")
+LARGEST_WEIGHT = 1e6
+"""Weights of trained models stay under a few thousand. With larger ones, float32 sums of squares lose small terms."""
 
+NEVER_ZERO = (
+    *(".q_proj.weight", ".k_proj.weight", ".v_proj.weight", ".gate_proj.weight", ".up_proj.weight"),
+    *("attn_q.weight", "attn_k.weight", "attn_v.weight", "ffn_gate.weight", "ffn_up.weight"),
+)
+"""Matrices that are never initialised to zero, unlike the last matrix of a layer or a head; GGUF's names too."""
 
 Names = tuple[tuple[str, str], ...]
 """The names of a format: patterns, and what replaces them."""
 OwnTensors = Callable[[Mapping[str, StoredTensor]], dict[str, StoredTensor]]
+
+
+class LazyTensors(Mapping[str, torch.Tensor]):
+    """Reads a tensor on every access and keeps none. So weights are in memory only once while a model converts their
+    layout."""
+
+    def __init__(self, names: Collection[str], read: Callable[[str], torch.Tensor]) -> None:
+        self._names = {name: name for name in names}
+        self._read = read
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._read(self._names[name])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def open_tensors(
@@ -47,7 +72,6 @@ def open_tensors(
     wanted: Mapping[str, tuple[int, ...]],
     dtype: torch.dtype,
     device: torch.device | str,
-    optional: Collection[str] = (),
     slices: Slices = WHOLE_TENSORS,
     own: OwnTensors = dict,
     narrow: bool = False,
@@ -61,9 +85,8 @@ def open_tensors(
 
     Args:
         wanted: name -> shape of every tensor the model has.
-        optional: names among `wanted` that a folder may lack; they are then absent from the result.
         own: picks the model's tensors from all in the folder, and gives them the names of `wanted`.
-        narrow: whether the layers' fp8 matrices stay fp8, with scales (`block_fp8.with_products_as_stored`).
+        narrow: whether the layers' fp8 matrices stay fp8, with scales (`quantised.with_products_as_stored`).
 
     Raises:
         UserError: a missing, unreadable or incomplete file, or tensors missing, of another shape, not expected or in an
@@ -71,13 +94,12 @@ def open_tensors(
     """
     stored = own(stored_tensors(folder))
     tied_head = None if "lm_head.weight" in wanted else stored.pop("lm_head.weight", None)
-    check_tensors(stored, wanted, optional, str(folder))
-    check_floating(stored, str(folder))
-    kept = {
-        name: replace(stored[name], part=slices.part(name, shape)) for name, shape in wanted.items() if name in stored
-    }
-    if tied_head is not None:
-        _check_tied_head(tied_head, stored.get("model.embed_tokens.weight"))
+    check_tensors(stored, wanted, (), str(folder))
+    if tied_head is not None:  # transformers 4 ignores it, transformers 5 uses it
+        tied = read_tensors({"": tied_head, EMBEDDING: stored[EMBEDDING]}, torch.float32, "cpu")
+        if not torch.equal(tied[""], tied[EMBEDDING]):
+            raise UserError(f"{folder}: config.json ties lm_head to the embedding, but the tensors differ")
+    kept = {name: replace(stored[name], part=slices.part(name, shape)) for name, shape in wanted.items()}
     read = with_products_as_stored(kept) if narrow else kept
     return LazyTensors(read, lambda name: read_tensors({name: read[name]}, dtype, device)[name])
 
@@ -85,9 +107,8 @@ def open_tensors(
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Return the tensors of a folder or a GGUF file, from the headers, under the names of a folder.
 
-    The scales of an fp8 matrix are attached to it (`block_fp8`), and other quantised matrices are single tensors
-    (`quantised`). A layer's experts are stacked, even if the file has
-    tensors for each (`expert_checkpoint`). Rotary buffers of old exports are left out. So are the indexers of
+    Quantised matrices are single tensors (`quantised`). A layer's experts are stacked, even if the file has tensors for
+    each (`expert_checkpoint`). Rotary buffers of old exports are left out. So are the indexers of
     DeepSeek-V3.2's sparse attention: sequences here are limited to lengths at which an indexer chooses every key
     (`ModelConfig.max_dense_positions`).
     """
@@ -101,8 +122,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
         for name, tensor in stored.items()
         if not name.endswith("rotary_emb.inv_freq") and ".self_attn.indexer." not in name
     }
-    wide = with_quantised(needed, folder)
-    return with_experts_of_gpt_oss(with_stacked_experts(with_scales(wide, folder)))
+    return with_experts_of_gpt_oss(with_stacked_experts(with_quantised(needed, folder)))
 
 
 def renamed(stored: Mapping[str, StoredTensor], patterns: Names) -> dict[str, StoredTensor]:
@@ -129,53 +149,33 @@ def read_wanted(
         UserError: tensors that are missing, left over, of another shape or in an unsupported quantization.
     """
     check_tensors(stored, wanted, optional, source)
-    check_floating(stored, source)
     return read_tensors({name: stored[name] for name in wanted if name in stored}, dtype, device)
 
 
-class Shaped(Protocol):
-    """Has a shape, as every stored tensor does."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-
 def check_tensors(
-    stored: Mapping[str, Shaped],
-    wanted: Mapping[str, tuple[int, ...]],
-    optional: Collection[str],
-    source: str,
+    stored: Mapping[str, StoredTensor], wanted: Mapping[str, tuple[int, ...]], optional: Collection[str], source: str
 ) -> None:
     """Refuse a checkpoint whose tensors are not the wanted ones, in one line with the first differences of each kind.
 
-    An unexpected tensor is refused as well, since in a supported family it means that the model was misread.
+    An unexpected tensor is refused as well, since in a supported family it means that the model was misread. So are
+    weights that are neither plain floating point nor widened, which would be read as wrong numbers.
     """
-    missing = [name for name in wanted if name not in stored and name not in optional]
-    unexpected = [name for name in stored if name not in wanted]
-    reshaped = [
-        f"{name} is {list(stored[name].shape)}, its config says {list(shape)}"
-        for name, shape in wanted.items()
-        if name in stored and stored[name].shape != shape
-    ]
-    complaints = [("missing", missing), ("of another shape", reshaped), ("not expected", unexpected)]
-    found = [f"{len(names)} {kind}: {few(names)}" for kind, names in complaints if names]
+    pieces = [piece for whole in stored.values() for expert in whole.stack or ((whole,),) for piece in expert]
+    complaints = {
+        "missing": [name for name in wanted if name not in stored and name not in optional],
+        "of another shape": [
+            f"{name} is {list(stored[name].shape)}, its config says {list(shape)}"
+            for name, shape in wanted.items()
+            if name in stored and stored[name].shape != shape
+        ],
+        "not expected": [name for name in stored if name not in wanted],
+        "of fewer than 16 bits, without scales": [
+            f"{piece.name} is {piece.dtype}" for piece in pieces if piece.dtype not in FLOAT_DTYPES
+        ],
+    }
+    found = [f"{len(names)} {kind}: {few(names)}" for kind, names in complaints.items() if names]
     if found:
         raise UserError(f"{source}: the tensors do not fit its config ({'; '.join(found)}); {SAME_CHECKPOINT}")
-
-
-def check_floating(stored: Mapping[str, StoredTensor], source: str) -> None:
-    """Refuse weights that are neither plain floating point nor fp8 with scales: they would be read as wrong numbers."""
-    packed = [
-        f"{tensor.name} is {tensor.dtype}"
-        for whole in stored.values()
-        for tensor in (piece for expert in whole.stack or ((whole,),) for piece in expert)
-        if tensor.dtype not in FLOAT_DTYPES and tensor.scales is None
-    ]
-    if packed:
-        raise UserError(
-            f"{source}: weights of fewer than 16 bits are read with their scales alone ({few(packed)}); "
-            "use the float16, bfloat16 or float32 checkpoint"
-        )
 
 
 def read_tensors(
@@ -183,35 +183,26 @@ def read_tensors(
 ) -> dict[str, torch.Tensor]:
     """Read tensors from disk. Floating tensors are cast to `dtype`, others keep their type.
 
-    Those in `FLOAT32_TENSORS` and those with `in_float32` are always float32; those with `as_stored` keep their type.
-    Every tensor is copied. A tensor mapped to its file would change, or fault, when training rewrites the file.
+    Those in `FLOAT32_TENSORS` are always float32; those with `kept` have that type. Every tensor is copied. A tensor
+    mapped to its file would change, or fault, when training rewrites the file.
 
     Raises:
         UserError: a tensor with values that no model has, such as NaN, in the file or after the cast.
     """
-    tensors = _read_whole({key: tensor for key, tensor in stored.items() if not tensor.stack}, dtype, device)
-    for key, tensor in stored.items():
-        if tensor.stack:  # meanwhile its experts are in memory up to three times
-            pieces = _read_whole({piece.name: piece for expert in tensor.stack for piece in expert}, dtype, device)
-            tensors[key] = torch.stack([torch.cat([pieces[piece.name] for piece in each]) for each in tensor.stack])
-    return {key: tensors[key] for key in stored}
+    with ExitStack() as files:
+        opened_file = cache(lambda file: files.enter_context(opened(file)))
 
+        def read(name: str, tensor: StoredTensor) -> torch.Tensor:
+            if tensor.stack:  # meanwhile its experts are in memory up to three times
+                experts = (torch.cat([read(piece.name, piece) for piece in pieces]) for pieces in tensor.stack)
+                return torch.stack(list(experts))
+            value = tensor.read(opened_file)
+            kept = tensor.kept or (run_dtype(name, dtype) if value.is_floating_point() else value.dtype)
+            made = value.to(device=device, dtype=kept, copy=True)
+            refuse_impossible(made, value, tensor.file, tensor.name)
+            return made
 
-def _read_whole(
-    stored: Mapping[str, StoredTensor], dtype: torch.dtype, device: torch.device | str
-) -> dict[str, torch.Tensor]:
-    tensors: dict[str, torch.Tensor] = {}
-    for file in dict.fromkeys(tensor.file for tensor in stored.values()):
-        with opened(file) as handle:
-            for key, tensor in stored.items():
-                if tensor.file == file:
-                    value = _read(handle, tensor)
-                    is_cast = value.is_floating_point() and not tensor.as_stored
-                    kept_dtype = run_dtype(key, dtype) if is_cast else value.dtype
-                    kept_dtype = torch.float32 if tensor.in_float32 else kept_dtype
-                    tensors[key] = value.to(device=device, dtype=kept_dtype, copy=True)
-                    refuse_impossible(tensors[key], value, tensor.file, tensor.name)
-    return tensors
+        return {name: read(name, tensor) for name, tensor in stored.items()}
 
 
 def run_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
@@ -219,25 +210,27 @@ def run_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if name.endswith(FLOAT32_TENSORS) else dtype
 
 
-def _read(handle: safe_open | OpenedGguf, tensor: StoredTensor) -> torch.Tensor:
-    """Read a tensor in its form, and cut it to its part."""
-    file: Any = handle  # safetensors has no annotations
-    value: torch.Tensor
-    if tensor.packed is None and tensor.form is None and tensor.part is not None:
-        value = file.get_slice(tensor.name)[tensor.part]
-        return value
-    value = file.get_tensor(tensor.name) if tensor.packed is None else tensor.packed.read()
-    if tensor.form is not None:
-        value = tensor.form(value)
-    return value if tensor.part is None else value[tensor.part]
+def refuse_impossible(kept: torch.Tensor, value: torch.Tensor, file: Path, tensor: str) -> None:
+    """Raise UserError if a tensor has values that no model has.
+
+    Args:
+        kept: the tensor as the run holds it.
+        value: the tensor before the cast to the dtype of `kept`.
+        tensor: its name in the file.
+    """
+    largest = _largest(kept)
+    if largest > LARGEST_WEIGHT or (largest == 0 and tensor.endswith(NEVER_ZERO)):
+        found = f"values of {largest:.0e} in {kept.dtype}, {_largest(value):.0e} in the file (NaN counts as infinite)"
+        raise UserError(f"{file}: {tensor} has {found if largest else 'all zeros'}, which no trained model has")
 
 
-def _check_tied_head(head: StoredTensor, embedding: StoredTensor | None) -> None:
-    """Refuse a stored head that differs from the tied embedding: transformers 4 ignores it, transformers 5 uses it."""
-    stored = {"head": head} | ({"embedding": embedding} if embedding else {})
-    tensors = read_tensors(stored, torch.float32, "cpu")
-    if embedding is None or not torch.equal(tensors["head"], tensors["embedding"]):
-        raise UserError(
-            f"{head.file.parent}: config.json ties lm_head to the embedding, but the checkpoint has another "
-            "lm_head.weight; set tie_word_embeddings to false there, or drop the tensor"
-        )
+def _largest(tensor: torch.Tensor) -> float:
+    """Return the largest absolute value, or the bits of it in e4m3: infinity if a value is NaN, 0 for a tensor that is
+    empty or of integers."""
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return 0.0
+    if tensor.dtype is torch.float8_e4m3fn:  # it has NaN and no infinity, and nothing above 448
+        bits = float((tensor.view(torch.uint8) & 0x7F).max())
+        return float("inf") if bits == 0x7F else bits
+    largest = float(torch.stack(torch.aminmax(tensor)).abs().max())
+    return largest if largest == largest else float("inf")

@@ -2,78 +2,97 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Self
+from typing import Any, Protocol, Self
 
 import torch
 from safetensors import safe_open
 
-from spec_lab.checkpoints.checks import refuse_lfs_pointer
 from spec_lab.checkpoints.gguf_file import is_gguf, read_head
 from spec_lab.checkpoints.json_input import read_json
-from spec_lab.checkpoints.quantization import Block
-from spec_lab.checkpoints.slices import Part
+from spec_lab.checkpoints.plan import LayerPlan
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
+Part = tuple[slice, ...]
+"""The rows, or rows and columns, of a tensor that are kept."""
+
+
+class Slices(Protocol):
+    """Says which share of a decoder one process reads."""
+
+    def share(self, plan: LayerPlan) -> LayerPlan:
+        """Return the plan of this process's share of a layer, from which its KV cache follows too."""
+        ...
+
+    def part(self, name: str, shape: tuple[int, ...]) -> Part | None:
+        """Return the part of the tensor that a checkpoint calls `name`; None if every process has all of it."""
+        ...
+
+
+class WholeTensors:
+    """The whole of every tensor."""
+
+    def share(self, plan: LayerPlan) -> LayerPlan:
+        return plan
+
+    def part(self, name: str, shape: tuple[int, ...]) -> Part | None:
+        return None
+
+
+WHOLE_TENSORS = WholeTensors()
+
+
+def kept_part(slices: Slices, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Return this process's part of a whole tensor. A smaller part is copied, so that the whole tensor can be
+    freed."""
+    part = slices.part(name, tuple(tensor.shape))
+    return tensor if part is None else tensor[part].clone(memory_format=torch.contiguous_format)
+
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """The place of a tensor on disk.
+    """A tensor of a checkpoint: one of a file, or what a function makes of such tensors when it is read.
 
     Attributes:
-        shape: shape of the whole tensor, as it is checked against the model's: after `form`. That of block scales is
-            before `form`.
-        dtype: the safetensors code, such as BF16; for a stack, that of its first piece; for GGUF what is read, F32.
+        file: its file, or that of its first part; so is `name`.
+        shape: shape of the whole tensor, as it is checked against the model's.
+        dtype: the safetensors code of what is read, such as BF16; for GGUF F32; for a stack, that of its first piece.
+        parts: the tensors of which `form` makes this one; none if it is read as it is.
         part: the part of it that is read; None is all.
         stack: the tensors that it is made of, if the file has separate ones for each expert. An expert's tensors are
             concatenated by rows, and the experts are stacked.
-        scales: the block scales of an fp8 matrix; None for a tensor without scales.
-        packed: the parts of a quantised matrix, whose names `name` and `file` are not; None for other tensors.
-        form: a function that is applied after reading; None if there is none.
-        in_float32: whether the result is float32, whatever the run's dtype.
-        as_stored: whether it keeps the file's dtype.
+        kept: its dtype, whatever the run's; None for the run's.
     """
 
     file: Path
     name: str
     shape: tuple[int, ...]
     dtype: str
+    parts: tuple[StoredTensor, ...] = ()
+    form: Callable[..., torch.Tensor] | None = None
     part: Part | None = None
     stack: tuple[tuple[StoredTensor, ...], ...] = ()
-    scales: BlockScales | None = None
-    packed: Packed | None = None
-    form: Callable[[torch.Tensor], torch.Tensor] | None = None
-    in_float32: bool = False
-    as_stored: bool = False
+    kept: torch.dtype | None = None
 
+    def made(self, form: Callable[..., torch.Tensor], *others: StoredTensor, **changes: Any) -> StoredTensor:
+        """Return the tensor that `form` makes of this one and others. Its shape follows if `changes` has none."""
+        parts = (self, *others)
+        shape = changes.pop("shape", None) or form(*(torch.empty(part.shape, device="meta") for part in parts)).shape
+        return replace(self, parts=parts, form=form, shape=tuple(shape), **changes)
 
-@dataclass(frozen=True, slots=True)
-class BlockScales:
-    """The place of the scales of an fp8 matrix, one for each block of `block` rows and columns."""
-
-    tensor: StoredTensor
-    block: Block
-
-
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """A quantised matrix: its parts, by the ends of their names, and the function that makes the matrix of them."""
-
-    parts: Mapping[str, StoredTensor]
-    widen: Callable[[Mapping[str, torch.Tensor]], torch.Tensor]
-
-    def read(self) -> torch.Tensor:
-        """Read the parts, which an index may have placed in several files, and widen them."""
-        values = {}
-        for part, tensor in self.parts.items():
-            with opened(tensor.file) as handle:
-                values[part] = handle.get_tensor(tensor.name)
-        return self.widen(values)
+    def read(self, opened_file: Callable[[Path], Any]) -> torch.Tensor:
+        """Read the tensor, or its part. A stack has none here: its pieces are cast first."""
+        if self.form is not None:
+            value = self.form(*(part.read(opened_file) for part in self.parts))
+            return value if self.part is None else value[self.part]
+        file = opened_file(self.file)
+        whole: torch.Tensor = file.get_slice(self.name)[self.part] if self.part else file.get_tensor(self.name)
+        return whole
 
 
 class OpenedGguf:
@@ -120,7 +139,6 @@ def tensors_of(file: Path) -> dict[str, StoredTensor]:
     if is_gguf(file):
         return {name: StoredTensor(file, name, place.shape, "F32") for name, place in read_head(file).places.items()}
     tensors: dict[str, StoredTensor] = {}
-    refuse_lfs_pointer(file)
     with safe_open(file, framework="pt", device="cpu") as handle:
         for name in sorted(handle.keys()):
             part = handle.get_slice(name)
@@ -132,7 +150,6 @@ def opened(file: Path) -> safe_open | OpenedGguf:
     """Open the file; its tensors are read on access."""
     if is_gguf(file):
         return OpenedGguf(file)
-    refuse_lfs_pointer(file)
     return safe_open(file, framework="pt", device="cpu")
 
 

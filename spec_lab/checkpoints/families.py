@@ -14,17 +14,15 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from spec_lab.checkpoints.checks import refuse_values
 from spec_lab.checkpoints.config import Gemma4Sizes, ModelConfig, read_keys, text_part
-from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
-from spec_lab.checkpoints.expert_sizes import ExpertSizes, RouterScores
-from spec_lab.checkpoints.json_input import read_json
-from spec_lab.checkpoints.latent_sizes import LatentSizes
-from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
+from spec_lab.checkpoints.json_input import read_json, refuse_values
+from spec_lab.checkpoints.plan import DeltaNetSizes, ExpertSizes, LatentSizes, LayerPlan, RopeConfig, RouterScores
 from spec_lab.checkpoints.rope_config import num_positions, read_rope, score_factor
 
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 INDEXED = "indexed_attention"  # full attention up to `max_dense_positions`
+LATENT_KEYS = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+DELTA_KEYS = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
 SILU: Mapping[str, Collection[Any]] = {"hidden_act": ("silu",)}
 
 
@@ -141,7 +139,9 @@ def read_decoder(keys: Mapping[str, Any], source: str) -> ModelConfig:
     usual = SLIDING if family.has_windows and config.sliding_window is not None else FULL
     types = get(config, "layer_types") or [usual] * config.num_hidden_layers
     layers = tuple(_layer(config, family, index, types, source) for index in range(len(types)))
-    factors = family.factors(config)
+    factors, rope = family.factors(config), config.rope_parameters
+    # From there on queries are multiplied by a factor of their position (Llama 4, Ministral 3).
+    first_scaled = rope["original_max_position_embeddings"] if rope.get("llama_4_scaling_beta") else None
     ends = keys.get("eos_token_id", text.get("eos_token_id"))
     return ModelConfig(
         family=family.named or kind,
@@ -154,7 +154,7 @@ def read_decoder(keys: Mapping[str, Any], source: str) -> ModelConfig:
         eos_token_ids=tuple(ends) if isinstance(ends, list | tuple) else () if ends is None else (ends,),
         bos_token_id=config.bos_token_id,
         gemma4=_gemma4_sizes(config) if kind == "gemma4_text" else None,
-        max_dense_positions=get(config, "index_topk", _first_scaled_position(config)),
+        max_dense_positions=get(config, "index_topk", first_scaled),
         factors=tuple(factors.items()),
     )
 
@@ -163,12 +163,6 @@ def get(config: Any, key: str, default: Any = None) -> Any:
     """Return the value of a config's key; the default if it is missing or null."""
     value = getattr(config, key, None)
     return default if value is None else value
-
-
-def _first_scaled_position(config: Any) -> int | None:
-    """Return from where on queries are multiplied by a factor of their position (Llama 4, Ministral 3)."""
-    rope = config.rope_parameters
-    return rope["original_max_position_embeddings"] if rope.get("llama_4_scaling_beta") else None
 
 
 def _layer(config: Any, family: Family, index: int, types: list[str], source: str) -> LayerPlan:
@@ -185,7 +179,14 @@ def _layer(config: Any, family: Family, index: int, types: list[str], source: st
     inner = get(config, "intermediate_size", get(config, "moe_intermediate_size"))
     owners = [earlier for earlier in range(first_shared) if types[earlier] == kind] if index >= first_shared else []
     rope = read_rope(config.rope_parameters.get(kind, config.rope_parameters), config.max_position_embeddings)
+    latent = None
     if is_latent:
+        latent = LatentSizes(
+            **{key: getattr(config, key) for key in LATENT_KEYS},
+            interleaved=get(config, "rope_interleave", True),
+            bias=config.attention_bias,
+            mscale=score_factor(config.rope_parameters),
+        )
         rope = replace(rope, partial_rotary_factor=1.0)  # of `head_dim`, which is the rotated part (Mistral 4)
     if not get(config, "no_rope_layers", [True] * len(types))[index]:
         rope = RopeConfig(rope.theta, "linear", factor=inf)  # turns by nothing (SmolLM3)
@@ -197,33 +198,10 @@ def _layer(config: Any, family: Family, index: int, types: list[str], source: st
         intermediate_size=2 * inner if index >= first_shared and get(config, "use_double_wide_mlp") else inner,
         window=window,
         kv_owner=max(owners, default=None),
-        delta_net=_delta_net(config) if kind == LINEAR else None,
-        latent=_latent(config) if is_latent else None,
+        delta_net=DeltaNetSizes(*(getattr(config, f"linear_{key}") for key in DELTA_KEYS)) if kind == LINEAR else None,
+        latent=latent,
         experts=_experts(config, family) if _is_sparse(config, index) else None,
         **{name: bool(get(config, value)) if isinstance(value, str) else value for name, value in family.plan.items()},
-    )
-
-
-def _latent(config: Any) -> LatentSizes:
-    return LatentSizes(
-        q_lora_rank=config.q_lora_rank,
-        kv_lora_rank=config.kv_lora_rank,
-        qk_nope_head_dim=config.qk_nope_head_dim,
-        qk_rope_head_dim=config.qk_rope_head_dim,
-        v_head_dim=config.v_head_dim,
-        interleaved=get(config, "rope_interleave", True),
-        bias=config.attention_bias,
-        mscale=score_factor(config.rope_parameters),
-    )
-
-
-def _delta_net(config: Any) -> DeltaNetSizes:
-    return DeltaNetSizes(
-        num_key_heads=config.linear_num_key_heads,
-        num_value_heads=config.linear_num_value_heads,
-        key_head_dim=config.linear_key_head_dim,
-        value_head_dim=config.linear_value_head_dim,
-        kernel_size=config.linear_conv_kernel_dim,
     )
 
 

@@ -1,18 +1,118 @@
-"""The tensors of a Gemma 4 assistant, under the names of its checkpoint."""
+"""Reads a Gemma 4 assistant (`Gemma4AssistantForCausalLM`): its config.json, and its tensors under the names there.
+
+Its decoder is read as a target's is. Each layer reads the keys and values of a target layer. A top-level key of our
+own, `kv_source_layers`, names these target layers. Without the key, a layer reads the target's last layer of the same
+type that owns its KV, as in SGLang (#24436) and vLLM (#41745).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from spec_lab.checkpoints.checkpoint import read_tensors, read_wanted, stored_tensors
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.gemma4_assistant_config import AssistantConfig, read_assistant_config
-from spec_lab.checkpoints.gemma4_shapes import gemma4_layer_shapes
+from spec_lab.checkpoints.families import read_decoder
+from spec_lab.checkpoints.json_input import read_json, refuse_other_target, refuse_values
+from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
+from spec_lab.checkpoints.tensor_shapes import Shapes, below, layer_tensor_shapes, weights
 from spec_lab.core.errors import UserError
 
 TOKEN_ORDERING = "masked_embedding.token_ordering"
+# The only values that the forward code here supports; a missing key is accepted too.
+PLAIN_OPTIONS: Mapping[str, tuple[Any, ...]] = {
+    "model_type": ("gemma4_assistant",),
+    "tie_word_embeddings": (True,),
+    "enable_moe_block": (False,),
+    "use_double_wide_mlp": (False,),
+    "hidden_size_per_layer_input": (0,),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CentroidHeadConfig:
+    """A head that scores few tokens. The vocabulary is divided into `num_centroids` equal clusters, and only the tokens
+    of the `top_k` likeliest clusters are scored."""
+
+    num_centroids: int
+    top_k: int
+
+
+@dataclass(frozen=True, slots=True)
+class AssistantConfig:
+    """A Gemma 4 assistant and the target it belongs to.
+
+    Attributes:
+        body: the assistant as a decoder. The `kv_owner` of its layers is the target layer whose KV they read.
+        centroids: None if the head is dense.
+    """
+
+    target: ModelConfig
+    body: ModelConfig
+    centroids: CentroidHeadConfig | None
+
+    @property
+    def kv_sources(self) -> tuple[int, ...]:
+        """The target layer that each layer reads."""
+        return tuple(plan.kv_owner for plan in self.body.layers if plan.kv_owner is not None)
+
+    def reading(self, sources: Sequence[int]) -> AssistantConfig:
+        """Return the same assistant over other layers of the target."""
+        layers = zip(self.body.layers, sources, strict=True)
+        body = replace(self.body, layers=tuple(replace(plan, kv_owner=source) for plan, source in layers))
+        return replace(self, body=body)
+
+
+def owns_kv(plan: LayerPlan) -> bool:
+    """Return whether a layer of a target writes keys and values of its own."""
+    return plan.kv_owner is None and plan.delta_net is None
+
+
+def form_of_kv(plan: LayerPlan) -> tuple[bool, int, int, RopeConfig]:
+    """Return what the keys and values of layers must have in common to be read by the same queries."""
+    return plan.window is not None, plan.num_kv_heads, plan.head_dim, plan.rope
+
+
+def read_assistant_config(folder: Path, target: ModelConfig) -> AssistantConfig:
+    """Read an assistant's config.json and check that it belongs to the target.
+
+    Raises:
+        UserError: an option that is not supported, or an assistant for another target.
+    """
+    source, keys = str(folder / "config.json"), read_json(folder / "config.json")
+    refuse_values(source, {**keys["text_config"], "model_type": None, **keys}, PLAIN_OPTIONS)
+    body = read_decoder(keys, source)
+    assert body.gemma4 is not None
+    pairs = {
+        "backbone_hidden_size": (keys["backbone_hidden_size"], target.hidden_size),
+        "vocab_size": (body.vocab_size, target.vocab_size),
+    }
+    refuse_other_target(source, pairs)
+    sources = _kv_sources(keys, body, target, source)
+    for index, (plan, kv_source) in enumerate(zip(body.layers, sources, strict=True)):
+        names = ("num_key_value_heads", "head_dim", "rope")
+        both = zip(names, form_of_kv(plan)[1:], form_of_kv(target.layers[kv_source])[1:], strict=True)
+        refuse_other_target(source, {f"{name} of layer {index}": (ours, its) for name, ours, its in both})
+    centroids = CentroidHeadConfig(keys.get("num_centroids", 2048), keys.get("centroid_intermediate_top_k", 32))
+    body = replace(body, gemma4=replace(body.gemma4, per_layer_width=0))
+    return AssistantConfig(target, body, centroids if keys.get("use_ordered_embeddings") else None).reading(sources)
+
+
+def _kv_sources(keys: Mapping[str, Any], body: ModelConfig, target: ModelConfig, source: str) -> Sequence[int]:
+    """Return the target layer that each layer reads: the one in `kv_source_layers`, else the last of its type that owns
+    its KV."""
+    owners = [index for index, plan in enumerate(target.layers) if owns_kv(plan)]
+    if (named := keys.get("kv_source_layers")) is not None:
+        refuse_other_target(source, {"kv_source_layers": (named, [layer for layer in named if layer in owners])})
+        return tuple(named)
+    last = {target.layers[index].window is not None: index for index in owners}
+    sliding = [plan.window is not None for plan in body.layers]
+    refuse_other_target(source, {"sliding layers": ({*sliding}, {*sliding} & last.keys())})
+    return [last[is_sliding] for is_sliding in sliding]
 
 
 def load_assistant(
@@ -40,19 +140,18 @@ def load_assistant(
     return config, tensors
 
 
-def assistant_tensor_shapes(config: AssistantConfig) -> dict[str, tuple[int, ...]]:
+def assistant_tensor_shapes(config: AssistantConfig) -> Shapes:
     """Return the names and shapes of an assistant's weights, without the token ordering. The embedding is the head."""
-    hidden, target_hidden, sizes = config.body.hidden_size, config.target.hidden_size, config.body.gemma4
-    assert sizes is not None
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (config.target.vocab_size, hidden),
-        "model.norm.weight": (hidden,),
-        "pre_projection.weight": (hidden, 2 * target_hidden),
-        "post_projection.weight": (target_hidden, hidden),
+    hidden, target_hidden = config.body.hidden_size, config.target.hidden_size
+    modules: Shapes = {
+        "model.embed_tokens": (config.target.vocab_size, hidden),
+        "model.norm": (hidden,),
+        "pre_projection": (hidden, 2 * target_hidden),
+        "post_projection": (target_hidden, hidden),
     }
+    shapes = weights(modules)
     for index, plan in enumerate(config.body.layers):
-        layer = gemma4_layer_shapes(plan, sizes, hidden)
-        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
+        shapes |= below(f"model.layers.{index}", layer_tensor_shapes(plan, hidden, gemma4=config.body.gemma4))
     if config.centroids is not None:
-        shapes["masked_embedding.centroids.weight"] = (config.centroids.num_centroids, hidden)
+        shapes |= weights({"masked_embedding.centroids": (config.centroids.num_centroids, hidden)})
     return shapes

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 
 import torch
 
-from spec_lab.checkpoints.checkpoint_files import Packed, StoredTensor, tensors_of
+from spec_lab.checkpoints.checkpoint_files import StoredTensor, tensors_of
 from spec_lab.checkpoints.gguf_file import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, GgufFile, read_head
 
 Form = Callable[[torch.Tensor], torch.Tensor]
@@ -90,16 +91,9 @@ def gguf_tensors(path: Path) -> dict[str, StoredTensor]:
     for name, tensor in _with_gate_above_up(stored).items():
         found = IN_A_LAYER.fullmatch(name)
         form = forms.get(found["name"]) if found else None
-        shape = tensor.shape if form is None else tuple(form(torch.empty(tensor.shape, device="meta")).shape)
-        tensors[_usual_name(name)] = StoredTensor(
-            tensor.file,
-            tensor.name,
-            shape,
-            tensor.dtype,
-            packed=tensor.packed,
-            form=form,
-            in_float32=file.architecture in ADDED and name.endswith("norm.weight") and "ssm_norm" not in name,
-        )
+        is_norm = file.architecture in ADDED and name.endswith("norm.weight") and "ssm_norm" not in name
+        whole = replace(tensor, kept=torch.float32 if is_norm else None)
+        tensors[_usual_name(name)] = whole if form is None else whole.made(form)
     return tensors
 
 
@@ -129,17 +123,9 @@ def _with_gate_above_up(stored: Mapping[str, StoredTensor]) -> dict[str, StoredT
         up = stored.get(name.replace("ffn_gate_exps", "ffn_up_exps"))
         if "ffn_gate_exps" in name and up is not None:
             del result[name], result[up.name]
-            experts, rows, *columns = gate.shape
-            shape = experts, rows + up.shape[1], *columns
             joined = name.replace("ffn_gate_exps", "ffn_gate_up_exps")
-            result[joined] = StoredTensor(
-                gate.file, joined, shape, gate.dtype, packed=Packed({"gate": gate, "up": up}, _joined)
-            )
+            result[joined] = gate.made(lambda *both: torch.cat(both, dim=1), up)
     return result
-
-
-def _joined(parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    return torch.cat((parts["gate"], parts["up"]), dim=1)
 
 
 def _forms(file: GgufFile) -> Mapping[str, Form]:

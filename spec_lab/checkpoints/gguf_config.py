@@ -13,8 +13,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from spec_lab.checkpoints.checks import refuse_values
 from spec_lab.checkpoints.gguf_file import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, GgufFile, read_head
+from spec_lab.checkpoints.json_input import refuse_values
 
 Keys = Mapping[str, str]
 
@@ -26,22 +26,21 @@ class Architecture:
     Attributes:
         model_type: transformers' name of the family.
         keys: the file's keys by those of config.json.
-        rotates_a_part: whether `rope.dimension_count` may be less than a head.
         rope: what every model of the family has, and its file does not say.
     """
 
     model_type: str
     keys: Keys = field(default_factory=dict)
-    rotates_a_part: bool = False
     rope: Mapping[str, Any] = field(default_factory=dict)
 
 
+STATES = "ssm.conv_kernel"
 DELTA_NET: Keys = {
     "linear_num_key_heads": "ssm.group_count",
     "linear_num_value_heads": "ssm.time_step_rank",
     "linear_key_head_dim": "ssm.state_size",
     "linear_value_head_dim": "ssm.state_size",
-    "linear_conv_kernel_dim": "ssm.conv_kernel",
+    "linear_conv_kernel_dim": STATES,
     "mtp_num_hidden_layers": "nextn_predict_layers",
 }
 EXPERTS: Keys = {
@@ -52,7 +51,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture("llama"),
     "qwen2": Architecture("qwen2"),
     "qwen3": Architecture("qwen3"),
-    "qwen35": Architecture("qwen3_5_text", DELTA_NET, rotates_a_part=True),
+    "qwen35": Architecture("qwen3_5_text", DELTA_NET),
     "qwen35moe": Architecture(
         "qwen3_5_moe_text",
         {
@@ -61,7 +60,6 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "num_experts": "expert_count",
             "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
         },
-        rotates_a_part=True,
     ),
     "gpt-oss": Architecture(
         "gpt_oss",
@@ -107,7 +105,7 @@ def gguf_config(path: Path) -> dict[str, Any]:
     head_dim = sizes.get("attention.key_length", hidden // heads)
     ends = [token for end in ("eos", "eot", "eom") for token in file.ids(f"{end}_token_id")]
     rope = {**_rope_scaling(file), **family.rope}
-    if family.rotates_a_part:
+    if STATES in family.keys.values():  # `rope.dimension_count` may be less than a head
         rope = {"rope_type": "default", **rope, "partial_rotary_factor": sizes["rope.dimension_count"] / head_dim}
     config = {
         "model_type": family.model_type,
@@ -128,7 +126,7 @@ def gguf_config(path: Path) -> dict[str, Any]:
         "bos_token_id": next(iter(file.ids("bos_token_id")), None),
         "eos_token_id": list(dict.fromkeys(ends)),
     }
-    if "ssm.conv_kernel" in sizes:
+    if STATES in sizes:
         layers = range(config["num_hidden_layers"])
         linear = sizes.get(RECURRENT) or [(layer + 1) % sizes.get(INTERVAL, 4) for layer in layers]
         config["layer_types"] = ["linear_attention" if linear[layer] else "full_attention" for layer in layers]
@@ -138,12 +136,12 @@ def gguf_config(path: Path) -> dict[str, Any]:
 def _refuse_unknown_keys(file: GgufFile, family: Architecture) -> None:
     """Refuse keys of the architecture that are not read here, since they may change the forward pass. Converters write
     a zero count for parts that a model does not have."""
-    sizes = file.sizes
+    sizes, has_states = file.sizes, STATES in family.keys.values()
     size = sizes.get("attention.key_length", sizes["embedding_length"] // sizes["attention.head_count"])
-    read = {*READ_KEYS, *NOTHING_SAID, *family.keys.values(), *((INTERVAL, RECURRENT) if family.rotates_a_part else ())}
+    read = {*READ_KEYS, *NOTHING_SAID, *family.keys.values(), *((INTERVAL, RECURRENT) if has_states else ())}
     supported: dict[str, tuple[Any, ...]] = dict.fromkeys(sizes.keys() - read, (0, False))
     supported["attention.value_length"] = (size,)
-    if not family.rotates_a_part:
+    if not has_states:
         supported["rope.dimension_count"] = (size,)
     supported[AMPLITUDE] = (1.0,) if sizes.get("rope.scaling.type") != "longrope" else (sizes.get(AMPLITUDE),)
     named = {f"{file.architecture}.{key}": values for key, values in supported.items()}

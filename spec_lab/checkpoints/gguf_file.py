@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from spec_lab.checkpoints.checks import refuse_lfs_pointer, refuse_values
+from spec_lab.checkpoints.json_input import refuse_values
 
 SUFFIX = ".gguf"
 MAGIC = b"GGUF"
@@ -88,7 +88,6 @@ def read_head(path: Path) -> GgufFile:
 
 @lru_cache(maxsize=2)
 def _read_head(path: Path, num_bytes: int, changed: int) -> GgufFile:
-    refuse_lfs_pointer(path)
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         at = 0
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spec_lab.checkpoints.checks import refuse_values
 from spec_lab.checkpoints.gguf_file import GgufFile, read_head
+from spec_lab.checkpoints.json_input import refuse_values
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -77,7 +77,7 @@ def has_tokenizer(path: Path) -> bool:
 
 def vocabulary_of(path: Path) -> dict[str, int]:
     """Return the id of each of the file's tokens."""
-    return _vocabulary(read_head(path))
+    return {token: token_id for token_id, token in enumerate(read_head(path).metadata[TOKENS])}
 
 
 def gguf_tokenizer(path: Path) -> Tokenizer:
@@ -86,11 +86,14 @@ def gguf_tokenizer(path: Path) -> Tokenizer:
     Raises:
         UserError: a tokenizer of another kind, or an unknown pre-tokenisation.
     """
-    from tokenizers import Tokenizer, decoders, models, normalizers
+    from tokenizers import Tokenizer, decoders, models, normalizers, processors
 
     file = read_head(path)
-    cutting = _cutting(file)
-    vocabulary = _vocabulary(file)
+    name, spaces = "tokenizer.ggml.pre", "tokenizer.ggml.add_space_prefix"
+    values = {MODEL: "none", name: "", **file.metadata}
+    refuse_values(str(path), values, {MODEL: ("gpt2",), name: CUTTINGS, spaces: (False,)})
+    cutting = CUTTINGS[values[name]]
+    vocabulary = vocabulary_of(path)
     pairs = (line.partition(" ") for line in file.metadata["tokenizer.ggml.merges"])
     merges = [(left, right) for left, _, right in pairs]
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=cutting.whole_pieces))
@@ -99,7 +102,10 @@ def gguf_tokenizer(path: Path) -> Tokenizer:
     tokenizer.pre_tokenizer = _pieces(cutting)
     tokenizer.decoder = decoders.ByteLevel()
     _add_tokens(tokenizer, file, vocabulary)
-    _begin_texts(tokenizer, file, cutting)
+    first = _token(file, "bos")
+    if first is not None and file.metadata.get("tokenizer.ggml.add_bos_token", cutting.adds_bos):
+        named = [(first, file.ids("bos_token_id")[0])]
+        tokenizer.post_processor = processors.TemplateProcessing(single=[first, "$A"], special_tokens=named)
     return tokenizer
 
 
@@ -115,13 +121,6 @@ def special_tokens(path: Path) -> dict[str, str]:
     return {name: token for name, token in named.items() if token is not None}
 
 
-def _cutting(file: GgufFile) -> Cutting:
-    name, spaces = "tokenizer.ggml.pre", "tokenizer.ggml.add_space_prefix"
-    values = {MODEL: "none", name: "", **file.metadata}
-    refuse_values(str(file.path), values, {MODEL: ("gpt2",), name: CUTTINGS, spaces: (False,)})
-    return CUTTINGS[values[name]]
-
-
 def _pieces(cutting: Cutting) -> Any:
     from tokenizers import Regex, pre_tokenizers
 
@@ -130,10 +129,6 @@ def _pieces(cutting: Cutting) -> Any:
     if cutting.words is not None:
         first.append(pre_tokenizers.Split(Regex(cutting.words), behavior="isolated"))
     return pre_tokenizers.Sequence([*first, bytes_of])
-
-
-def _vocabulary(file: GgufFile) -> dict[str, int]:
-    return {token: token_id for token_id, token in enumerate(file.metadata[TOKENS])}
 
 
 def _add_tokens(tokenizer: Tokenizer, file: GgufFile, vocabulary: Mapping[str, int]) -> None:
@@ -146,17 +141,6 @@ def _add_tokens(tokenizer: Tokenizer, file: GgufFile, vocabulary: Mapping[str, i
     plain = [token for token, kind in kinds.items() if kind == USER_DEFINED and token]
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
     tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in plain])
-
-
-def _begin_texts(tokenizer: Tokenizer, file: GgufFile, cutting: Cutting) -> None:
-    """Make the tokenizer put BOS in front of a text if the file says so, or else its pre-tokenisation."""
-    from tokenizers import processors
-
-    first = _token(file, "bos")
-    if first is None or not file.metadata.get("tokenizer.ggml.add_bos_token", cutting.adds_bos):
-        return
-    token_id = file.ids("bos_token_id")[0]
-    tokenizer.post_processor = processors.TemplateProcessing(single=[first, "$A"], special_tokens=[(first, token_id)])
 
 
 def _token(file: GgufFile, name: str) -> str | None:

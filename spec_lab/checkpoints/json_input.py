@@ -1,11 +1,13 @@
-"""Reads a config.json."""
+"""Reads a config.json, and refuses of it what would otherwise give wrong numbers in silence."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
+
+from spec_lab.core.errors import UserError
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -17,3 +19,25 @@ def read_json(path: Path) -> dict[str, Any]:
 def present(keys: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys whose value is not null, which counts as absent in config.json."""
     return {key: value for key, value in keys.items() if value is not None}
+
+
+def refuse_values(source: str, values: Mapping[str, Any], supported: Mapping[str, Collection[Any]]) -> None:
+    """Raise UserError for values that would change the arithmetic in a way that the forward code lacks.
+
+    A key that is missing or null has its default. `supported` names the values of each key; a key without any is
+    never read.
+    """
+    wrong = {key: known for key, known in supported.items() if values.get(key) is not None and values[key] not in known}
+    if wrong:
+        said = "; ".join(
+            f"{key} {values[key]!r} is not supported" + (f", only {', '.join(map(repr, known))}" if known else "")
+            for key, known in wrong.items()
+        )
+        raise UserError(f"{source}: {said}")
+
+
+def refuse_other_target(source: str, pairs: Mapping[str, tuple[Any, Any]]) -> None:
+    """Raise UserError if a drafter belongs to another target; `pairs` are a value of it and one of the target."""
+    differing = [f"{name} is {ours}, the target has {its}" for name, (ours, its) in pairs.items() if ours != its]
+    if differing:
+        raise UserError(f"{source}: trained for another target ({'; '.join(differing)})")

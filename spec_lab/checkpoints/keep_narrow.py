@@ -1,6 +1,6 @@
 """The weights of a target's products in 8 or 4 bits: `target.weight_dtype=fp8|int4|mxfp4`.
 
-Tensors have the names of an fp8 checkpoint (`quantization`): `X.weight`, and its scales in `X.weight_scale_inv`. Here
+Tensors have the names of an fp8 checkpoint (`quantised`): `X.weight`, and its scales in `X.weight_scale_inv`. Here
 every row of a weight has its own scales, so that weights can be concatenated by rows.
 """
 
@@ -14,8 +14,9 @@ import torch.nn.functional as F
 
 from spec_kernels.block_fp8_reference import BLOCK_SIZE, num_blocks
 from spec_kernels.four_bits_reference import four_bits_widened
-from spec_lab.checkpoints.quantization import SCALES_SUFFIX
+from spec_lab.checkpoints.config import ModelConfig
 
+SCALES_SUFFIX = "_scale_inv"
 SCALES = f"weight{SCALES_SUFFIX}"
 PRODUCTS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 LARGEST = 448.0
@@ -37,6 +38,12 @@ class NarrowForm:
     stored: torch.dtype
     narrowed: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
     widened: Callable[[torch.Tensor, torch.Tensor, torch.dtype], torch.Tensor]
+
+
+def problem_of_narrow(model: ModelConfig) -> str | None:
+    """Return the kind of layer whose weights `target.weight_dtype` cannot round; None if it supports all layers."""
+    gemma = [] if model.gemma4 is None else ["layers of Gemma 4"]
+    return next(iter((*gemma, *(part for plan in model.layers for part in plan.unusual_parts), None)))
 
 
 def is_product(name: str) -> bool:

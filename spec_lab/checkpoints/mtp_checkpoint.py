@@ -3,6 +3,10 @@
 Tensors of every family are returned in one common form. They have DeepSeek's names without prefix (`enorm.weight`,
 `hnorm.weight`, `eh_proj.weight`, `input_layernorm.weight`, `self_attn.*`, `mlp.*`, `shared_head.norm.weight`). The
 projection reads [embedding, hidden], and norms multiply by their weight w, not by 1 + w.
+
+Sources of the families' names: the loaders of vLLM (`deepseek_mtp`, `glm4_moe_mtp`, `mimo_mtp`, `qwen3_5_mtp`), and
+README_WEIGHTS.md of DeepSeek-V3. Modules of every family here read hidden states after the final norm (vLLM #46075,
+llama.cpp #24025, ROCm/ATOM #1764). Older engines read DeepSeek's before it, which the drafter's knobs can also choose.
 """
 
 from __future__ import annotations
@@ -14,30 +18,88 @@ from typing import Any
 
 import torch
 
-from spec_lab.checkpoints.checkpoint import check_floating, check_tensors, read_tensors, stored_tensors
+from spec_lab.checkpoints.checkpoint import Names, read_wanted, renamed, stored_tensors
 from spec_lab.checkpoints.checkpoint_files import StoredTensor
-from spec_lab.checkpoints.checks import refuse_other_target, refuse_values
 from spec_lab.checkpoints.config import ModelConfig, num_mtp_modules, read_keys, text_part
 from spec_lab.checkpoints.families import FAMILIES, read_decoder
-from spec_lab.checkpoints.mtp_layouts import (
-    EMBEDDING_NORM,
-    FINAL_NORM,
-    HIDDEN_NORM,
-    PROJECTION,
-    MtpLayout,
-    find_layout,
-)
+from spec_lab.checkpoints.json_input import refuse_other_target, refuse_values
 from spec_lab.checkpoints.target_tensors import zero_centred
-from spec_lab.checkpoints.tensor_shapes import layer_tensor_shapes
+from spec_lab.checkpoints.tensor_shapes import Shapes, layer_tensor_shapes
 from spec_lab.core.errors import UserError
 from spec_lab.core.types import NormSide
 
-KNOB = "drafter.path"
 # Other engines too use the target's embedding and head instead of these copies.
 SKIPPED_COPIES = ("embed_tokens.weight", "shared_head.head.weight")
 LATENT_TENSOR = "self_attn.kv_a_proj_with_mqa.weight"
 QK_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 EXPERT_TENSORS = ("mlp.gate.", "mlp.experts.", "mlp.shared_expert")
+EMBEDDING_NORM = "enorm.weight"
+HIDDEN_NORM = "hnorm.weight"
+PROJECTION = "eh_proj.weight"
+FINAL_NORM = "shared_head.norm.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class MtpLayout:
+    """The layout of a family's modules.
+
+    Attributes:
+        names: what in a file's names becomes what in those of the common form. In patterns, {module} is the module's
+            number m, and {layer} is num_hidden_layers + m.
+        model_type: the family as which a layer's config is read if config.json names none that is known. A layer with
+            latent attention does not use it.
+        hidden_first: whether the projection reads [hidden, embedding] rather than [embedding, hidden].
+        zero_centred: whether norms multiply by 1 + weight.
+    """
+
+    names: Names
+    model_type: str
+    hidden_first: bool = False
+    zero_centred: bool = False
+
+    def module(self, stored: Mapping[str, StoredTensor], number: int, num_layers: int) -> dict[str, StoredTensor]:
+        """Return the tensors of one module in the common form, without copies of the target's."""
+        names = tuple((pattern.format(module=number, layer=num_layers + number), new) for pattern, new in self.names)
+        whole = zip(stored, renamed(stored, names).items(), strict=True)
+        own = {new: tensor for name, (new, tensor) in whole if new != name and new not in SKIPPED_COPIES}
+        for name, tensor in own.items():
+            if self.zero_centred and name.endswith("norm.weight"):
+                own[name] = zero_centred(tensor)
+            if self.hidden_first and name == PROJECTION:
+                own[name] = tensor.made(lambda weight: torch.cat(weight.chunk(2, dim=1)[::-1], dim=1))
+        return own
+
+
+DEEPSEEK = MtpLayout(((r"^model\.layers\.{layer}\.", ""),), "llama")
+MIMO = MtpLayout(
+    (
+        (r"^model\.mtp_layers\.{module}\.token_layernorm", "enorm"),
+        (r"^model\.mtp_layers\.{module}\.hidden_layernorm", "hnorm"),
+        (r"^model\.mtp_layers\.{module}\.input_proj", "eh_proj"),
+        (r"^model\.mtp_layers\.{module}\.final_layernorm", "shared_head.norm"),
+        (r"^model\.mtp_layers\.{module}\.", ""),
+    ),
+    "qwen2",
+    hidden_first=True,
+)
+QWEN3_NEXT = MtpLayout(
+    (
+        (r"^mtp\.pre_fc_norm_embedding", "enorm"),
+        (r"^mtp\.pre_fc_norm_hidden", "hnorm"),
+        (r"^mtp\.fc", "eh_proj"),
+        (r"^mtp\.norm", "shared_head.norm"),
+        (r"^mtp\.layers\.{module}\.", ""),
+        (r"^mtp\.(?!layers\.)", ""),
+    ),
+    "qwen3_next",
+    zero_centred=True,
+)
+LAYOUTS = (DEEPSEEK, MIMO, QWEN3_NEXT)
+
+
+def find_layout(stored: Mapping[str, StoredTensor], num_layers: int) -> MtpLayout | None:
+    """Return the layout whose module 0 is among the stored tensors, by its projection; None if there is none."""
+    return next((layout for layout in LAYOUTS if PROJECTION in layout.module(stored, 0, num_layers)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +115,8 @@ class MtpConfig:
 
     layer: ModelConfig
     num_modules: int
-    target_hidden: NormSide
-    recycled_hidden: NormSide
+    target_hidden: NormSide = NormSide.POST_NORM
+    recycled_hidden: NormSide = NormSide.POST_NORM
 
 
 def load_mtp(
@@ -75,38 +137,27 @@ def load_mtp(
     if layout is None or num_modules > count:
         found = count if layout else 0
         raise UserError(
-            f"{folder}: has {found} MTP modules, and {num_modules} are needed; use fewer drafts or another {KNOB}"
+            f"{folder}: has {found} MTP modules, and {num_modules} are needed; use fewer drafts or another drafter.path"
         )
-    starts, first = zip(*(layout.prefixes(module, num_layers) for module in range(count)), strict=True)
-    own = {name: it for name, it in stored.items() if name.startswith(starts) and not name.endswith(SKIPPED_COPIES)}
-    names = {name.removeprefix(first[0]) for name in own if name.startswith(first[0])}
-    layer = _layer_config(decoder, layout, names, source)
+    modules = [layout.module(stored, number, num_layers) for number in range(num_modules)]
+    layer = _layer_config(decoder, layout, modules[0], source)
     pairs = {
         "hidden_size": (layer.hidden_size, target.hidden_size),
         "vocab_size": (layer.vocab_size, target.vocab_size),
     }
-    refuse_other_target(source, KNOB, pairs)
+    refuse_other_target(source, pairs)
     shapes = mtp_tensor_shapes(layer)
-    wanted = [
-        {layout.file_name(name, module, num_layers): shape for name, shape in shapes.items()} for module in range(count)
-    ]
-    check_tensors(own, {name: shape for of_module in wanted for name, shape in of_module.items()}, (), str(folder))
-    check_floating(own, str(folder))
-    modules = [
-        _common_form({name: own[stored] for name, stored in zip(shapes, of_module, strict=True)}, layout, dtype, device)
-        for of_module in wanted[:num_modules]
-    ]
-    return MtpConfig(layer, count, layout.target_hidden, layout.recycled_hidden), modules
+    return MtpConfig(layer, count), [read_wanted(own, shapes, dtype, device, source) for own in modules]
 
 
-def mtp_tensor_shapes(layer: ModelConfig) -> dict[str, tuple[int, ...]]:
+def mtp_tensor_shapes(layer: ModelConfig) -> Shapes:
     """Return the names and shapes of one module's tensors in the common form."""
     hidden = layer.hidden_size
     return {
         EMBEDDING_NORM: (hidden,),
         HIDDEN_NORM: (hidden,),
         PROJECTION: (hidden, 2 * hidden),
-        **layer_tensor_shapes(layer.only_layer, hidden, attention_input_size=hidden),
+        **layer_tensor_shapes(layer.only_layer, hidden),
         FINAL_NORM: (hidden,),
     }
 
@@ -131,16 +182,3 @@ def _layer_config(decoder: Mapping[str, Any], layout: MtpLayout, names: Collecti
         experts=layer.only_layer.experts if any(name.startswith(EXPERT_TENSORS) for name in names) else None,
     )
     return replace(layer, layers=(plan,))
-
-
-def _common_form(
-    stored: Mapping[str, StoredTensor], layout: MtpLayout, dtype: torch.dtype, device: torch.device | str
-) -> dict[str, torch.Tensor]:
-    """Read one module, and convert its family's norms and projection to the common form."""
-    if layout.zero_centred:
-        stored = {name: zero_centred(it) if name.endswith("norm.weight") else it for name, it in stored.items()}
-    tensors = read_tensors(stored, dtype, device)
-    if layout.hidden_first:
-        hidden, embedding = tensors[PROJECTION].chunk(2, dim=1)
-        tensors[PROJECTION] = torch.cat((embedding, hidden), dim=1)
-    return tensors

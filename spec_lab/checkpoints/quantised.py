@@ -1,7 +1,9 @@
-"""Quantised matrices in folders of safetensors, widened when they are read: compressed-tensors, AWQ and GPTQ.
+"""Quantised matrices in folders of safetensors, widened when they are read: compressed-tensors, AWQ, GPTQ and fp8.
 
-Only weights are widened. What a file says of activations or of a KV cache in fewer bits does not apply here. fp8 in
-blocks is read by `block_fp8`.
+Only weights are widened. What a file says of activations or of a KV cache in fewer bits does not apply here. fp8 with
+a scale for each block is DeepSeek-V3's: a matrix `X.weight` of float8_e4m3fn has its scales in `X.weight_scale_inv`.
+Despite that name, values are multiplied by them (README_WEIGHTS.md of DeepSeek-V3). Blocks at the lower and right edges
+may be incomplete: a matrix of 576 rows has 4.5 blocks of 128. So the block size comes from config.json.
 """
 
 from __future__ import annotations
@@ -9,20 +11,21 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from spec_lab.checkpoints.checkpoint_files import Packed, StoredTensor, checkpoint_files, tensors_of
-from spec_lab.checkpoints.checks import refuse_values
+from spec_kernels.block_fp8_reference import BLOCK_SIZE
+from spec_lab.checkpoints.checkpoint_files import StoredTensor, checkpoint_files, tensors_of
 from spec_lab.checkpoints.gguf import quantizations
 from spec_lab.checkpoints.gguf_file import is_gguf
-from spec_lab.checkpoints.json_input import read_json
-from spec_lab.checkpoints.quantization import read_block
+from spec_lab.checkpoints.json_input import read_json, refuse_values
+from spec_lab.checkpoints.keep_narrow import SCALES_SUFFIX, is_product, of_each_row
 from spec_lab.checkpoints.widening import awq, gptq, narrow_numbers, nvfp4, packed_integers, scaled_blocks
+from spec_lab.core.errors import UserError
 
 PLAIN = frozenset({"F64", "F32", "F16", "BF16", "I64", "BOOL"})
 """The types of tensors in a checkpoint that is not quantised."""
@@ -30,12 +33,14 @@ PARTS = frozenset(
     {"weight", "weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_global_scale"}
     | {"qweight", "qzeros", "scales", "g_idx"}
 )
+NUMBERS = ("weight", "weight_scale", "weight_zero_point")
 NOT_OF_WEIGHTS = (".input_scale", ".output_scale", ".input_global_scale", ".input_zero_point", ".k_scale", ".v_scale")
 FORMATS = ("pack-quantized", "float-quantized", "int-quantized", "naive-quantized", "nvfp4-pack-quantized")
 METHODS = ("compressed-tensors", "awq", "gptq", "fp8")
+OF_GPT_OSS = "mxfp4"
 
 STRATEGIES = ("tensor", "channel", "group", "tensor_group", "block")
-Shapes = Mapping[str, tuple[int, ...]]
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +49,41 @@ class Form:
 
     Attributes:
         name: for the record.
-        shape: from the shapes of a matrix's parts to its own.
+        parts: the ends of the names of a matrix's parts, of which the last ones may be missing.
+        widen: from the parts, in this order, to the matrix.
+        shape: from their shapes to its own.
     """
 
     name: str
-    widen: Callable[[Mapping[str, torch.Tensor]], torch.Tensor]
-    shape: Callable[[Shapes], tuple[int, ...]]
+    parts: tuple[str, ...]
+    widen: Callable[..., torch.Tensor]
+    shape: Callable[..., Shape] = lambda values, *others: values
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Blocks:
+    """Widens an fp8 matrix [rows, columns] to float32; each block of it has a scale."""
+
+    rows: int
+    columns: int
+
+    def __call__(self, values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        return scaled_blocks(values, scales.float(), (self.rows, self.columns))
+
+    def with_scales(self, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+        """Return tensors in which each matrix that has scales is widened."""
+        result = dict(stored)
+        for name in stored:
+            scales = result.pop(f"{name}{SCALES_SUFFIX}", None)
+            if scales is not None:
+                (rows, columns), found = stored[name].shape, list(scales.shape)
+                if found != [-(-rows // self.rows), -(-columns // self.columns)]:
+                    raise UserError(
+                        f"{scales.file}: {scales.name} is {found}, which does not fit {[rows, columns]} in blocks of "
+                        f"{[self.rows, self.columns]}; take weights and config.json from the same checkpoint"
+                    )
+                result[name] = stored[name].made(self, scales, shape=(rows, columns), dtype="F32")
+        return result
 
 
 def with_quantised(stored: Mapping[str, StoredTensor], folder: Path) -> dict[str, StoredTensor]:
@@ -62,22 +96,42 @@ def with_quantised(stored: Mapping[str, StoredTensor], folder: Path) -> dict[str
         return dict(stored)
     options, source = _options(folder), f"{folder / 'config.json'} (quantization_config)"
     result = {name: tensor for name, tensor in stored.items() if not name.endswith(NOT_OF_WEIGHTS)}
-    if not options or _is_read_elsewhere(options):
+    if not options or options.get("quant_method") == OF_GPT_OSS:
         return result
     refuse_values(source, {"quant_method": str(options.get("quant_method"))}, {"quant_method": METHODS})
+    if (blocks := _fp8_blocks(options)) is not None:
+        return blocks.with_scales(result)
     modules: dict[str, dict[str, StoredTensor]] = {}
     for name, tensor in result.items():
         module, _, part = name.rpartition(".")
         if part in PARTS:
             modules.setdefault(module, {})[part] = tensor
     for module, parts in modules.items():
-        if len(parts) > 1:
-            form = _form_of(module, options, source)
-            for of_matrix in parts.values():
-                del result[of_matrix.name]
-            whole = form.shape({part: tensor.shape for part, tensor in parts.items()})
-            first, name = next(iter(parts.values())), f"{module}.weight"
-            result[name] = StoredTensor(first.file, name, whole, "BF16", packed=Packed(parts, form.widen))
+        form = _form_of(module, options, source) if len(parts) > 1 else None
+        if form is not None and (used := [parts[part] for part in form.parts if part in parts])[1:]:
+            for tensor in used:
+                del result[tensor.name]
+            shape, name = form.shape(*(tensor.shape for tensor in used)), f"{module}.weight"
+            result[name] = used[0].made(form.widen, *used[1:], name=name, shape=shape, dtype="BF16")
+    return result
+
+
+def with_products_as_stored(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Keep the fp8 products of layers as they are in the file, with their scales as separate tensors (`keep_narrow`).
+
+    Raises:
+        UserError: a block width that no kernel here supports.
+    """
+    result: dict[str, StoredTensor] = {}
+    for name, tensor in stored.items():
+        result[name], blocks = tensor, tensor.form
+        if isinstance(blocks, Fp8Blocks) and is_product(name):
+            assert tensor.part is None, "a split target in e4m3 is refused earlier"
+            refuse_values(str(tensor.file), {"inputs in a block": blocks.columns}, {"inputs in a block": (BLOCK_SIZE,)})
+            weight, scales = tensor.parts
+            rows = partial(of_each_row, block_rows=blocks.rows, num_rows=tensor.shape[0])
+            result[name] = replace(weight, kept=torch.float8_e4m3fn)
+            result[f"{name}{SCALES_SUFFIX}"] = scales.made(rows, kept=torch.float32)
     return result
 
 
@@ -92,11 +146,10 @@ def stored_types(path: Path) -> list[str] | None:
     options, source = _options(path), str(path / "config.json")
     if kinds <= PLAIN or not options:
         return None
-    block = read_block({"quantization_config": options})
-    if block is not None:
-        return [f"fp8 in blocks of {block[0]} x {block[1]}"]
-    if _is_read_elsewhere(options):
-        return [options["quant_method"]]
+    if (blocks := _fp8_blocks(options)) is not None:
+        return [f"fp8 in blocks of {blocks.rows} x {blocks.columns}"]
+    if options["quant_method"] == OF_GPT_OSS:
+        return [OF_GPT_OSS]
     if "config_groups" in options:
         return [_of_group(group, options, source).name for group in options["config_groups"].values()]
     return [_form_of("", options, source).name]
@@ -108,9 +161,10 @@ def _options(folder: Path) -> dict[str, Any]:
     return options or (config.get("text_config") or {}).get("quantization_config") or {}
 
 
-def _is_read_elsewhere(options: Mapping[str, Any]) -> bool:
-    """Return whether `block_fp8`, or the reader of gpt-oss, reads the matrices."""
-    return read_block({"quantization_config": options}) is not None or options.get("quant_method") == "mxfp4"
+def _fp8_blocks(options: Mapping[str, Any]) -> Fp8Blocks | None:
+    """Return the blocks that have a scale; None for other schemes."""
+    block = options.get("weight_block_size") if options["quant_method"] == "fp8" else None
+    return Fp8Blocks(*block) if block else None
 
 
 def _form_of(module: str, options: Mapping[str, Any], source: str) -> Form:
@@ -121,7 +175,7 @@ def _form_of(module: str, options: Mapping[str, Any], source: str) -> Form:
     if method == "gptq":
         return _gptq(options, source)
     if method == "fp8":
-        return Form("fp8 by tensor", narrow_numbers, _as_stored)
+        return Form("fp8 by tensor", NUMBERS, narrow_numbers)
     groups: list[Mapping[str, Any]] = list(options["config_groups"].values())
     named = (group for group in groups if any(_is_named(module, target) for target in group["targets"]))
     by_class = (group for group in groups if any(target.isidentifier() for target in group["targets"]))
@@ -146,23 +200,21 @@ def _of_group(group: Mapping[str, Any], options: Mapping[str, Any], source: str)
     of_groups = f"in groups of {size}" if size > 0 else f"by {weights.get('strategy') or 'tensor'}"
     name = f"{form} {weights['type']}{bits} {of_groups}"
     if form == "nvfp4-pack-quantized":
-        return Form(name, nvfp4, lambda shapes: _wider(shapes["weight_packed"], 2))
+        return Form(name, ("weight_packed", "weight_scale", "weight_global_scale"), nvfp4, partial(_wider, factor=2))
     if form == "pack-quantized":
         refuse_values(source, weights, {"num_bits": (4, 8)})
-        widen = partial(packed_integers, bits=bits)
-        return Form(name, widen, lambda shapes: _wider(shapes["weight_packed"], 32 // bits))
+        widen, shape = partial(packed_integers, bits=bits), partial(_wider, factor=32 // bits)
+        return Form(name, ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point"), widen, shape)
     refuse_values(source, weights, {"num_bits": (8,)})
     block = weights.get("block_structure")
-    if block is not None:
-        return Form(name, partial(scaled_blocks, block=tuple(block)), _as_stored)
-    return Form(name, narrow_numbers, _as_stored)
+    return Form(name, NUMBERS, narrow_numbers if block is None else partial(scaled_blocks, block=tuple(block)))
 
 
 def _awq(options: Mapping[str, Any], source: str) -> Form:
     values = {**options, "version": str(options.get("version") or "gemm").lower()}
     refuse_values(source, values, {"version": ("gemm",), "bits": (4,), "zero_point": (True,)})
-    name = f"awq int4 in groups of {options['group_size']}"
-    return Form(name, awq, lambda shapes: (shapes["qweight"][1] * 8, shapes["qweight"][0]))
+    name = f"awq int4 in groups of {options.get('group_size')}"
+    return Form(name, ("qweight", "qzeros", "scales"), awq, lambda words, *others: (words[1] * 8, words[0]))
 
 
 def _gptq(options: Mapping[str, Any], source: str) -> Form:
@@ -177,12 +229,9 @@ def _gptq(options: Mapping[str, Any], source: str) -> Form:
     off_by_one = values["checkpoint_format"] != "gptq_v2"
     widen = partial(gptq, bits=bits, group_size=size, zeros_off_by_one=off_by_one)
     name = f"gptq int{bits} " + (f"in groups of {size}" if size > 0 else "by channel")
-    return Form(name, widen, lambda shapes: (shapes["qweight"][1], shapes["qweight"][0] * 32 // bits))
+    parts = "qweight", "qzeros", "scales", "g_idx"
+    return Form(name, parts, widen, lambda words, *others: (words[1], words[0] * 32 // bits))
 
 
-def _as_stored(shapes: Shapes) -> tuple[int, ...]:
-    return shapes["weight"]
-
-
-def _wider(shape: tuple[int, ...], factor: int) -> tuple[int, ...]:
+def _wider(shape: Shape, *others: Shape, factor: int) -> Shape:
     return *shape[:-1], shape[-1] * factor

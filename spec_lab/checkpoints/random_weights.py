@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
+from spec_lab.checkpoints.block_checkpoint import block_tensor_shapes
+from spec_lab.checkpoints.block_config import (
+    HEADS,
+    BlockConfig,
+    ConvSizes,
+    HeadKind,
+    HeadSizes,
+    MarkovForm,
+    SlotReading,
+    Slots,
+    default_taps,
+)
 from spec_lab.checkpoints.checkpoint import run_dtype
+from spec_lab.checkpoints.checkpoint_files import WHOLE_TENSORS, Slices, kept_part
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.eagle3_checkpoint import eagle3_tensor_shapes
-from spec_lab.checkpoints.eagle3_config import Eagle3Config
-from spec_lab.checkpoints.gemma4_assistant_checkpoint import TOKEN_ORDERING, assistant_tensor_shapes
-from spec_lab.checkpoints.gemma4_assistant_config import AssistantConfig
+from spec_lab.checkpoints.eagle3_checkpoint import Eagle3Config, eagle3_tensor_shapes
+from spec_lab.checkpoints.gemma4_assistant_checkpoint import TOKEN_ORDERING, AssistantConfig, assistant_tensor_shapes
 from spec_lab.checkpoints.mtp_checkpoint import MtpConfig, mtp_tensor_shapes
-from spec_lab.checkpoints.slices import WHOLE_TENSORS, Slices, kept_part
+from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
 from spec_lab.core.errors import UserError
-from spec_lab.core.types import NormSide
 
 SCALE = 0.02
+LARGEST_HEAD_DIM = 128
 # Weights of norms, and the factors by which Gemma 4 multiplies layer outputs, router inputs and experts.
 ONES = ("norm.weight", "norm_1.weight", "norm_2.weight", "layer_scalar", "router.scale", "router.per_expert_scale")
 
@@ -57,18 +68,11 @@ def random_eagle3_config(target: ModelConfig, draft_vocab_size: int | None) -> E
     The layer has no window, experts, gate, or norms of queries and keys. Latent attention is kept if the target has it.
     """
     first = target.layers[0]
-    plan = replace(
-        first,
-        qk_norm=False,
-        wide_qk_norm=False,
-        norms_outputs=False,
-        qkv_bias=False,
-        window=None,
-        attention_gate=False,
-        delta_net=None,
-        experts=None,
-        float32_norms=False,
-        sinks=False,
+    plan = LayerPlan(
+        *(first.num_heads, first.num_kv_heads, first.head_dim, first.rope, first.intermediate_size),
+        o_bias=first.o_bias,
+        mlp_bias=first.mlp_bias,
+        latent=first.latent,
     )
     return Eagle3Config(
         layer=replace(target, family="llama", layers=(plan,)),
@@ -81,31 +85,26 @@ def random_eagle3_config(target: ModelConfig, draft_vocab_size: int | None) -> E
 
 
 def random_eagle3(
-    target: ModelConfig, draft_vocab_size: int | None, dtype: torch.dtype, device: torch.device, seed: int
+    target: ModelConfig,
+    draft_vocab_size: int | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    seed: int,
+    parallel_layers: int | None = None,
 ) -> tuple[Eagle3Config, dict[str, torch.Tensor]]:
-    """Make a head with random weights. The ids of its draft vocabulary are evenly spaced in the target's."""
-    head, tensors = _random_head(random_eagle3_config(target, draft_vocab_size), dtype, device, seed)
+    """Make a head with random weights, which drafts with the target's embedding. The ids of its draft vocabulary are
+    evenly spaced in the target's. With `parallel_layers` it is a P-EAGLE head of so many layers."""
+    head = random_eagle3_config(target, draft_vocab_size)
+    if parallel_layers is not None:
+        more = head.layer.layers * (parallel_layers - 1)
+        head = replace(head, more_layers=more, mask_token_id=target.vocab_size - 1)
+    shapes = eagle3_tensor_shapes(head)
+    del shapes["embed_tokens.weight"]
+    tensors = random_tensors(shapes, dtype, device, seed)
     if head.draft_vocab_size < target.vocab_size:
         draft_ids = torch.arange(head.draft_vocab_size, device=device)
         tensors["d2t"] = draft_ids * (target.vocab_size // head.draft_vocab_size) - draft_ids
     return head, tensors
-
-
-def random_p_eagle(
-    target: ModelConfig, num_layers: int, dtype: torch.dtype, device: torch.device, seed: int
-) -> tuple[Eagle3Config, dict[str, torch.Tensor]]:
-    """Make a P-EAGLE head with random weights. Further layers have the sizes of the first."""
-    first = random_eagle3_config(target, None)
-    more = first.layer.layers * (num_layers - 1)
-    return _random_head(replace(first, more_layers=more, mask_token_id=target.vocab_size - 1), dtype, device, seed)
-
-
-def _random_head(
-    head: Eagle3Config, dtype: torch.dtype, device: torch.device, seed: int
-) -> tuple[Eagle3Config, dict[str, torch.Tensor]]:
-    shapes = eagle3_tensor_shapes(head)
-    del shapes["embed_tokens.weight"]  # the target's serves
-    return head, random_tensors(shapes, dtype, device, seed)
 
 
 def random_mtp(
@@ -121,9 +120,9 @@ def random_mtp(
         raise UserError("drafter.weights=random: a Gemma 4 target has no MTP module; use drafter=frozen_kv")
     last = next(plan for plan in reversed(target.layers) if plan.delta_net is None)
     layer = replace(target, layers=(replace(last, window=None, kv_owner=None),))
-    mtp = MtpConfig(layer, num_modules, NormSide.POST_NORM, NormSide.POST_NORM)
     shapes = mtp_tensor_shapes(layer)
-    return mtp, [random_tensors(shapes, dtype, device, seed + module) for module in range(num_modules)]
+    modules = [random_tensors(shapes, dtype, device, seed + module) for module in range(num_modules)]
+    return MtpConfig(layer, num_modules), modules
 
 
 def random_assistant(
@@ -136,3 +135,83 @@ def random_assistant(
         tokens = torch.arange(config.target.vocab_size, device=device)
         tensors[TOKEN_ORDERING] = tokens.view(-1, config.centroids.num_centroids).t().flatten()
     return tensors
+
+
+@dataclass(frozen=True, slots=True)
+class BlockParts:
+    """The parts of a block drafter that has no checkpoint.
+
+    Attributes:
+        rank: width of the head's factors.
+        topk: number of tokens that a head with candidates scores in each slot.
+    """
+
+    head: HeadKind = HeadKind.none
+    slots: Slots = Slots.mask_first
+    conv: bool = False
+    confidence: bool = False
+    block_size: int = 8
+    num_layers: int = 2
+    rank: int = 256
+    topk: int = 16
+    form: MarkovForm = MarkovForm.vanilla
+
+    def head_sizes(self, target: ModelConfig) -> HeadSizes:
+        """Return the sizes of the head, for a target's vocabulary."""
+        rank, head = self.rank, next(head for head in HEADS if head.kind == self.head)
+        sizes = {
+            "rank": rank,
+            "topk": min(self.topk, target.vocab_size),
+            "form": self.form,
+            "state_size": 4 * rank,
+            "hidden_size": 2 * rank,
+            "factor_size": rank,
+        }
+        return head(**{name: size for name, size in sizes.items() if name in head.keys})
+
+
+def random_block_config(target: ModelConfig, parts: BlockParts) -> BlockConfig:
+    """Return the config of a drafter whose body has plain layers of full attention, as wide as the target's."""
+    group = next(size for size in (16, 8, 4, 2, 1) if target.hidden_size % size == 0)
+    reads = target.hidden_size + (parts.rank if parts.head == HeadKind.markov else 0)
+    layers = (_plain_layer(target),) * parts.num_layers
+    body = replace(target, family="qwen3", layers=layers, gemma4=None, max_dense_positions=None)
+    return BlockConfig(
+        body=body,
+        block_size=parts.block_size,
+        slots=SlotReading.of(parts.slots, parts.block_size, parts.head),
+        taps=default_taps(target.num_layers, parts.num_layers),
+        target_hidden_size=target.hidden_size,
+        mask_token_id=target.vocab_size - 1,
+        head=parts.head_sizes(target),
+        draft_vocab_size=target.vocab_size,
+        conv=ConvSizes(group_size=group) if parts.conv else None,
+        confidence_reads=reads if parts.confidence else 0,
+        embedding_scale=target.embedding_scale,
+    )
+
+
+def _plain_layer(target: ModelConfig) -> LayerPlan:
+    """Return a layer of Qwen3, with the target's head sizes if a plain layer can have them."""
+    first = next((plan for plan in target.layers if plan.delta_net is None), target.layers[0])
+    num_heads, num_kv_heads, head_dim = first.num_heads, first.num_kv_heads, first.head_dim
+    if first.latent is not None or first.delta_net is not None:
+        head_dim = min(LARGEST_HEAD_DIM, target.hidden_size)
+        num_heads = num_kv_heads = max(1, target.hidden_size // head_dim)
+    has_mlp = first.experts is None and first.intermediate_size > 0
+    return LayerPlan(
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        rope=RopeConfig(first.rope.theta, "none"),
+        intermediate_size=first.intermediate_size if has_mlp else 3 * target.hidden_size,
+        qk_norm=True,
+    )
+
+
+def random_block(
+    target: ModelConfig, parts: BlockParts, dtype: torch.dtype, device: torch.device, seed: int
+) -> tuple[BlockConfig, dict[str, torch.Tensor]]:
+    """Make a block drafter with random weights, which drafts with the target's embedding and head."""
+    config = random_block_config(target, parts)
+    return config, random_tensors(block_tensor_shapes(config), dtype, device, seed)

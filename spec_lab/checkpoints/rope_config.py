@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from spec_lab.checkpoints.checks import refuse_values
+from spec_lab.checkpoints.json_input import refuse_values
 from spec_lab.checkpoints.plan import RopeConfig
 
 KINDS = ("default", "linear", "dynamic", "llama3", "proportional", "yarn", "longrope")
@@ -32,10 +32,7 @@ def read_rope(keys: Mapping[str, Any], max_positions: int) -> RopeConfig:
         weight, of_scores = keys.get("mscale"), keys.get("mscale_all_dim")
         both = _mscale(factor, weight) / _mscale(factor, of_scores) if weight and of_scores else _mscale(factor, 1.0)
         options["amplitude"] = keys.get("attention_factor") or both
-        options["beta_fast"], options["beta_slow"] = (
-            float(keys.get("beta_fast") or 32.0),
-            float(keys.get("beta_slow") or 1.0),
-        )
+        options |= {key: float(keys.get(key) or usual) for key, usual in (("beta_fast", 32), ("beta_slow", 1))}
         options["whole_channels"] = keys.get("truncate", True)
     if kind == "longrope":  # Phi-3's (arXiv 2402.13753)
         amplitude = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0

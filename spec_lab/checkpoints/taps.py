@@ -24,27 +24,15 @@ class Tap:
         return self.decoder_layer_output + 1
 
 
-@dataclass(frozen=True, slots=True)
-class TapSpelling:
-    """A project's way of counting: its number of a tap is `decoder_layer_output + offset`."""
-
-    offset: int
-
-    def read(self, numbers: Iterable[int]) -> tuple[Tap, ...]:
-        return tuple(Tap(number - self.offset) for number in numbers)
-
-    def write(self, taps: Iterable[Tap]) -> list[int]:
-        return [tap.decoder_layer_output + self.offset for tap in taps]
+OFFSETS: Mapping[str, int] = {"layer_outputs": 0, "hidden_states": 1, "sglang": 0, "modelopt": 0}
+"""What projects add to the number of a tap. DFlash, SpecForge, DeepSpec and ModelOpt number layer outputs. speculators
+and vLLM number transformers' `hidden_states`, where 0 is the embedding. SGLang numbers layer outputs inside
+`eagle_config`."""
 
 
-SPELLINGS: Mapping[str, TapSpelling] = {
-    "layer_outputs": TapSpelling(0),
-    "hidden_states": TapSpelling(1),
-    "sglang": TapSpelling(0),
-    "modelopt": TapSpelling(0),
-}
-"""The offsets of the projects. DFlash, SpecForge, DeepSpec and ModelOpt number layer outputs. speculators and vLLM
-number transformers' `hidden_states`, where 0 is the embedding. SGLang numbers layer outputs inside `eagle_config`."""
+def numbers_of(taps: Iterable[Tap], offset: int) -> list[int]:
+    """Return the numbers of taps in a project that adds `offset`."""
+    return [tap.decoder_layer_output + offset for tap in taps]
 
 
 def refuse_taps(source: str, key: str, taps: Sequence[Tap], num_layers: int, count: int | None = None) -> None:
@@ -52,16 +40,12 @@ def refuse_taps(source: str, key: str, taps: Sequence[Tap], num_layers: int, cou
 
     The last layer's output cannot be: taps are read as inputs of layers, and some projects norm this output.
     """
-    outputs = [tap.decoder_layer_output for tap in taps]
-    problem = None
-    if count is not None and len(set(outputs)) != count:
-        problem = f"names {len(set(outputs))} layers, and only heads that read {count} are supported"
-    elif not outputs or outputs != sorted(set(outputs)) or outputs[0] < -1 or outputs[-1] >= num_layers:
-        problem = f"does not name different layers of this target in ascending order; it has {num_layers} layers"
-    elif outputs[-1] == num_layers - 1:
-        problem = "names the output of the target's last layer, which cannot be tapped"
-    if problem:
-        raise UserError(f"{source}: {key} {problem}")
+    possible = [Tap(output) for output in range(-1, num_layers - 1)]
+    if sorted({*taps} & {*possible}) != [*taps] or len(taps) != (count or len(taps) or 1):
+        raise UserError(
+            f"{source}: {key} names the outputs of layers {numbers_of(taps, 0)}; it must name {count or 'some'} "
+            f"different ones, in ascending order, of this target's {num_layers} layers without the last"
+        )
 
 
 def taps_of_inputs(layer_inputs: Iterable[int]) -> tuple[Tap, ...]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -15,7 +14,6 @@ import torch
 from spec_lab.checkpoints.checkpoint import Names, renamed
 from spec_lab.checkpoints.checkpoint_files import StoredTensor
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.delta_net_checkpoint import ungrouped
 from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.checkpoints.plan import LayerPlan
 
@@ -52,42 +50,55 @@ def target_tensors(stored: Mapping[str, StoredTensor], config: ModelConfig) -> S
     tensors = renamed(own, NAMES)
     for index, plan in enumerate(config.layers):
         prefix = f"model.layers.{index}."
-        if plan.delta_net is not None:
-            tensors = ungrouped(tensors, f"{prefix}linear_attn.", plan.delta_net)
         if plan.kv_owner is not None:
             for name in DEAD:
                 tensors.pop(f"{prefix}self_attn.{name}", None)
-        _split_products(tensors, prefix, plan)
+        for fused, (num_heads, rows, products) in _fused_products(plan).items():
+            whole = tensors.get(f"{prefix}{fused}.weight")
+            if whole is not None and whole.shape[0] == num_heads * sum(rows):  # another size is refused later
+                del tensors[f"{prefix}{fused}.weight"]
+                for name, parts in products.items():
+                    form = partial(rows_of_heads, num_heads=num_heads, rows=rows, picked=parts)
+                    tensors[f"{prefix}{name}.weight"] = whole.made(form)
     if config.family == "hybrid":  # the norms of a GGUF file have their 1
         is_centred = {name: counts_from_one(name) and not is_gguf(it.file) for name, it in tensors.items()}
         tensors = {name: zero_centred(it) if is_centred[name] else it for name, it in tensors.items()}
-    return _multiplied(tensors, dict(config.factors)) if config.factors else tensors
+    factors = dict(config.factors)
+    if factors:  # Granite's constants; a tied head is then a tensor of its own
+        tensors.setdefault("lm_head.weight", tensors["model.embed_tokens.weight"])
+        for name, tensor in tensors.items():
+            if (product := name.split(".")[-2]) in factors:
+                tensors[name] = tensor.made(partial(torch.mul, other=factors[product]))
+    return tensors
 
 
-def _split_products(tensors: Stored, prefix: str, plan: LayerPlan) -> None:
-    """Take apart products that a file has in one tensor (Phi-3). One of another size is refused later."""
-    kv_size, inner = plan.num_kv_heads * plan.head_dim, plan.intermediate_size
-    attention = {"q_proj": plan.num_heads * plan.head_dim, "k_proj": kv_size, "v_proj": kv_size}
-    for fused, parts in (("self_attn.qkv", attention), ("mlp.gate_up", {"gate_proj": inner, "up_proj": inner})):
-        whole = tensors.get(f"{prefix}{fused}_proj.weight")
-        if whole is not None and whole.shape[0] == sum(parts.values()):
-            del tensors[f"{prefix}{fused}_proj.weight"]
-            start = 0
-            for name, size in parts.items():
-                form = partial(torch.narrow, dim=0, start=start, length=size)
-                place = f"{prefix}{fused.split('.')[0]}.{name}.weight"
-                tensors[place] = replace(whole, shape=(size, *whole.shape[1:]), form=form)
-                start += size
+def rows_of_heads(
+    grouped: torch.Tensor, num_heads: int, rows: tuple[int, ...], picked: tuple[int, ...]
+) -> torch.Tensor:
+    """Return the `picked` parts of a tensor: first one part of all heads, then the next part. `rows` has the number of
+    rows of each part of a head."""
+    parts = grouped.unflatten(0, (num_heads, -1)).split(rows, dim=1)
+    return torch.cat([parts[part].flatten(0, 1) for part in picked])
 
 
-def _multiplied(tensors: Stored, factors: Mapping[str, float]) -> Stored:
-    """Multiply weights and biases by constants of the config (Granite). A tied head is then a tensor of its own."""
-    tensors.setdefault("lm_head.weight", tensors["model.embed_tokens.weight"])
+def _fused_products(plan: LayerPlan) -> Mapping[str, tuple[int, tuple[int, ...], Mapping[str, tuple[int, ...]]]]:
+    """Return what Phi-3 and Qwen3-Next have in one tensor: a number of heads, whose rows are together, the number of
+    rows of each part of a head, and the parts of each product."""
+    if (sizes := plan.delta_net) is None:
+        queries, keys, inner = plan.num_heads * plan.head_dim, plan.num_kv_heads * plan.head_dim, plan.intermediate_size
+        attention = {f"self_attn.{name}_proj": (part,) for part, name in enumerate("qkv")}
+        mlp = {"mlp.gate_proj": (0,), "mlp.up_proj": (1,)}
+        return {
+            "self_attn.qkv_proj": (1, (queries, keys, keys), attention),
+            "mlp.gate_up_proj": (1, (inner, inner), mlp),
+        }
+    heads, group = sizes.num_key_heads, sizes.num_value_heads // sizes.num_key_heads
+    of_head = (sizes.key_head_dim, sizes.key_head_dim, group * sizes.value_head_dim, group * sizes.value_head_dim)
+    qkvz = {"linear_attn.in_proj_qkv": (0, 1, 2), "linear_attn.in_proj_z": (3,)}
+    ba = {"linear_attn.in_proj_b": (0,), "linear_attn.in_proj_a": (1,)}
     return {
-        name: replace(tensor, form=partial(torch.mul, other=factors[name.split(".")[-2]]))
-        if name.split(".")[-2] in factors
-        else tensor
-        for name, tensor in tensors.items()
+        "linear_attn.in_proj_qkvz": (heads, of_head, qkvz),
+        "linear_attn.in_proj_ba": (heads, (group, group), ba),
     }
 
 
@@ -99,8 +110,4 @@ def counts_from_one(name: str) -> bool:
 
 def zero_centred(tensor: StoredTensor) -> StoredTensor:
     """Replace the weight w of a norm by 1 + w, in float32, since bfloat16 would round it by up to 0.4 %."""
-    return replace(tensor, form=_one_plus, in_float32=True)
-
-
-def _one_plus(weight: torch.Tensor) -> torch.Tensor:
-    return 1 + weight.float()
+    return tensor.made(lambda weight: 1 + weight.float(), kept=torch.float32)

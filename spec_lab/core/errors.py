@@ -24,9 +24,6 @@ class Breakdown(ArithmeticError):
 
 
 KERNELS = "spec_kernels"
-OURS = ("spec_lab", KERNELS)
-NO_KERNELS = f"the package {KERNELS} cannot be imported; install the lab, or put kernels/ on PYTHONPATH"
-"""In a checkout that is not installed, that package may not be on the path. Composing works without it."""
 QUOTED_PATH = re.compile(r"(?P<before>['\"])/[^'\"\n]*/(?P<name>[^'\"/\n]+)(?=['\"])")
 BARE_PATH = re.compile(r"(?P<before>(?<![\w./:~-]))/(?:[^\s/'\",:;()\[\]]+/)+(?P<name>[^\s/'\",:;()\[\]]*)")
 OUT_OF_MEMORY = (

@@ -5,6 +5,7 @@ Most implementations are in `spec_lab.attention` and `spec_lab.core`; those for 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -22,23 +23,8 @@ class MetadataMover(Protocol):
         ...
 
 
-class RopeWrite(Protocol):
-    """One kernel that rotates queries and keys, and writes K and V: `spec_kernels.rope_write`. It can first norm
-    heads."""
-
-    def __call__(
-        self,
-        num_heads: int,
-        kv: torch.Tensor | None,
-        qkv: torch.Tensor,
-        cos: torch.Tensor,
-        signed_sin: torch.Tensor,
-        slot_mapping: torch.Tensor,
-        norm_weight: torch.Tensor | None = None,
-        eps: float = 0.0,
-        norms_values: bool = False,
-        powers: torch.Tensor | None = None,
-    ) -> torch.Tensor: ...
+RopeWrite = Callable[..., torch.Tensor]
+"""One kernel that rotates queries and keys, and writes K and V: `spec_kernels.rope_write`. It can first norm heads."""
 
 
 class AttentionBackend(MetadataMover, Protocol):

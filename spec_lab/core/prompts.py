@@ -85,6 +85,9 @@ class LiveRows:
         return rows if rows.shape[0] == self.rows.shape[0] else rows.index_select(0, self.rows)
 
 
+NOT_SAMPLED = torch.empty(0, dtype=torch.int64)
+
+
 @dataclass(slots=True)
 class PromptEnds:
     """The prompts that end in a forward, for which drafting begins.
@@ -92,7 +95,7 @@ class PromptEnds:
     Attributes:
         slot_ids: [ended].
         kv_lens: [ended] tokens of each prompt, L of its first round. This is a copy, which draft steps do not change.
-        tokens: [ended] the first token that the target sampled for each prompt.
+        tokens: [ended] the first token that the target sampled for each prompt; `NOT_SAMPLED` before.
         live: the last row of each prompt.
         max_kv_len: upper bound of `kv_lens` known to the host.
     """
@@ -106,7 +109,7 @@ class PromptEnds:
 
 @dataclass(slots=True)
 class PromptPack:
-    """Prompt chunks that the target has just run, for the drafter to ingest.
+    """Prompt chunks for the target to run, and then for the drafter to ingest.
 
     Attributes:
         spans: the chunk of each request, in the order of the rows; a padding span is last. Empty in a captured pass.
@@ -115,7 +118,7 @@ class PromptPack:
         next_token_ids: [rows] the token at position p + 1 for the row at position p; the sampled token for the last
             position of a prompt.
         features: [rows, feature_size] hidden states of the target; [ended, feature_size] if the drafter reads only the
-            last row of prompts, and the target dropped the others. None if the drafter reads none.
+            last row of prompts, and the target dropped the others. None if the drafter reads none, and before.
         attention: the target's metadata of these rows (same positions and slots).
         ends: the prompts that end here; None if there are none, and then nothing is drafted.
     """

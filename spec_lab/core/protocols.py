@@ -64,6 +64,10 @@ class HostDrafter(Protocol):
         """Drop all state, so that a pass over a workload does not depend on earlier passes."""
         ...
 
+    def admit(self, slot: int, request: Request) -> None:
+        """Begin with a request that takes `slot`."""
+        ...
+
     def draft(self, sequences: Sequence[RunningRequest]) -> list[list[int] | None]:
         """Return up to K drafts to follow the pending token of each request; None keeps the device's drafts."""
         ...

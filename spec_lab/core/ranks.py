@@ -14,21 +14,19 @@ class Ranks:
         rank: from 0; process 0 records and prints.
         size: the number of processes.
         local_rank: the rank among the processes of this machine, which is also the index of its GPU.
-        local_size: the number of processes on this machine.
     """
 
     rank: int
     size: int
     local_rank: int
-    local_size: int
 
 
 def ranks() -> Ranks:
     """Read the environment variables; without them this process is the only one."""
     size = max(1, _number("WORLD_SIZE", 1))
     if size == 1:
-        return Ranks(0, 1, 0, 1)
-    return Ranks(_number("RANK", 0), size, _number("LOCAL_RANK", 0), _number("LOCAL_WORLD_SIZE", size))
+        return Ranks(0, 1, 0)
+    return Ranks(_number("RANK", 0), size, _number("LOCAL_RANK", 0))
 
 
 def _number(variable: str, alone: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -49,17 +49,8 @@ class RowCounts:
     prefill_shared: int = 0
 
     def add(self, other: RowCounts) -> None:
-        self.drafted += other.drafted
-        self.offered += other.offered
-        self.verified += other.verified
-        self.catchup_attention += other.catchup_attention
-        self.catchup_output += other.catchup_output
-        self.catchup_mlp += other.catchup_mlp
-        self.catchup_live += other.catchup_live
-        self.prefill_computed += other.prefill_computed
-        self.prefill_hidden += other.prefill_hidden
-        self.prefill_logits += other.prefill_logits
-        self.prefill_shared += other.prefill_shared
+        for count in fields(self):
+            setattr(self, count.name, getattr(self, count.name) + getattr(other, count.name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +178,6 @@ class GenerationResult:
     """Everything one pass over a workload produced.
 
     Attributes:
-        tree_rows: verify rows for each request; None without a tree.
         experts_read: distinct experts read in its rounds; None if no layer has experts.
         expert_bytes_read: the bytes of their weights.
         num_wasted_rounds: rounds that ran after the device had ended all their requests, since they were launched
@@ -201,7 +191,6 @@ class GenerationResult:
     graph: GraphCounts
     num_draft_tokens: int
     seconds: float
-    tree_rows: int | None = None
     experts_read: ExpertCounts | None = None
     expert_bytes_read: ExpertCounts | None = None
     num_wasted_rounds: int = 0

@@ -1,6 +1,11 @@
-"""`python -m spec_lab.doctor`: takes the overrides of `python -m spec_lab`, and examines that run without measuring it.
+"""python -m spec_lab.doctor: why is acceptance low? Takes the overrides of one run, looks at its drafter, target and
+loop, and names the most likely fault. Nothing is written. Exit code 0: none found, 1: one found, or a failure of the
+program, 2: refused. What each check does: docs/doctor.md.
 
-Exit codes: 0 no fault found, 1 a fault found or a failure of the program, 2 refused. Nothing is written.
+  python -m spec_lab.doctor drafter=eagle3
+  python -m spec_lab.doctor target=hf target.path=DIR drafter=eagle3 drafter.path=DIR graph=full_loop
+
+It takes the overrides of python -m spec_lab, which python -m spec_lab --help lists, and no flags.
 """
 
 from __future__ import annotations
@@ -10,18 +15,7 @@ from collections.abc import Sequence
 
 from spec_lab.app.compose import compose
 from spec_lab.config.checks import admit
-from spec_lab.config.run import Run
 from spec_lab.core.ending import ended, leave
-
-INTRODUCTION = """\
-spec_lab.doctor: why is acceptance low? Takes the overrides of one run, looks at its drafter, target and loop, and names
-the most likely fault. Exit code 0: none found, 1: found, 2: refused. What each check does: docs/doctor.md.
-
-  python -m spec_lab.doctor drafter=eagle3
-  python -m spec_lab.doctor target=hf target.path=DIR drafter=eagle3 drafter.path=DIR graph=full_loop
-
-It takes the overrides of python -m spec_lab, which python -m spec_lab --help lists, and no flags.
-"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,18 +24,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
+    """Examine the run. Torch is imported only behind the checks, so that typos are refused at once."""
     if "--help" in arguments or "-h" in arguments:
-        print(INTRODUCTION)
+        print(__doc__)
         return 0
-    return _examine(admit(compose(arguments).config))
-
-
-def _examine(run: Run) -> int:
-    """Examine the run. Torch is imported only here, so that typos are refused at once."""
+    run = admit(compose(arguments).config)
     from spec_lab.build.auto import with_auto_chosen
     from spec_lab.doctor.examine import examine
-    from spec_lab.doctor.findings import faults
-    from spec_lab.doctor.report import format_findings
+    from spec_lab.doctor.findings import faults, format_findings
     from spec_lab.doctor.subject import load_subject
     from spec_lab.measure.lab import use_threads
 

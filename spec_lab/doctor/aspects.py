@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,10 +12,9 @@ import torch
 from spec_lab.build.engine import DrafterMaker
 from spec_lab.build.lab import Lab
 from spec_lab.checkpoints.block_config import BlockConfig
-from spec_lab.checkpoints.eagle3_config import Eagle3Config, default_tap_layer_inputs
-from spec_lab.checkpoints.gemma4_assistant_config import AssistantConfig, form_of_kv, owns_kv
-from spec_lab.checkpoints.mtp_checkpoint import MtpConfig
-from spec_lab.checkpoints.mtp_layouts import PROJECTION
+from spec_lab.checkpoints.eagle3_checkpoint import Eagle3Config, default_tap_layer_inputs
+from spec_lab.checkpoints.gemma4_assistant_checkpoint import AssistantConfig, form_of_kv, owns_kv
+from spec_lab.checkpoints.mtp_checkpoint import PROJECTION, MtpConfig
 from spec_lab.core.errors import UserError
 from spec_lab.core.protocols import Drafter
 from spec_lab.core.types import NormSide
@@ -26,48 +24,37 @@ from spec_lab.options.drafters.frozen_kv import FrozenKv, FrozenKvPosition
 from spec_lab.options.drafters.mtp import MtpConfigBase, MtpVanilla
 
 Tensors = Mapping[str, torch.Tensor]
-Factory = Callable[[Any, Any], DrafterMaker]
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """One way to read a checkpoint.
-
-    Attributes:
-        make: makes the maker of drafters. It is called when the reading is scored, so that one is in memory at a time.
-        min_draft_tokens: 2 if the reading cannot change the first draft.
-    """
-
-    name: str
-    make: Callable[[], DrafterMaker]
-    min_draft_tokens: int = 1
+Reading = tuple[Any, Any, Any]
+"""One way to read a checkpoint: an option, and the config and tensors that its `model` takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Aspect:
-    """A choice, how this run makes it, and the alternatives."""
+    """A choice, how this run makes it, and the other readings by name."""
 
     name: str
     configured: str
-    readings: list[Reading]
+    others: Mapping[str, Reading]
 
 
 def aspects_of(lab: Lab) -> list[Aspect]:
-    """List the choices in reading the run's drafter. `lab` has the parts that its checkpoint is read beside."""
+    """List the choices in reading the run's drafter that can be made otherwise. `lab` has the parts that its checkpoint
+    is read beside."""
     option: Any = lab.run.drafter
+    found: list[Aspect] = []
     if isinstance(option, Eagle3):
-        return eagle3_aspects(option, *option.read(lab), lab.target.config.num_layers)
-    if isinstance(option, FrozenKv):
-        return frozen_kv_aspects(option, *option.read(lab))
-    if isinstance(option, MtpConfigBase):
-        config, modules = option.read(lab)
-        aspects = mtp_aspects(option, config, modules)
-        return [*aspects, order_aspect(option, config, modules)] if isinstance(option, MtpVanilla) else aspects
-    return block_aspects(option, *option.read(lab), lab.target.num_positions) if isinstance(option, Dflash) else []
+        found = eagle3_aspects(option, *option.read(lab), lab.target.config.num_layers)
+    elif isinstance(option, FrozenKv):
+        found = frozen_kv_aspects(option, *option.read(lab))
+    elif isinstance(option, MtpConfigBase):
+        found = mtp_aspects(option, *option.read(lab))
+    elif isinstance(option, Dflash):
+        found = block_aspects(option, *option.read(lab), lab.target.num_positions)
+    return [aspect for aspect in found if aspect.others]
 
 
 def read_as(option: Any, config: Any, tensors: Any) -> DrafterMaker:
-    """Return what makes the drafters of `option` from a config and tensors that are read otherwise."""
+    """Return what makes the drafters of a reading, which share a model that is made with the first."""
     kept: list[Any] = []
 
     def make(lab: Lab) -> Drafter[Any]:
@@ -82,17 +69,16 @@ def read_as(option: Any, config: Any, tensors: Any) -> DrafterMaker:
 def block_aspects(option: Dflash, config: BlockConfig, tensors: Tensors, longest: int) -> list[Aspect]:
     """List the one choice in reading a block drafter, the attention window, with its alternative."""
     windows = {window for plan in config.body.layers if (window := config.window_of(plan)) is not None}
-    if not windows:
-        return [Aspect("attention window", "all keys", [])]
     # A window as long as any text hides no key. With no window at all, a layer that is causal because it has a window
     # would not be causal.
     layers = tuple(replace(plan, window=plan.window and longest) for plan in config.body.layers)
     whole = replace(config, body=replace(config.body, layers=layers), most_context=None)
-    every_key = Reading("all keys", partial(read_as, option, whole, tensors))
-    return [Aspect("attention window", f"{' and '.join(map(str, sorted(windows)))} keys", [every_key])]
+    others = {"all keys": (option, whole, tensors)} if windows else {}
+    return [Aspect("attention window", f"{' and '.join(map(str, sorted(windows)))} keys", others)]
 
 
 USUAL_THETA = 10000.0
+"""With this TorchSpec trained heads with latent attention, whatever their config says."""
 # The products that read the layer's input, in grouped-query attention and in latent attention.
 ATTENTION_INPUTS = tuple(
     f"midlayer.self_attn.{name}.weight" for name in ("q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa")
@@ -104,126 +90,92 @@ def eagle3_aspects(option: Eagle3, head: Eagle3Config, tensors: Tensors, num_lay
 
     A head with a token map also has a choice of maps, and one with latent attention a choice of RoPE's theta.
     """
-    factory, window = partial(read_as, option), option.window
-    swapped = _swap_halves(tensors, [name for name in ATTENTION_INPUTS if name in tensors])
-    order = Reading("hidden before embedding", partial(factory, head, swapped))
-    aspects = [
-        _tap_aspect(head, tensors, num_layers, factory),
-        Aspect("concat order", "embedding before hidden", [order]),
-        _eagle3_norm_aspect(head, tensors, factory),
-    ]
-    if window is None:
-        aspects.append(Aspect("attention window", "all keys", []))
-    else:
-        every_key = Reading("all keys", partial(read_as, replace(option, window=None), head, tensors))
-        aspects.append(Aspect("attention window", f"{window} keys", [every_key]))
-    if "d2t" in tensors:
-        maps = _other_maps(tensors["d2t"], head.target_vocab_size)
-        others = [Reading(name, partial(factory, head, {**tensors, "d2t": d2t})) for name, d2t in maps.items()]
-        aspects.append(Aspect("d2t offsets", "draft id + d2t", others))
-    if head.layer.only_layer.latent is not None:
-        aspects.append(_theta_aspect(head, tensors, factory))
-    return aspects
-
-
-def _theta_aspect(head: Eagle3Config, tensors: Tensors, factory: Factory) -> Aspect:
-    """Compare with theta 10000, which TorchSpec used to train heads with latent attention regardless of their
-    config."""
-    plan = head.layer.only_layer
-    readings = []
-    if plan.rope.theta != USUAL_THETA:
-        usual = replace(plan, rope=replace(plan.rope, theta=USUAL_THETA))
-        changed = replace(head, layer=replace(head.layer, layers=(usual,)))
-        readings.append(Reading(f"{USUAL_THETA:g}", partial(factory, changed, tensors)))
-    return Aspect("rope theta", f"{plan.rope.theta:g}", readings)
-
-
-def _tap_aspect(head: Eagle3Config, tensors: Tensors, num_layers: int, factory: Factory) -> Aspect:
     taps = head.tap_layer_inputs or default_tap_layer_inputs(num_layers)
-    readings = []
-    for name, other in _other_taps(taps, num_layers).items():
-        changed = replace(head, tap_layer_inputs=other)
-        readings.append(Reading(f"{name} (inputs of {_listed(other)})", partial(factory, changed, tensors)))
-    return Aspect("tap ids", f"inputs of layers {_listed(taps)}", readings)
-
-
-def _eagle3_norm_aspect(head: Eagle3Config, tensors: Tensors, factory: Factory) -> Aspect:
-    residual = replace(head, norm_before_residual=not head.norm_before_residual)
-    output = replace(head, norm_output=not head.norm_output)
-    readings = [
-        Reading(f"norm_before_residual {_word(residual.norm_before_residual)}", partial(factory, residual, tensors)),
-        Reading(f"norm_output {_word(output.norm_output)}", partial(factory, output, tensors), 2),
+    window, plan = option.window, head.layer.only_layer
+    usual = replace(head.layer, layers=(replace(plan, rope=replace(plan.rope, theta=USUAL_THETA)),))
+    norms: dict[str, Any] = {name: not getattr(head, name) for name in ("norm_before_residual", "norm_output")}
+    maps = _other_maps(tensors["d2t"], head.target_vocab_size) if "d2t" in tensors else {}
+    return [
+        Aspect(
+            "tap ids",
+            f"inputs of layers {_listed(taps)}",
+            {
+                f"{name} (inputs of {_listed(other)})": (option, replace(head, tap_layer_inputs=other), tensors)
+                for name, other in _other_taps(taps, num_layers).items()
+            },
+        ),
+        _order(option, head, _swap_halves(tensors, [name for name in ATTENTION_INPUTS if name in tensors])),
+        Aspect(
+            "norm order",
+            ", ".join(f"{name} {not other}" for name, other in norms.items()),
+            {f"{name} {value}": (option, replace(head, **{name: value}), tensors) for name, value in norms.items()},
+        ),
+        Aspect(
+            "attention window",
+            f"{window} keys",
+            {} if window is None else {"all keys": (replace(option, window=None), head, tensors)},
+        ),
+        Aspect(
+            "d2t offsets",
+            "draft id + d2t",
+            {name: (option, head, {**tensors, "d2t": d2t}) for name, d2t in maps.items()},
+        ),
+        Aspect(
+            "rope theta",
+            f"{plan.rope.theta:g}",
+            {f"{USUAL_THETA:g}": (option, replace(head, layer=usual), tensors)}
+            if plan.latent is not None and plan.rope.theta != USUAL_THETA
+            else {},
+        ),
     ]
-    stored = f"norm_before_residual {_word(head.norm_before_residual)}, norm_output {_word(head.norm_output)}"
-    return Aspect("norm order", stored, readings)
 
 
 def frozen_kv_aspects(option: FrozenKv, assistant: AssistantConfig, tensors: Tensors) -> list[Aspect]:
     """List the choices in reading an assistant: its inputs, the position of its queries, and its KV sources."""
-    factory = partial(read_as, option)
     others = [position for position in FrozenKvPosition if position != option.position]
-    sources = assistant.kv_sources
-    swapped = _swap_halves(tensors, ("pre_projection.weight",))
     return [
-        Aspect(
-            "concat order",
-            "embedding before hidden",
-            [Reading("hidden before embedding", partial(factory, assistant, swapped))],
-        ),
+        _order(option, assistant, _swap_halves(tensors, ("pre_projection.weight",))),
         Aspect(
             "query position",
             option.position,
-            [Reading(other, partial(read_as, replace(option, position=other), assistant, tensors)) for other in others],
+            {other: (replace(option, position=other), assistant, tensors) for other in others},
         ),
         Aspect(
             "KV source layers",
-            f"layers {_listed(sources)}",
-            [
-                Reading(f"layers {_listed(other)}", partial(factory, assistant.reading(other), tensors))
+            f"layers {_listed(assistant.kv_sources)}",
+            {
+                f"layers {_listed(other)}": (option, assistant.reading(other), tensors)
                 for other in other_sources(assistant)
-            ],
+            },
         ),
     ]
 
 
 def mtp_aspects(option: MtpConfigBase, mtp: MtpConfig, modules: Sequence[Tensors]) -> list[Aspect]:
-    """List the choices in reading any MTP module."""
-    factory = partial(read_as, option)
-    swapped = [_swap_halves(tensors, (PROJECTION,)) for tensors in modules]
-    target_hidden = replace(mtp, target_hidden=_other_side(mtp.target_hidden))
-    recycled_hidden = replace(mtp, recycled_hidden=_other_side(mtp.recycled_hidden))
-    both = replace(target_hidden, recycled_hidden=recycled_hidden.recycled_hidden)
+    """List the choices in reading MTP modules; only `mtp_vanilla` has several, and an order of them."""
+    sides: dict[str, Any] = {
+        "target_hidden": _other_side(mtp.target_hidden),
+        "recycled_hidden": _other_side(mtp.recycled_hidden),
+    }
+    orders = _other_orders(len(modules)) if isinstance(option, MtpVanilla) else []
     return [
-        Aspect(
-            "concat order",
-            "embedding before hidden",
-            [Reading("hidden before embedding", partial(factory, mtp, swapped))],
-        ),
+        _order(option, mtp, [_swap_halves(tensors, (PROJECTION,)) for tensors in modules]),
         Aspect(
             "norm order",
             f"target_hidden {mtp.target_hidden}, recycled_hidden {mtp.recycled_hidden}",
-            [
-                Reading(f"target_hidden {target_hidden.target_hidden}", partial(factory, target_hidden, modules)),
-                Reading(
-                    f"recycled_hidden {recycled_hidden.recycled_hidden}", partial(factory, recycled_hidden, modules), 2
-                ),
-                Reading("both on the other side", partial(factory, both, modules), 2),
-            ],
+            {f"{name} {side}": (option, replace(mtp, **{name: side}), modules) for name, side in sides.items()}
+            | {"both on the other side": (option, replace(mtp, **sides), modules)},
+        ),
+        Aspect(
+            "module order",
+            f"modules {_numbered(range(len(modules)))}",
+            {f"modules {_numbered(other)}": (option, mtp, [modules[index] for index in other]) for other in orders},
         ),
     ]
 
 
-def order_aspect(option: MtpConfigBase, mtp: MtpConfig, modules: Sequence[Tensors]) -> Aspect:
-    """Return the choice of the modules' order."""
-    orders = {f"modules {_listed([index + 1 for index in other])}": other for other in _other_orders(len(modules))}
-    return Aspect(
-        "module order",
-        f"modules {_listed(range(1, len(modules) + 1))}",
-        [
-            Reading(name, partial(read_as, option, mtp, [modules[index] for index in other]))
-            for name, other in orders.items()
-        ],
-    )
+def _order(option: Any, config: Any, swapped: Any) -> Aspect:
+    return Aspect("concat order", "embedding before hidden", {"hidden before embedding": (option, config, swapped)})
 
 
 def _other_taps(taps: tuple[int, int, int], num_layers: int) -> dict[str, tuple[int, int, int]]:
@@ -302,9 +254,9 @@ def _other_side(side: NormSide) -> NormSide:
     return NormSide.PRE_NORM if side is NormSide.POST_NORM else NormSide.POST_NORM
 
 
-def _listed(layers: Sequence[int]) -> str:
+def _listed(layers: Iterable[int]) -> str:
     return " ".join(map(str, layers))
 
 
-def _word(flag: bool) -> str:
-    return str(flag).lower()
+def _numbered(modules: Iterable[int]) -> str:
+    return _listed(index + 1 for index in modules)

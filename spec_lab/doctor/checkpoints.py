@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -27,20 +26,18 @@ NO_CHECKPOINT = "the drafter's weights are not a safetensors checkpoint"
 
 def check_tokenizer(subject: Subject) -> Finding:
     """Compare the target's tokenizer with its embedding, and with the drafter's own tokenizer if there is one."""
-    check = "tokenizer"
-    ours_folder = subject.config.target.folder
-    if not (has_tokenizer(ours_folder) if is_gguf(ours_folder) else (ours_folder / "tokenizer.json").is_file()):
+    check, vocab_size = "tokenizer", subject.models.target.vocab_size
+    ours_folder, theirs_folder = subject.config.target.folder, subject.drafter_folder
+    ours = _vocabulary(ours_folder)
+    if ours is None:
         return does_not_apply(check, "the target has none; the prompts are ids")
-    ours, vocab_size = _vocabulary(ours_folder), subject.models.target.vocab_size
-    outside = sum(token_id >= vocab_size for token_id in ours.values())
     measured = f"{len(ours)} tokens for an embedding of {vocab_size} rows"
-    if outside:
+    if outside := sum(token_id >= vocab_size for token_id in ours.values()):
         cause = f"{outside} token ids are outside the target's embedding: tokenizer.json belongs to another model"
         return Finding(check, Verdict.FAULT, measured, cause)
-    theirs_folder = subject.drafter_folder
-    if theirs_folder == ours_folder or not (theirs_folder / "tokenizer.json").is_file():
+    theirs = None if theirs_folder == ours_folder else _vocabulary(theirs_folder)
+    if theirs is None:
         return Finding(check, Verdict.OK, f"{measured}; the drafter brings none of its own")
-    theirs = _vocabulary(theirs_folder)
     same = sum(theirs.get(token) == token_id for token, token_id in ours.items())
     measured += f"; {same} of them have the same id in the drafter's"
     if same == len(ours):
@@ -82,13 +79,10 @@ def check_dtype(subject: Subject) -> Finding:
     stored = _stored(subject)
     if stored is None:
         return does_not_apply(check, NO_CHECKPOINT)
-    floating = {
-        name: tensor
-        for name, tensor in _own_tensors(stored).items()
-        if tensor.dtype in FLOAT_DTYPES or tensor.scales is not None
-    }
+    floating = {name: tensor for name, tensor in _own_tensors(stored).items() if tensor.dtype in FLOAT_DTYPES}
     worst_error, worst_name = 0.0, ""
-    for name, tensor in _one_by_one(floating):
+    for name, at in floating.items():  # one in memory at a time, since a draft model may be large
+        tensor = read_tensors({name: at}, torch.float32, "cpu")[name]
         cast = tensor.to(dtype).float()
         error = float((cast - tensor).norm() / tensor.norm().clamp(min=1e-30))
         if error > worst_error:
@@ -101,14 +95,14 @@ def check_dtype(subject: Subject) -> Finding:
     return Finding(check, Verdict.OK, measured)
 
 
-def _vocabulary(folder: Path) -> dict[str, int]:
+def _vocabulary(path: Path) -> dict[str, int] | None:
+    """Return the id of each token; None without a tokenizer."""
     from tokenizers import Tokenizer
 
-    if is_gguf(folder):
-        return vocabulary_of(folder)
-    path = folder / "tokenizer.json"
-    vocabulary: dict[str, int] = Tokenizer.from_file(str(path)).get_vocab()
-    return vocabulary
+    if is_gguf(path):
+        return vocabulary_of(path) if has_tokenizer(path) else None
+    file = path / "tokenizer.json"
+    return Tokenizer.from_file(str(file)).get_vocab() if file.is_file() else None
 
 
 def _shift_gain(words: torch.Tensor, target_ids: torch.Tensor, shift: int) -> float:
@@ -133,9 +127,3 @@ def _own_tensors(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
     """Return the drafter's tensors alone, if the folder also has the target's own layers."""
     trunk = without_mtp(stored)
     return {name: tensor for name, tensor in stored.items() if name not in trunk} or stored
-
-
-def _one_by_one(stored: Mapping[str, StoredTensor]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield each tensor in float32. Only one is in memory at a time, since a draft model may be large."""
-    for name, tensor in stored.items():
-        yield name, read_tensors({name: tensor}, torch.float32, "cpu")[name]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -52,8 +53,8 @@ class Evidence:
 def run_loop(subject: Subject) -> LoopRun:
     """Run the requests through the run's own engine."""
     engine = subject.engine(subject.config)
-    recorder = DraftRecorder(engine)
-    engine.graph = recorder
+    graph: Any = (recorder := DraftRecorder(engine))
+    engine.graph = graph
     records = engine.generate(subject.requests).requests
     return LoopRun(records, recorder.drafts, engine.parts.drafter.requirements.features)
 

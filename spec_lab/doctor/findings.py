@@ -1,4 +1,4 @@
-"""The findings of checks, and the faults among them."""
+"""The findings of checks, the faults among them, and both as text."""
 
 from __future__ import annotations
 
@@ -40,3 +40,25 @@ def does_not_apply(check: str, reason: str) -> Finding:
 def faults(findings: Sequence[Finding]) -> list[Finding]:
     """Return the faults in the order of the checks. The first of them may explain the others."""
     return [finding for finding in findings if finding.verdict is Verdict.FAULT]
+
+
+def format_findings(findings: Sequence[Finding]) -> str:
+    """Write the findings as a table, in the order of the checks, with a summary below."""
+    width, verdict_width = (max(map(len, names)) for names in ([each.check for each in findings], Verdict))
+    lines = [f"{each.check:{width}}  {each.verdict:{verdict_width}}  {each.measured}" for each in findings]
+    return "\n".join([*lines, "", summarize(findings)])
+
+
+def summarize(findings: Sequence[Finding]) -> str:
+    """Return a line with the first fault, which is the likeliest because of the order of the checks.
+
+    If there is none it says so, and how many checks did not apply, so that a drafter is not considered healthy if
+    little could be checked.
+    """
+    if found := faults(findings):
+        others = f" (also: {', '.join(finding.check for finding in found[1:])})" if len(found) > 1 else ""
+        return f"most likely fault: {found[0].check}: {found[0].cause}{others}"
+    suspicious = [finding.check for finding in findings if finding.verdict is Verdict.SUSPICIOUS]
+    look = f"; worth a look: {', '.join(suspicious)}" if suspicious else ""
+    count = sum(finding.verdict is Verdict.DOES_NOT_APPLY for finding in findings)
+    return f"no fault found{look}; checks that do not apply: {count}"

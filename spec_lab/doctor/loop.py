@@ -57,44 +57,43 @@ def check_output(subject: Subject, loop: list[RequestRecord]) -> Finding:
 def check_teacher_forcing(evidence: Evidence) -> Finding:
     """Measure how often a drafter agrees with the target if only the drafter and its inputs can be wrong."""
     drafted = evidence.as_configured
-    measured = f"{_rates(drafted)}, after right drafts {_conditionals(drafted)}, over {len(evidence.rounds)} rounds"
-    if (cause := disagreement(drafted)) is not None:
-        return Finding("teacher forcing", Verdict.FAULT, measured, cause)
-    for position in (1, *_later_positions(drafted)):
-        least = MIN_AGREEMENT if position == 1 else MIN_LATER_AGREEMENT
-        if drafted.num_judged(position) >= MIN_ROUNDS and drafted.conditional(position) < least:
-            low = f"draft {position} is right in {drafted.conditional(position):.0%} of the rounds that get to it"
-            return Finding("teacher forcing", Verdict.SUSPICIOUS, measured, f"{low}, which are {FEW_ROUNDS}")
-    return Finding("teacher forcing", Verdict.OK, measured)
+    measured = f"{_rates(drafted)}, after right drafts {conditionals(drafted)}, over {len(evidence.rounds)} rounds"
+    verdict, cause = disagreement(drafted)
+    return Finding("teacher forcing", verdict, measured, cause)
 
 
-def disagreement(drafted: Drafted) -> str | None:
-    """Return what is wrong with the drafter of these drafts; None if nothing was found. A later draft is only judged in
-    rounds whose earlier drafts are right, and only if these are `MIN_ROUNDS` or more."""
-    if _is_below(MIN_AGREEMENT, drafted, 1):
-        return (
+def disagreement(drafted: Drafted) -> tuple[Verdict, str | None]:
+    """Return what is wrong with the drafter of these drafts.
+
+    A later draft is only judged in rounds whose earlier drafts are right, and only if these are `MIN_ROUNDS` or more.
+    A low rate whose 95 % interval holds its bound is suspicious.
+    """
+    rates = {position: drafted.conditional(position) for position in _judged(drafted)}
+    bounds = {position: MIN_AGREEMENT if position == 1 else MIN_LATER_AGREEMENT for position in rates}
+    low = [position for position, rate in rates.items() if rate < bounds[position]]
+    sure = [position for position in low if _upper_end(drafted, position) < bounds[position]]
+    if not low:
+        return Verdict.OK, None
+    position = (sure or low)[0]
+    if not sure:
+        return Verdict.SUSPICIOUS, (
+            f"draft {position} is right in {rates[position]:.0%} of the rounds that get to it, which are {FEW_ROUNDS}"
+        )
+    if position == 1:
+        return Verdict.FAULT, (
             "drafts disagree even with the target's own text and features in one pass, and no other reading tried here "
             "is better: weights of another target, or not trained enough"
         )
-    for position in _later_positions(drafted):
-        if drafted.num_judged(position) >= MIN_ROUNDS and _is_below(MIN_LATER_AGREEMENT, drafted, position):
-            return (
-                f"draft {position} is right in {drafted.conditional(position):.0%} of the rounds whose earlier drafts "
-                f"are right, draft 1 in {drafted.agreement(1):.0%}: the step, module or slot that makes it has wrong "
-                "weights, is not fed as it was trained, or is not trained enough"
-            )
-    return None
-
-
-def _is_below(bound: float, drafted: Drafted, position: int) -> bool:
-    """Return whether the 95 % interval of a position's conditional rate is below a bound."""
-    num_right = int((drafted.accepted >= position).sum())
-    return wilson_interval(num_right, drafted.num_judged(position))[1] < bound
+    return Verdict.FAULT, (
+        f"draft {position} is right in {rates[position]:.0%} of the rounds whose earlier drafts are right, draft 1 in "
+        f"{rates[1]:.0%}: the step, module or slot that makes it has wrong weights, is not fed as it was trained, or "
+        "is not trained enough"
+    )
 
 
 def check_loop(evidence: Evidence) -> Finding:
     """Compare the drafts of teacher forcing and of the loop for the same rounds. If they differ, the fault is in the
-    cache or the loop."""
+    cache or the loop: of the catch-up (or first) step, which makes draft 1, or of the recurrent steps."""
     in_loop, forced = evidence.in_loop, evidence.as_configured
     same = (in_loop.tokens == forced.tokens) | (in_loop.tokens < 0)
     same_first, same_all = (float(rows.double().mean()) for rows in (same[:, 0], same.all(dim=1)))
@@ -103,23 +102,18 @@ def check_loop(evidence: Evidence) -> Finding:
         f"{same_all:.1%} the same drafts"
     )
     least = MIN_SAME_FLOAT32 if evidence.subject.models.dtype == torch.float32 else MIN_SAME_16_BIT
-    cause = _cause(same_first, same_all, least)
-    return Finding("loop against teacher forcing", Verdict.OK if cause is None else Verdict.FAULT, measured, cause)
-
-
-def _cause(same_first: float, same_all: float, least: float) -> str | None:
-    """Return which step is at fault: draft 1 comes from the catch-up (or first) step, others from recurrent steps."""
+    cause = None
     if same_first < least:
-        return (
+        cause = (
             "cache or loop: draft 1 differs in the loop, so the catch-up (or first) step reads a stale cache, a "
             "wrong slot or a wrong length; compare graph=eager, prune=none and attention=torch"
         )
-    if same_all < least:
-        return (
+    elif same_all < least:
+        cause = (
             "cache or loop: draft 1 is correct, later ones are not, so the recurrent steps read a stale cache or stale "
             "metadata; compare graph=eager and attention=torch"
         )
-    return None
+    return Finding("loop against teacher forcing", Verdict.OK if cause is None else Verdict.FAULT, measured, cause)
 
 
 def _check_oracle(subject: Subject) -> Finding:
@@ -168,18 +162,21 @@ def _divergences(subject: Subject, records: list[RequestRecord]) -> tuple[int, i
     return num_bugs, len(found) - num_bugs
 
 
-def _later_positions(drafted: Drafted) -> range:
-    return range(2, drafted.tokens.shape[1] + 1)
+def conditionals(drafted: Drafted) -> str:
+    """Write the rates after right drafts, with a dash for positions that too few rounds reach."""
+    judged = _judged(drafted)
+    return " ".join(f"{drafted.conditional(each):.2f}" if each in judged else "-" for each in drafted.positions)
 
 
-def _conditionals(drafted: Drafted) -> str:
-    """Write the rates, with a dash for positions that too few rounds reach."""
-    return " ".join(
-        f"{drafted.conditional(position):.2f}" if drafted.num_judged(position) >= MIN_ROUNDS else "-"
-        for position in (1, *_later_positions(drafted))
-    )
+def _upper_end(drafted: Drafted, position: int) -> float:
+    """Return the upper end of the 95 % interval of a position's conditional rate."""
+    num_right = int((drafted.accepted >= position).sum())
+    return wilson_interval(num_right, drafted.num_judged(position))[1]
+
+
+def _judged(drafted: Drafted) -> list[int]:
+    return [position for position in drafted.positions if drafted.num_judged(position) >= MIN_ROUNDS]
 
 
 def _rates(drafted: Drafted) -> str:
-    positions = range(1, drafted.tokens.shape[1] + 1)
-    return f"rate by position {' '.join(f'{drafted.agreement(position):.2f}' for position in positions)}"
+    return f"rate by position {' '.join(f'{drafted.agreement(position):.2f}' for position in drafted.positions)}"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from spec_lab.core.results import RequestRecord
-from spec_lab.core.types import Request, Verification
+from spec_lab.core.types import Verification
 from spec_lab.doctor.subject import Subject
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.round import DecodeRound
+from spec_lab.measure.audit import first_difference
 
 DraftsByRound = Mapping[tuple[str, int], tuple[int, ...]]
 """Keyed by request id and L at the round's start."""
@@ -40,21 +42,10 @@ class DraftRecorder:
 
     def __init__(self, engine: Engine) -> None:
         self.drafts: dict[tuple[str, int], tuple[int, ...]] = {}
-        self.counts = engine.graph.counts
-        self.rounds_per_replay = engine.graph.rounds_per_replay
-        self.looks_at_lengths = engine.graph.looks_at_lengths
-        self.recorder = engine.graph.recorder
-        self._graph = engine.graph
-        self._scheduler = engine.scheduler
+        self._graph, self._scheduler = engine.graph, engine.scheduler
 
-    def prepare(self, decode_round: DecodeRound, num_requests: int) -> None:
-        self._graph.prepare(decode_round, num_requests)
-
-    def padded_size(self, num_requests: int) -> int:
-        return self._graph.padded_size(num_requests)
-
-    def admit(self, slot: int, request: Request) -> None:
-        self._graph.admit(slot, request)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._graph, name)
 
     def run(self, decode_round: DecodeRound, slots: list[int], max_kv_len: int) -> Verification:
         state = decode_round.parts.slots
@@ -75,7 +66,7 @@ def rounds_of(
     found = []
     for text, (record, plain) in enumerate(zip(records, subject.plain, strict=True)):
         start = len(record.prompt_ids)
-        num_same = common_length(record.output_ids, plain.output_ids)
+        num_same = first_difference(record.output_ids, plain.output_ids)
         done = 0
         for accepted, emitted in zip(record.accepted_per_round, record.emitted_per_round, strict=True):
             # The output's token `done` is pending at this round's start; its drafts are the next K.
@@ -84,12 +75,6 @@ def rounds_of(
                 found.append(LoopRound(text, start + done, accepted, tokens))
             done += emitted
     return found
-
-
-def common_length(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """Return the number of leading tokens that are equal."""
-    pairs = enumerate(zip(ours, theirs, strict=False))
-    return next((index for index, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
 
 
 def spread(rounds: Sequence[LoopRound], count: int) -> list[LoopRound]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,7 +24,6 @@ from spec_lab.core.types import AcceptanceInputs, Verification
 from spec_lab.doctor.findings import Finding, Verdict, does_not_apply
 from spec_lab.doctor.subject import Subject
 from spec_lab.engine.engine import Engine
-from spec_lab.engine.states import SlotStates
 from spec_lab.engine.teacher import TeacherForcing
 
 CHECK = "states of layers"
@@ -32,8 +31,6 @@ NUM_TOKENS = 24
 # As fractions of the largest logit. Rounding in another order changed float32 logits by 1e-5 of it, and bfloat16 logits
 # by a few hundredths. The state of a wrong row changes them by a tenth or more.
 MAX_DIFFERENCE_FLOAT32, MAX_DIFFERENCE_16_BIT = 0.01, 0.1
-Place = Callable[[Any, int, int, int], None]
-"""Takes one layer's cache, a slot, its correct row, and K. Copies that row to where a mistake would read it."""
 
 
 @dataclass(slots=True)
@@ -67,24 +64,48 @@ class ProbingRule(StrictAcceptance):
         return Verification(tokens, torch.where(inputs.active, self.last + 1, 0))
 
 
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """A common mistake, and what hides it: nothing, for one that shows only after a round that accepts all drafts.
+
+    Attributes:
+        state_row, inputs_row: from the last accepted row to the one whose state, or first input of the convolution, the
+            mistake would read.
+        sets_index: whether the index that commit sets is put right.
+    """
+
+    cause: str
+    state_row: Callable[[int], int] | None = None
+    inputs_row: Callable[[int], int] | None = None
+    sets_index: bool = False
+
+    def hide(self, cache: Any, slot: int, row: int, num_drafts: int) -> None:
+        """Copy what belongs to the last accepted row of one layer's cache to where the mistake would read it."""
+        states, inputs = cache.states, cache.windows.inputs
+        # A cache that replays has one state for each slot.
+        if self.state_row is not None and states.dim() == 5 and 0 <= (wrong := self.state_row(row)) < states.shape[1]:
+            states[slot, wrong] = states[slot, row].clone()
+        if self.inputs_row is not None and 0 <= (wrong := self.inputs_row(row)) <= num_drafts:
+            history = inputs.shape[1] - num_drafts
+            inputs[slot, wrong : wrong + history] = inputs[slot, row : row + history].clone()
+
+
 @dataclass(slots=True)
 class PlacedStates:
-    """Wraps `states`, and hides a mistake before each round: `place` changes the caches, `sets_index` the index."""
+    """Wraps `states`, and hides a mistake before each round."""
 
     states: Any
     caches: Sequence[Any]
     rule: ProbingRule
     num_drafts: int
-    place: Place | None
-    sets_index: bool
+    mistake: Mistake
 
     def of_round(self, slot_ids: torch.Tensor) -> RecurrentRows:
         slot, row = int(slot_ids[0]), self.rule.last
-        for cache in self.caches if self.place is not None else ():
-            assert self.place is not None
-            self.place(cache, slot, row, self.num_drafts)
+        for cache in self.caches:
+            self.mistake.hide(cache, slot, row, self.num_drafts)
         rows: RecurrentRows = self.states.of_round(slot_ids)
-        if self.sets_index:
+        if self.mistake.sets_index:
             rows.committed = torch.full_like(rows.committed, row)
         return rows
 
@@ -92,59 +113,16 @@ class PlacedStates:
         return getattr(self.states, name)
 
 
-@dataclass(frozen=True, slots=True)
-class Mistake:
-    """A common mistake. `place` or `sets_index` hides it; without either, rounds that accept fewer than K drafts do."""
-
-    cause: str
-    place: Place | None = None
-    sets_index: bool = field(default=False, kw_only=True)
-
-
-def _state_at(find: Callable[[int], int]) -> Place:
-    def place(cache: Any, slot: int, row: int, num_drafts: int) -> None:
-        states, wrong = cache.states, find(row)
-        if states.dim() == 5 and 0 <= wrong < states.shape[1]:  # a cache that replays has one state for each slot
-            states[slot, wrong] = states[slot, row].clone()
-
-    return place
-
-
-def _inputs_at(find: Callable[[int], int]) -> Place:
-    def place(cache: Any, slot: int, row: int, num_drafts: int) -> None:
-        inputs, wrong = cache.windows.inputs, find(row)
-        history = inputs.shape[1] - num_drafts
-        if 0 <= wrong <= num_drafts:
-            inputs[slot, wrong : wrong + history] = inputs[slot, row : row + history].clone()
-
-    return place
-
-
-def _one_later(row: int) -> int:
-    return row + 1
-
-
-def _one_earlier(row: int) -> int:
-    return row - 1
-
-
-def _first(row: int) -> int:
-    return 0
-
-
+STATE, INPUTS = "rollback index: a round begins with the state", "convolution offset: its inputs are read"
 MISTAKES = (
     Mistake("rollback index: a round is wrong if all drafts of the round before were accepted, and only then"),
     Mistake("rollback index: the index that commit sets is not n - 1, the last accepted row", sets_index=True),
-    Mistake("rollback index: a round begins with the state one row after the last accepted one", _state_at(_one_later)),
-    Mistake(
-        "rollback index: a round begins with the state one row before the last accepted one", _state_at(_one_earlier)
-    ),
-    Mistake(
-        "rollback index: a round begins with the state after its first row, whatever was accepted", _state_at(_first)
-    ),
-    Mistake("convolution offset: its inputs are read one row after the last accepted one", _inputs_at(_one_later)),
-    Mistake("convolution offset: its inputs are read one row before the last accepted one", _inputs_at(_one_earlier)),
-    Mistake("convolution offset: its inputs are read from the first row on, whatever was accepted", _inputs_at(_first)),
+    Mistake(f"{STATE} one row after the last accepted one", state_row=lambda row: row + 1),
+    Mistake(f"{STATE} one row before the last accepted one", state_row=lambda row: row - 1),
+    Mistake(f"{STATE} after its first row, whatever was accepted", state_row=lambda row: 0),
+    Mistake(f"{INPUTS} one row after the last accepted one", inputs_row=lambda row: row + 1),
+    Mistake(f"{INPUTS} one row before the last accepted one", inputs_row=lambda row: row - 1),
+    Mistake(f"{INPUTS} from the first row on, whatever was accepted", inputs_row=lambda row: 0),
 )
 
 
@@ -176,9 +154,7 @@ def _worst_difference(subject: Subject, teacher: TeacherForcing, mistake: Mistak
     engine.parts.rule = rule
     if mistake is not None:
         slots = engine.parts.slots
-        states: SlotStates = PlacedStates(
-            slots.states, engine.parts.cache.recurrent, rule, most, mistake.place, mistake.sets_index
-        )
+        states: Any = PlacedStates(slots.states, engine.parts.cache.recurrent, rule, most, mistake)
         slots.states = states
     first = subject.requests[0]
     length = min(first.max_new_tokens, NUM_TOKENS)

@@ -77,18 +77,14 @@ class Subject:
     def engine(self, run: Run, make_drafter: DrafterMaker | None = None) -> Engine:
         """Make an engine of the run's sizes. A drafter that replays outputs gets those of plain decoding."""
         engine = build_engine(run, self.models, self.limits, make_drafter)
-        teach(engine.parts.drafter, self.plain)
+        drafter: Any = engine.parts.drafter
+        if drafter.requirements.learns_continuations:
+            drafter.learn({record.request_id: record.output_ids for record in self.plain})
         return engine
 
     def greedy_teacher(self) -> TeacherForcing:
         """Make teacher forcing with the run's target."""
         return build_teacher(self.config, self.models, self.limits)
-
-
-def teach(drafter: Any, plain: list[RequestRecord]) -> None:
-    """Give plain decoding's outputs to a drafter that replays outputs."""
-    if drafter.requirements.learns_continuations:
-        drafter.learn({record.request_id: record.output_ids for record in plain})
 
 
 def load_subject(typed: Run) -> Subject:
@@ -102,7 +98,10 @@ def load_subject(typed: Run) -> Subject:
     config = with_auto_chosen(strict_greedy(typed))
     torch.manual_seed(config.seed)
     tokenizer, workload = open_workload(config)
-    requests = [shortened(request) for request in workload[:MAX_REQUESTS]]
+    requests = [
+        dataclasses.replace(request, max_new_tokens=min(request.max_new_tokens, MAX_NEW_TOKENS))
+        for request in workload[:MAX_REQUESTS]
+    ]
     limits = engine_limits(config, requests)
     models = load_models(config, limits.max_seq_len, thinking_markers(tokenizer, config.target))
     # The text is decoded with graph=eager, so that faults of a graph mode do not affect the text that judges it.
@@ -131,8 +130,3 @@ def _changed(options: Any, values: Mapping[str, Any]) -> Any:
     """Return the options with `values` in those of the keys that they have."""
     names = {field.name for field in dataclasses.fields(options)}
     return dataclasses.replace(options, **{name: value for name, value in values.items() if name in names})
-
-
-def shortened(request: Request) -> Request:
-    """Return the request with an output of at most `MAX_NEW_TOKENS`, to save time."""
-    return dataclasses.replace(request, max_new_tokens=min(request.max_new_tokens, MAX_NEW_TOKENS))

@@ -20,7 +20,6 @@ from spec_lab.build.engine import DrafterMaker, prune_policy
 from spec_lab.build.lab import Lab
 from spec_lab.build.references import unpruned_config
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, PagedKVCache
-from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.passes import Pass
 from spec_lab.core.protocols import Drafter
 from spec_lab.core.ragged import whole_prompt
@@ -29,7 +28,7 @@ from spec_lab.doctor.rounds import LoopRound
 from spec_lab.doctor.subject import Subject
 from spec_lab.engine.drafts import collect_drafts
 from spec_lab.engine.pages import PageTable
-from spec_lab.engine.states import slot_states
+from spec_lab.engine.states import SlotStates
 
 FeatureChange = Callable[[torch.Tensor], torch.Tensor]
 
@@ -49,6 +48,10 @@ class Drafted:
     @property
     def mean_accepted(self) -> float:
         return float(self.accepted.double().mean())
+
+    @property
+    def positions(self) -> range:
+        return range(1, self.tokens.shape[1] + 1)
 
     def agreement(self, position: int) -> float:
         """Return the share of rounds in which drafts 1 to `position` all agree."""
@@ -78,7 +81,7 @@ class TeacherForcedDrafts:
 
     def __init__(self, subject: Subject, rounds: Sequence[LoopRound]) -> None:
         self.rounds = rounds
-        self._subject = subject
+        self._subject, self._device = subject, subject.models.device
         self._limits = subject.limits.one_sequence()
         table = PageTable(1, self._limits.max_seq_len + self._limits.margin, self._limits.page_size, self._device)
         table.assign(0, list(range(NUM_RESERVED_PAGES, self._limits.num_pages)))
@@ -120,20 +123,12 @@ class TeacherForcedDrafts:
             positions = torch.arange(num_rows, device=self._device).unsqueeze(0)
             seq_lens = torch.tensor([num_rows], device=self._device)
             attention = backend.build(positions, seq_lens, self._page_table, num_rows)
-            states = slot_states(cache)
+            states = SlotStates(cache.recurrent)
             states.clear(0)
             attention.recurrent = states.of_prompts(torch.zeros(1, dtype=torch.int64, device=self._device))
             output = target.forward(token_ids, Pass(cache, attention), spec)
             self._features[text, spec] = output.features
         return self._features[text, spec]
-
-    @property
-    def _device(self) -> torch.device:
-        return self._subject.models.device
-
-    @property
-    def _reference(self) -> AttentionBackend:
-        return self._subject.reference.backend
 
     def _text(self, index: int) -> TargetText:
         request, plain = self._subject.requests[index], self._subject.plain[index]
@@ -161,7 +156,7 @@ class TeacherForcedDrafts:
         text, kv_len = self._texts[loop_round.text], loop_round.kv_len
         drafter.admit(0, text.request)
         pack = whole_prompt(
-            self._reference,
+            self._subject.reference.backend,
             self._page_table,
             text.token_ids[: kv_len + 1],
             None if features is None else features[:kv_len],
@@ -169,4 +164,4 @@ class TeacherForcedDrafts:
         )
         state = drafter.ingest(pack)
         assert state is not None
-        return collect_drafts(drafter, self._reference, state)[0]
+        return collect_drafts(drafter, self._subject.reference.backend, state)[0]

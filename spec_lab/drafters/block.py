@@ -137,12 +137,12 @@ class BlockDrafter(BlockDrafts[BlockState]):
 
     def first(self, walk: SlotWalk, block: RunBlock, column: torch.Tensor) -> BlockState:
         if self._confidences is not None:
-            self._confidences.begin(block.rows.slot_ids, self._sure(walk, block.pending, column))
+            self._confidences.note(block.rows.slot_ids, self._sure(walk, block.pending, column))
         takes_likeliest = self.picker.takes_likeliest and self._confidences is None
         if takes_likeliest and (ahead := self.blocks.head.likeliest(walk)) is not None:
             return BlockState(ahead[:, 0], walk, block.rows, ahead)
         scores = self.blocks.head.scores(walk, block.pending, column)
-        return BlockState(self.picker.first(scores, walk.hidden, block.rows), walk, block.rows)
+        return BlockState(self.picker.pick(scores, walk.hidden, block.rows), walk, block.rows)
 
     def step(self, state: BlockState, step: DraftStep) -> None:
         """Pick the draft after the newest one."""
@@ -151,7 +151,7 @@ class BlockDrafter(BlockDrafts[BlockState]):
             return
         walk, rows = state.walk, state.rows
         if self._confidences is not None:
-            self._confidences.go_on(rows.slot_ids, self._sure(walk, state.tokens, step.column), step.column)
+            self._confidences.note(rows.slot_ids, self._sure(walk, state.tokens, step.column), step.column)
         scores = self.blocks.head.scores(walk, state.tokens, step.column)
         state.tokens = self.picker.pick(scores, walk.hidden, rows, step.column)
 

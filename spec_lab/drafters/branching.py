@@ -8,17 +8,16 @@ branch.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from abc import abstractmethod
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from spec_lab.core.draft_tree import DraftTree, TreeRows
-from spec_lab.core.prompts import PromptPack
 from spec_lab.core.tree_protocols import TreeAttentionBackend
-from spec_lab.core.types import AttentionMetadata, DraftStep, VerifiedRound
-from spec_lab.drafters.catchup import CaughtUp
+from spec_lab.core.types import AttentionMetadata, DraftStep
+from spec_lab.drafters.catchup import CaughtUp, CaughtUpDrafter
 from spec_lab.drafters.growth import Branches, TreeShape
 from spec_lab.drafters.picking import DraftedRows
 from spec_lab.drafters.siblings import SiblingPicker
@@ -31,7 +30,8 @@ class BranchState:
     Attributes:
         hidden: [batch, branches, hidden_size] the model's output for the newest branches.
         live: metadata of the row from which the root's drafts come. It sees all keys before the branches.
-        newest: metadata of the newest branches; None before there are any.
+        newest: the keys that the newest branches see; None before there are any, or if branches write no keys.
+        frozen: metadata of branches that write no keys, by their number; each is made when first needed.
     """
 
     rows: DraftedRows
@@ -39,9 +39,10 @@ class BranchState:
     hidden: torch.Tensor
     live: AttentionMetadata
     newest: TreeRows | None = None
+    frozen: dict[int, AttentionMetadata] = field(default_factory=dict)
 
 
-class BranchDrafter(ABC):
+class BranchDrafter(CaughtUpDrafter[BranchState]):
     """Drafts a tree level by level. It is mixed into a class that takes the first step.
 
     Attributes:
@@ -51,35 +52,23 @@ class BranchDrafter(ABC):
     shape: TreeShape[Any]
     siblings: SiblingPicker
     head: Any
-    backend: TreeAttentionBackend
-
-    @abstractmethod
-    def take_prompts(self, pack: PromptPack) -> CaughtUp | None:
-        """Run chunks of prompts; None if no prompt ends."""
-
-    @abstractmethod
-    def take_round(self, verified: VerifiedRound) -> CaughtUp:
-        """Run the catch-up step."""
+    backend: Any
 
     @abstractmethod
     def run_branches(self, branches: Branches, attention: AttentionMetadata) -> torch.Tensor:
         """Run the model on branches, and return its output [batch * branches, hidden_size]."""
 
-    def ingest(self, pack: PromptPack) -> BranchState | None:
-        live = self.take_prompts(pack)
-        return None if live is None else self._start(live)
-
-    def catch_up(self, verified: VerifiedRound) -> BranchState:
-        return self._start(self.take_round(verified))
-
     def step(self, state: BranchState, step: DraftStep) -> None:
         """Choose the branches of the newest level, run them, and pick tokens below each."""
         branches = self.shape.branch(state.growth, state.hidden)
         batch, width = branches.tokens.shape
-        attention = see_ancestors(self.backend, state, branches)
-        out = self.run_branches(branches, attention)
+        out = self.run_branches(branches, self.attention_of(branches, state))
         state.hidden = out.view(batch, width, -1)
         self.shape.add(state.growth, self.siblings.pick(self.head, state.hidden, state.rows, step.index))
+
+    def attention_of(self, branches: Branches, state: BranchState) -> AttentionMetadata:
+        """Build the metadata of new branches."""
+        return see_ancestors(self.backend, state, branches)
 
     def finish(self, state: BranchState) -> DraftTree:
         return self.shape.finish(state.growth)
@@ -87,8 +76,7 @@ class BranchDrafter(ABC):
     def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
         return self.siblings.kept_logits(slot_ids)
 
-    def _start(self, live: CaughtUp) -> BranchState:
-        """Draft level 1 from the live rows' output [batch, hidden_size]."""
+    def begin(self, live: CaughtUp) -> BranchState:
         hidden = live.hidden.unsqueeze(1)
         return BranchState(
             live.rows,

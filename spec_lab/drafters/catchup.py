@@ -5,16 +5,20 @@ The live row is that of the last emitted token. Its output gives draft 1.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 
 from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
 from spec_lab.core.layer_protocols import AttentionBackend
-from spec_lab.core.types import AttentionMetadata, VerifiedRound
+from spec_lab.core.prompts import PromptPack
+from spec_lab.core.types import AttentionMetadata, Request, VerifiedRound
 from spec_lab.drafters.picking import DraftedRows
+
+State = TypeVar("State")
 
 
 @dataclass(slots=True)
@@ -46,6 +50,32 @@ class CaughtUp:
     hidden: torch.Tensor
     attention: AttentionMetadata
     rows: DraftedRows
+
+
+class CaughtUpDrafter(ABC, Generic[State]):
+    """Drafts from the outcome of a first step. Another class takes that step, or a subclass does."""
+
+    def admit(self, slot: int, request: Request) -> None:
+        """Do nothing: rows past a slot's length are never read."""
+
+    @abstractmethod
+    def take_prompts(self, pack: PromptPack) -> CaughtUp | None:
+        """Run chunks of prompts; None if no prompt ends."""
+
+    @abstractmethod
+    def take_round(self, verified: VerifiedRound) -> CaughtUp:
+        """Run the catch-up step."""
+
+    @abstractmethod
+    def begin(self, live: CaughtUp) -> State:
+        """Pick draft 1, or the drafts of level 1."""
+
+    def ingest(self, pack: PromptPack) -> State | None:
+        live = self.take_prompts(pack)
+        return None if live is None else self.begin(live)
+
+    def catch_up(self, verified: VerifiedRound) -> State:
+        return self.begin(self.take_round(verified))
 
 
 def plan_catchup(

@@ -17,14 +17,11 @@ class ConfidentGreedyPicker(GivenDrafts):
     def __init__(self, confidences: DraftConfidences) -> None:
         self._confidences = confidences
 
-    def first(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows) -> torch.Tensor:
+    def pick(
+        self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows, column: torch.Tensor | None = None
+    ) -> torch.Tensor:
         tokens, probabilities = head.greedy_with_probability(hidden)
-        self._confidences.begin(rows.slot_ids, probabilities)
-        return tokens
-
-    def pick(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows, column: torch.Tensor) -> torch.Tensor:
-        tokens, probabilities = head.greedy_with_probability(hidden)
-        self._confidences.go_on(rows.slot_ids, probabilities, column)
+        self._confidences.note(rows.slot_ids, probabilities, column)
         return tokens
 
 
@@ -37,14 +34,11 @@ class ConfidentPicker:
         self._picker = picker
         self._confidences = confidences
 
-    def first(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows) -> torch.Tensor:
+    def pick(
+        self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows, column: torch.Tensor | None = None
+    ) -> torch.Tensor:
         scored = ScoredHead(head.target_logits(hidden))
-        self._confidences.begin(rows.slot_ids, scored.top_probability())
-        return self._picker.first(scored, hidden, rows)
-
-    def pick(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows, column: torch.Tensor) -> torch.Tensor:
-        scored = ScoredHead(head.target_logits(hidden))
-        self._confidences.go_on(rows.slot_ids, scored.top_probability(), column)
+        self._confidences.note(rows.slot_ids, scored.top_probability(), column)
         return self._picker.pick(scored, hidden, rows, column)
 
     def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:

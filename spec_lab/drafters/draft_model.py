@@ -23,9 +23,9 @@ from spec_lab.core.prompts import LiveRows, PromptPack
 from spec_lab.core.protocols import DrafterRequirements, Target
 from spec_lab.core.ragged import build_metadata
 from spec_lab.core.tree_protocols import TreeAttentionBackend
-from spec_lab.core.types import AttentionKind, AttentionMetadata, DraftStep, FeatureSpec, Request, VerifiedRound
+from spec_lab.core.types import AttentionKind, AttentionMetadata, DraftStep, FeatureSpec, VerifiedRound
 from spec_lab.drafters.branching import BranchDrafter
-from spec_lab.drafters.catchup import CaughtUp, plan_catchup
+from spec_lab.drafters.catchup import CaughtUp, CaughtUpDrafter, plan_catchup
 from spec_lab.drafters.growth import Branches, TreeShape
 from spec_lab.drafters.picking import DraftedRows, DraftPicker
 from spec_lab.drafters.siblings import SiblingPicker
@@ -81,9 +81,6 @@ class DraftModelCatchup:
         self.requirements = DrafterRequirements(catchup_rows=(self.num_draft_tokens + 1,))
         self.head = LanguageModelHead(self.model, self.vocab_size or self.model.vocab_size)
 
-    def admit(self, slot: int, request: Request) -> None:
-        """Do nothing: rows past a slot's length are never read."""
-
     def take_prompts(self, pack: PromptPack) -> CaughtUp | None:
         """Run the tokens of the chunks. If a prompt ends, also run its sampled token, whose output gives draft 1."""
         ends = pack.ends
@@ -133,7 +130,7 @@ class DraftModelState:
 
 
 @dataclass(kw_only=True, eq=False)
-class DraftModelDrafter(DraftModelCatchup):
+class DraftModelDrafter(DraftModelCatchup, CaughtUpDrafter[DraftModelState]):
     """Drafts a chain with a small model.
 
     Attributes:
@@ -147,13 +144,6 @@ class DraftModelDrafter(DraftModelCatchup):
         super().__post_init__()
         self.requirements = replace(self.requirements, step_kinds=self.kinds)
 
-    def ingest(self, pack: PromptPack) -> DraftModelState | None:
-        live = self.take_prompts(pack)
-        return None if live is None else self._start(live)
-
-    def catch_up(self, verified: VerifiedRound) -> DraftModelState:
-        return self._start(self.take_round(verified))
-
     def step(self, state: DraftModelState, step: DraftStep) -> None:
         hidden = self._forward(state.tokens, state.attention, ALL_ROWS)
         state.tokens = self.picker.pick(self.head, hidden, state.rows, step.column)
@@ -161,8 +151,8 @@ class DraftModelDrafter(DraftModelCatchup):
     def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
         return self.picker.kept_logits(slot_ids)
 
-    def _start(self, live: CaughtUp) -> DraftModelState:
-        return DraftModelState(self.picker.first(self.head, live.hidden, live.rows), live.attention, live.rows)
+    def begin(self, live: CaughtUp) -> DraftModelState:
+        return DraftModelState(self.picker.pick(self.head, live.hidden, live.rows), live.attention, live.rows)
 
 
 @dataclass(kw_only=True, eq=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -22,10 +23,13 @@ from spec_lab.core.types import (
     DraftStep,
     FeatureSpec,
     NormSide,
-    Request,
     VerifiedRound,
 )
+from spec_lab.drafters.branching import BranchDrafter, BranchState
+from spec_lab.drafters.catchup import CaughtUp, CaughtUpDrafter
+from spec_lab.drafters.growth import Branches, TreeShape
 from spec_lab.drafters.picking import DraftedRows, DraftPicker
+from spec_lab.drafters.siblings import SiblingPicker
 from spec_lab.models.gemma4_assistant import Gemma4Assistant
 
 
@@ -48,48 +52,27 @@ class Anchor:
 ANCHORS: Mapping[str, Anchor] = {"last": Anchor(0, 0), "bonus": Anchor(1, 1)}
 
 
-@dataclass(slots=True)
-class FirstStepOutput:
-    """The result of a round's first draft step. The later steps start from it.
-
-    Attributes:
-        hidden: [batch, hidden_size] the model's output.
-        attention: metadata of one query a request over the committed keys.
-    """
-
-    hidden: torch.Tensor
-    attention: AttentionMetadata
-    rows: DraftedRows
-
-
+@dataclass(kw_only=True, eq=False)
 class FrozenFirstStep:
     """Runs the first step of every frozen-KV drafter, on the newest emitted token and the target's hidden state.
 
     SGLang calls it the seed step; nothing about it is random.
 
-    `caches` has an entry for each layer of the head: the KV cache of the target's layer that it reads.
+    Attributes:
+        caches: for each layer of the head, the KV cache of the target's layer that it reads.
     """
 
-    def __init__(
-        self,
-        num_draft_tokens: int,
-        head: Gemma4Assistant,
-        caches: Sequence[LayerCache],
-        backend: AttentionBackend,
-        anchor: Anchor,
-    ) -> None:
-        self.num_draft_tokens = num_draft_tokens
+    num_draft_tokens: int
+    head: Gemma4Assistant
+    caches: Sequence[LayerCache]
+    backend: AttentionBackend
+    anchor: Anchor
+
+    def __post_init__(self) -> None:
         features = FeatureSpec(final_hidden=NormSide.POST_NORM, last_prompt_row=True)
         self.requirements = DrafterRequirements(features=features)
-        self.head = head
-        self.caches = tuple(caches)
-        self.backend = backend
-        self._anchor = anchor
 
-    def admit(self, slot: int, request: Request) -> None:
-        """Do nothing: there is no state between rounds."""
-
-    def take_prompts(self, pack: PromptPack) -> FirstStepOutput | None:
+    def take_prompts(self, pack: PromptPack) -> CaughtUp | None:
         """Run the first step of the prompts that end in this pack, from their last row. Return None if none ends."""
         ends = pack.ends
         if ends is None:
@@ -99,7 +82,7 @@ class FrozenFirstStep:
         rows, pages = DraftedRows.of_prompts(ends), ends.live.attention.page_table
         return self._take_first_step(ends.tokens, target_hidden, rows, pages, ends.max_kv_len)
 
-    def take_round(self, verified: VerifiedRound) -> FirstStepOutput:
+    def take_round(self, verified: VerifiedRound) -> CaughtUp:
         """Run the first step from the newest emitted token t[L + n] and the target's hidden state of row n - 1."""
         assert verified.features is not None
         batch, emitted = verified.batch, verified.verification
@@ -118,19 +101,19 @@ class FrozenFirstStep:
         rows: DraftedRows,
         page_table: torch.Tensor,
         max_kv_len: int,
-    ) -> FirstStepOutput:
+    ) -> CaughtUp:
         """Build the round's attention metadata over `rows.kv_lens` committed keys, and run one step.
 
         `seq_lens` does not count the query, since its key is never written. With one more, a step would read a slot
         that is unwritten or a rejected token's.
         """
         attention = self.backend.build(
-            positions=(rows.kv_lens - 1 + self._anchor.positions_past_last_key).unsqueeze(1),
+            positions=(rows.kv_lens - 1 + self.anchor.positions_past_last_key).unsqueeze(1),
             seq_lens=rows.kv_lens,
             page_table=page_table,
             max_seq_len=max_kv_len,
         )
-        return FirstStepOutput(self.head.forward(tokens, target_hidden, self.caches, attention), attention, rows)
+        return CaughtUp(self.head.forward(tokens, target_hidden, self.caches, attention), attention, rows)
 
 
 @dataclass(slots=True)
@@ -151,27 +134,11 @@ class FrozenState:
     attention: None = None
 
 
-class FrozenKVDrafter(FrozenFirstStep):
+@dataclass(kw_only=True, eq=False)
+class FrozenKVDrafter(FrozenFirstStep, CaughtUpDrafter[FrozenState]):
     """Drafts a chain of tokens over the target's KV cache."""
 
-    def __init__(
-        self,
-        num_draft_tokens: int,
-        head: Gemma4Assistant,
-        caches: Sequence[LayerCache],
-        backend: AttentionBackend,
-        picker: DraftPicker,
-        anchor: Anchor,
-    ) -> None:
-        super().__init__(num_draft_tokens, head, caches, backend, anchor)
-        self.picker = picker
-
-    def ingest(self, pack: PromptPack) -> FrozenState | None:
-        first = self.take_prompts(pack)
-        return None if first is None else self._start(first)
-
-    def catch_up(self, verified: VerifiedRound) -> FrozenState:
-        return self._start(self.take_round(verified))
+    picker: DraftPicker
 
     def step(self, state: FrozenState, step: DraftStep) -> None:
         recurrent = self.head.project(state.hidden)
@@ -181,6 +148,37 @@ class FrozenKVDrafter(FrozenFirstStep):
     def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
         return self.picker.kept_logits(slot_ids)
 
-    def _start(self, first: FirstStepOutput) -> FrozenState:
-        tokens = self.picker.first(self.head, first.hidden, first.rows)
-        return FrozenState(tokens, first.hidden, first.attention, first.rows)
+    def begin(self, live: CaughtUp) -> FrozenState:
+        tokens = self.picker.pick(self.head, live.hidden, live.rows)
+        return FrozenState(tokens, live.hidden, live.attention, live.rows)
+
+
+@dataclass(kw_only=True, eq=False)
+class FrozenKVTreeDrafter(FrozenFirstStep, BranchDrafter):
+    """Drafts a tree (SGLang's FROZEN_KV_MTP with a top-k above 1).
+
+    Branches are always exact. Nothing is written while drafting, so no branch can see another's keys. Every branch of
+    every level is one more query over the same committed keys at the same position.
+    """
+
+    shape: TreeShape[Any]
+    siblings: SiblingPicker
+
+    def attention_of(self, branches: Branches, state: BranchState) -> AttentionMetadata:
+        """Treat each branch as a sequence of its own over the pages of its request."""
+        width, alone = branches.tokens.shape[1], state.live
+        if width == 1:
+            return alone
+        if width not in state.frozen:
+            state.frozen[width] = self.backend.build(
+                positions=alone.positions.repeat_interleave(width).unsqueeze(1),
+                seq_lens=alone.seq_lens.repeat_interleave(width),
+                # For one request this is a view, so nothing is copied.
+                page_table=alone.page_table.unsqueeze(1).expand(-1, width, -1).flatten(0, 1),
+                max_seq_len=alone.max_seq_len,
+            )
+        return state.frozen[width]
+
+    def run_branches(self, branches: Branches, attention: AttentionMetadata) -> torch.Tensor:
+        recurrent = self.head.project(branches.hidden)
+        return self.head.forward(branches.tokens.reshape(-1), recurrent, self.caches, attention)

@@ -75,14 +75,6 @@ class TokenHistory:
         kept = token_ids[: self.capacity]
         self.tokens[slot, : len(kept)] = torch.tensor(kept, dtype=torch.int64)
 
-    def append(self, new: NewTokens) -> None:
-        """Write new tokens at their positions."""
-        write_tokens(self.tokens, new.slot_ids, new.starts, new.tokens, new.counts)
-
-    def gather(self, slot_ids: torch.Tensor, start: torch.Tensor, count: int) -> torch.Tensor:
-        """Return [batch, count] tokens from `start` [batch] on; 0 past the capacity."""
-        return read_tokens(self.tokens.index_select(0, slot_ids), start, count)
-
 
 def write_tokens(
     texts: torch.Tensor, slot_ids: torch.Tensor, starts: torch.Tensor, tokens: torch.Tensor, counts: torch.Tensor

@@ -11,14 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
-from typing import Any
 
-import torch
-
-from spec_lab.core.prompts import PromptPack
-from spec_lab.core.protocols import Drafter
-from spec_lab.core.types import DraftStep, Request, Sequence, VerifiedRound
-from spec_lab.drafters.suffix import SuffixSizes, SuffixTexts
+from spec_lab.core.types import Sequence
+from spec_lab.drafters.suffix import SuffixLookup, SuffixSizes
 from spec_lab.drafters.suffix_tree import SuffixDraft
 
 NEWEST = 0.2
@@ -76,18 +71,17 @@ class _Seen:
     guesses: list[_Guess] = field(default_factory=list)
 
 
-class HybridLookup:
+class HybridLookup(SuffixLookup):
     """Drafts with the tree on the host, for requests where it is expected to do better than the head."""
 
-    def __init__(self, texts: SuffixTexts, names: tuple[str, str], head_drafts: int) -> None:
+    def __init__(self, sizes: SuffixSizes, names: tuple[str, str], head_drafts: int) -> None:
         """`names`: of the tree and the head, for the record; `head_drafts`: drafts that the head makes in a round."""
-        self.part_names: tuple[str, str] | None = names
+        self.part_names = names
         self.num_on_device = head_drafts
-        self._texts = texts
-        self.restart()
+        super().__init__(sizes)
 
     def restart(self) -> None:
-        self._texts.restart()
+        super().restart()
         self._seen: dict[str, _Seen] = {}
         self._usual = _Means(self.num_on_device / 2)  # means over all requests, with which a new request starts
 
@@ -95,13 +89,13 @@ class HybridLookup:
         return [self._draft(sequence) for sequence in sequences]
 
     def finish(self, sequence: Sequence) -> None:
-        self._texts.finish(sequence)
+        super().finish(sequence)
         self._seen.pop(sequence.request.request_id, None)
 
     def _draft(self, sequence: Sequence) -> list[int] | None:
         seen = self._seen.setdefault(sequence.request.request_id, _Seen(replace(self._usual)))
         self._take_rounds(seen, sequence)
-        found = self._texts.look_up(sequence)
+        found = self.look_up(sequence)
         if found.tokens:
             seen.guesses.append(_Guess(len(sequence.tokens), found))
         return found.tokens if seen.means.prefer_tree(found) else None
@@ -119,38 +113,3 @@ class HybridLookup:
                 means.take_head(accepted)
             for guess in decided:
                 means.take_guess(guess, sequence.tokens)
-
-
-class HybridDrafter:
-    """Drafts on the device with the head, which makes `head_drafts` drafts in a round."""
-
-    def __init__(self, head: Drafter[Any], names: tuple[str, str], head_drafts: int, sizes: SuffixSizes) -> None:
-        """`head`: has room for as many drafts as the tree may offer; `head_drafts`: those it makes itself."""
-        assert head.num_draft_tokens == sizes.limits.most
-        self.head: Any = head
-        self.num_draft_tokens = head.num_draft_tokens
-        self._texts = SuffixTexts(sizes)
-        lookup = HybridLookup(self._texts, names, head_drafts)
-        self.requirements = replace(head.requirements, on_host=lookup)
-
-    def admit(self, slot: int, request: Request) -> None:
-        self._texts.admit(slot, request)
-        self.head.admit(slot, request)
-
-    def ingest(self, pack: PromptPack) -> Any:
-        return self.head.ingest(pack)
-
-    def catch_up(self, verified: VerifiedRound) -> Any:
-        return self.head.catch_up(verified)
-
-    def step(self, state: Any, step: DraftStep) -> None:
-        self.head.step(state, step)
-
-    def draft_rest(self, state: Any, num_drafts: int) -> Any:
-        return self.head.draft_rest(state, num_drafts)
-
-    def count_catchup(self, num_emitted: list[int], num_verified: int) -> Any:
-        return self.head.count_catchup(num_emitted, num_verified)
-
-    def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
-        return self.head.kept_logits(slot_ids)

@@ -164,7 +164,7 @@ class MtpVanillaDrafter:
         of_prompts: bool,
     ) -> MtpVanillaState:
         """Pick draft 1 from the first module's output `hidden` [batch, hidden_size] at the last of `rows`."""
-        tokens = self.picker.first(self.modules[0], hidden, drafted)
+        tokens = self.picker.pick(self.modules[0], hidden, drafted)
         room = with_room(rows, self.num_draft_tokens - 1)
         return MtpVanillaState(tokens, room, hidden, last_row, drafted, of_prompts)
 

@@ -7,7 +7,8 @@ on the device, so the host needs no copy of the tokens.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
 import torch
 
@@ -41,22 +42,6 @@ class HistoryLookup(GivenDrafts, ABC, Generic[Found]):
 
     def catch_up(self, verified: VerifiedRound) -> Found:
         return self.propose(NewTokens.of_round(verified))
-
-
-class LookUp(Protocol):
-    """`extend_and_look_up`, or an equivalent kernel."""
-
-    def __call__(
-        self,
-        texts: torch.Tensor,
-        slot_ids: torch.Tensor,
-        starts: torch.Tensor,
-        tokens: torch.Tensor,
-        counts: torch.Tensor,
-        max_ngram: int,
-        min_ngram: int,
-        num_draft_tokens: int,
-    ) -> torch.Tensor: ...
 
 
 def extend_and_look_up(
@@ -102,7 +87,7 @@ class NgramDrafter(FoundDrafts, HistoryLookup[LookupState]):
         max_ngram: int,
         min_ngram: int,
         history: TokenHistory,
-        look_up: LookUp = extend_and_look_up,
+        look_up: Callable[..., torch.Tensor] = extend_and_look_up,
     ) -> None:
         super().__init__(num_draft_tokens, history)
         self._max_ngram = max_ngram

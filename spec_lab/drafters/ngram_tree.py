@@ -12,7 +12,7 @@ import torch
 
 from spec_lab.core.draft_tree import DraftTree
 from spec_lab.core.types import DraftStep
-from spec_lab.drafters.history import NewTokens, TokenHistory
+from spec_lab.drafters.history import NewTokens, TokenHistory, write_tokens
 from spec_lab.drafters.ngram import HistoryLookup
 
 NUM_MATCHES = 16
@@ -59,7 +59,7 @@ class NgramTreeDrafter(HistoryLookup[LookedUpTree]):
         return state.tree
 
     def propose(self, new: NewTokens) -> LookedUpTree:
-        self.history.append(new)
+        write_tokens(self.history.tokens, new.slot_ids, new.starts, new.tokens, new.counts)
         tokens, lengths = self.history.tokens.index_select(0, new.slot_ids), new.ends
         starts = matches(tokens, lengths, self._max_ngram, self._min_ngram)
         found = continuations(tokens, lengths, starts, self.num_draft_tokens)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from spec_lab.core.prompts import PromptPack
-from spec_lab.core.protocols import DrafterRequirements
+from spec_lab.core.protocols import DrafterRequirements, HostDrafter
 from spec_lab.core.types import DraftStep, Request, VerifiedRound
 from spec_lab.drafters.picking import GivenDrafts
 
@@ -21,10 +21,11 @@ class NoDraftState:
 
 
 class NoDrafter(GivenDrafts):
-    """A drafter that drafts nothing."""
+    """A drafter that drafts nothing, at least not on the device."""
 
-    num_draft_tokens = 0
-    requirements = DrafterRequirements(has_loop=False)
+    def __init__(self, num_draft_tokens: int = 0, on_host: HostDrafter | None = None) -> None:
+        self.num_draft_tokens = num_draft_tokens
+        self.requirements = DrafterRequirements(has_loop=False, on_host=on_host)
 
     def admit(self, slot: int, request: Request) -> None:
         pass

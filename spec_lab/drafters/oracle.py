@@ -9,7 +9,7 @@ import torch
 from spec_lab.core.prompts import PromptPack
 from spec_lab.core.protocols import DrafterRequirements
 from spec_lab.core.types import Request, VerifiedRound
-from spec_lab.drafters.history import FoundDrafts, LookupState, TokenHistory
+from spec_lab.drafters.history import FoundDrafts, LookupState, TokenHistory, read_tokens
 
 
 class OracleDrafter(FoundDrafts):
@@ -37,5 +37,5 @@ class OracleDrafter(FoundDrafts):
         return self._propose(verified.batch.slot_ids, lengths)
 
     def _propose(self, slot_ids: torch.Tensor, lengths: torch.Tensor) -> LookupState:
-        proposals = self.history.gather(slot_ids, lengths, self.num_draft_tokens)
+        proposals = read_tokens(self.history.tokens.index_select(0, slot_ids), lengths, self.num_draft_tokens)
         return LookupState(proposals[:, 0], proposals)

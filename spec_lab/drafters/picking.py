@@ -52,12 +52,10 @@ class DraftPicker(Protocol):
 
     takes_likeliest: bool
 
-    def first(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows) -> torch.Tensor:
-        """Pick draft 1."""
-        ...
-
-    def pick(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows, column: torch.Tensor) -> torch.Tensor:
-        """Pick the draft of `column` [1], from 0."""
+    def pick(
+        self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows, column: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Pick the draft of `column` [1], from 0; None for draft 1."""
         ...
 
     def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
@@ -78,10 +76,9 @@ class GreedyPicker(GivenDrafts):
 
     takes_likeliest = True
 
-    def first(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows) -> torch.Tensor:
-        return head.greedy(hidden)
-
-    def pick(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows, column: torch.Tensor) -> torch.Tensor:
+    def pick(
+        self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows, column: torch.Tensor | None = None
+    ) -> torch.Tensor:
         return head.greedy(hidden)
 
 
@@ -99,10 +96,10 @@ class SamplingPicker:
         self._sample = kernels.get(Op.SAMPLE_DRAFT, sample_and_keep)
         self._first_column = torch.zeros(1, dtype=torch.int64, device=seeds.values.device)
 
-    def first(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows) -> torch.Tensor:
-        return self.pick(head, hidden, rows, self._first_column)
-
-    def pick(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows, column: torch.Tensor) -> torch.Tensor:
+    def pick(
+        self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows, column: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        column = self._first_column if column is None else column
         logits = head.target_logits(hidden)
         slot_ids, slot_seeds = rows.slot_ids, self.seeds.values
         return self._sample(self.kept.values, logits, slot_ids, slot_seeds, rows.kv_lens, column, self._temperature)
@@ -117,6 +114,8 @@ class BiasedGreedyPicker(SamplingPicker):
     This is biased. `acceptance.allow_lossy=true` allows it, to measure the effect.
     """
 
-    def pick(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows, column: torch.Tensor) -> torch.Tensor:
+    def pick(
+        self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows, column: torch.Tensor | None = None
+    ) -> torch.Tensor:
         super().pick(head, hidden, rows, column)
         return head.greedy(hidden)

@@ -19,9 +19,9 @@ from spec_lab.core.passes import Pass
 from spec_lab.core.prompts import PromptPack
 from spec_lab.core.protocols import DrafterRequirements
 from spec_lab.core.tree_protocols import TreeAttentionBackend
-from spec_lab.core.types import AttentionKind, AttentionMetadata, DraftStep, FeatureSpec, Request, VerifiedRound
+from spec_lab.core.types import AttentionKind, AttentionMetadata, DraftStep, FeatureSpec, VerifiedRound
 from spec_lab.drafters.branching import BranchDrafter
-from spec_lab.drafters.catchup import CaughtUp, plan_catchup
+from spec_lab.drafters.catchup import CaughtUp, CaughtUpDrafter, plan_catchup
 from spec_lab.drafters.growth import Branches, TreeShape
 from spec_lab.drafters.picking import DraftedRows, DraftHead, DraftPicker
 from spec_lab.drafters.siblings import SiblingPicker
@@ -74,9 +74,6 @@ class RecurrentCatchup:
     def __post_init__(self) -> None:
         self.requirements = DrafterRequirements(self.features, catchup_rows=(self.num_draft_tokens + 1,))
 
-    def admit(self, slot: int, request: Request) -> None:
-        """Do nothing: rows past a slot's length are never read."""
-
     def take_prompts(self, pack: PromptPack) -> CaughtUp | None:
         """Run the rows of prompt chunks. Only the last row of each prompt drafts."""
         assert pack.features is not None
@@ -109,7 +106,7 @@ class RecurrentState:
 
 
 @dataclass(kw_only=True, eq=False)
-class RecurrentDrafter(RecurrentCatchup):
+class RecurrentDrafter(RecurrentCatchup, CaughtUpDrafter[RecurrentState]):
     """A `Drafter` that reuses one layer for a chain.
 
     Attributes:
@@ -127,12 +124,8 @@ class RecurrentDrafter(RecurrentCatchup):
     def _chain(self) -> ChainAtOnce | None:
         return self.head.chain if self.picker.takes_likeliest else None
 
-    def ingest(self, pack: PromptPack) -> RecurrentState | None:
-        live = self.take_prompts(pack)
-        return None if live is None else self._begin(live)
-
     def catch_up(self, verified: VerifiedRound) -> RecurrentState:
-        return self._started(verified) or self._begin(self.take_round(verified))
+        return self._started(verified) or super().catch_up(verified)
 
     def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
         return self.picker.kept_logits(slot_ids)
@@ -157,8 +150,8 @@ class RecurrentDrafter(RecurrentCatchup):
         rows = DraftedRows(verified.batch.slot_ids, draft.live_lens)
         return RecurrentState(draft.tokens, draft.hidden, draft.attention, rows)
 
-    def _begin(self, live: CaughtUp) -> RecurrentState:
-        tokens = self.picker.first(self.head, live.hidden, live.rows)
+    def begin(self, live: CaughtUp) -> RecurrentState:
+        tokens = self.picker.pick(self.head, live.hidden, live.rows)
         return RecurrentState(tokens, live.hidden, live.attention, live.rows)
 
 

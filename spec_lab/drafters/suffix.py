@@ -10,11 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from spec_lab.core.prompts import PromptPack
-from spec_lab.core.protocols import DrafterRequirements
-from spec_lab.core.types import DraftStep, Request, Sequence, VerifiedRound
-from spec_lab.drafters.none import NoDraftState
-from spec_lab.drafters.picking import GivenDrafts
+from spec_lab.core.types import Request, Sequence
 from spec_lab.drafters.suffix_tree import DraftLimits, SuffixDraft, SuffixTree
 
 
@@ -34,8 +30,14 @@ class SuffixSizes:
     num_outputs: int
 
 
-class SuffixTexts:
-    """A suffix tree for each running request, and a shared one for the outputs of ended requests."""
+class SuffixLookup:
+    """A suffix tree for each running request, and a shared one for the outputs of ended requests.
+
+    Every request gets the trees' draft, which may be empty, and never one of the device.
+    """
+
+    num_on_device = 0
+    part_names: tuple[str, str] | None = None
 
     def __init__(self, sizes: SuffixSizes) -> None:
         self._sizes = sizes
@@ -55,6 +57,9 @@ class SuffixTexts:
         tree.extend(request.prompt_ids)
         self._own[slot] = tree
 
+    def draft(self, sequences: Iterable[Sequence]) -> list[list[int] | None]:
+        return [self.look_up(sequence).tokens for sequence in sequences]
+
     def look_up(self, sequence: Sequence) -> SuffixDraft:
         """Add the new tokens of a request, and return the better of the two trees' drafts."""
         limits, tree, text = self._sizes.limits, self._own[sequence.slot], self._texts[sequence.slot]
@@ -71,43 +76,3 @@ class SuffixTexts:
             self._outputs.forget(self._kept.popleft())
         self._kept.append(self._outputs.begin())
         self._outputs.extend(sequence.tokens[len(sequence.request.prompt_ids) :])
-
-
-class SuffixLookup:
-    """The host's part: every request gets the trees' draft, which may be empty, and never one of the device."""
-
-    num_on_device = 0
-    part_names: tuple[str, str] | None = None
-
-    def __init__(self, texts: SuffixTexts) -> None:
-        self._texts = texts
-
-    def restart(self) -> None:
-        self._texts.restart()
-
-    def draft(self, sequences: Iterable[Sequence]) -> list[list[int] | None]:
-        return [self._texts.look_up(sequence).tokens for sequence in sequences]
-
-    def finish(self, sequence: Sequence) -> None:
-        self._texts.finish(sequence)
-
-
-class SuffixDrafter(GivenDrafts):
-    """A drafter that does nothing on the device."""
-
-    def __init__(self, sizes: SuffixSizes) -> None:
-        self.num_draft_tokens = sizes.limits.most
-        self._texts = SuffixTexts(sizes)
-        self.requirements = DrafterRequirements(has_loop=False, on_host=SuffixLookup(self._texts))
-
-    def admit(self, slot: int, request: Request) -> None:
-        self._texts.admit(slot, request)
-
-    def ingest(self, pack: PromptPack) -> NoDraftState | None:
-        return None if pack.ends is None else NoDraftState(pack.ends.tokens)
-
-    def catch_up(self, verified: VerifiedRound) -> NoDraftState:
-        return NoDraftState(verified.verification.tokens[:, 0])
-
-    def step(self, state: NoDraftState, step: DraftStep) -> None:
-        raise AssertionError("all drafts are made on the host")

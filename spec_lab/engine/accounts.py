@@ -24,6 +24,7 @@ from spec_lab.engine.graphs.mode import GraphMode
 from spec_lab.engine.parts import Parts
 from spec_lab.engine.plan import Plan
 from spec_lab.engine.readback import PendingResult, RoundResult
+from spec_lab.engine.round import DecodeRound
 from spec_lab.engine.scheduler import emit_round
 
 
@@ -34,23 +35,18 @@ class Launch:
     Attributes:
         began_at: the time from which the launch is timed; if the host read earlier results after that, the time of
             that read counts instead.
-        num_drafted: drafts for each request that the device made for the next round.
-        num_verified: rows for each request in a round's verify.
         spans: what the timer needs to collect stage times.
         num_looked_up: drafts that the host made for the launch.
-        num_catchup_rows: that of the round.
         num_tokens: the tokens that a plan expects of the launch; None without a plan.
     """
 
     sequences: list[Sequence]
     began_at: float
     launch_seconds: float
-    num_drafted: int
-    num_verified: int
+    round: DecodeRound
     result: PendingResult
     spans: Any
     num_looked_up: int = 0
-    num_catchup_rows: int | None = None
     num_tokens: float | None = None
 
 
@@ -64,25 +60,7 @@ class _Read:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Times:
-    """A round's share of the time of its launch."""
-
-    seconds: float
-    launch_seconds: float
-    stage_seconds: dict[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class _Emitted:
-    """The outcome of a round for the sequence at `index` of its batch."""
-
-    index: int
-    num_offered: int
-    num_kept: int
-    truncated: bool
-
-
+@dataclass(eq=False)
 class RoundAccounts:
     """Collects the records of the rounds of one `Engine.generate` call.
 
@@ -90,37 +68,24 @@ class RoundAccounts:
         rounds: a record of each round in which the device emitted a token, even if all its tokens are surplus.
         num_wasted_rounds: rounds that ran in a replay of several although the device had ended all their requests.
         read_at: when the host last read results, in seconds since the call began.
+        overlap: the next round may be launched before the last is read.
+        now: seconds since the call began.
+        plan: learns from each round; None if nothing does.
     """
 
-    def __init__(
-        self,
-        parts: Parts,
-        graph: GraphMode,
-        catchup: Callable[[int], Drop],
-        tree_rows: int | None,
-        overlap: bool,
-        now: Callable[[], float],
-        plan: Plan | None = None,
-    ) -> None:
-        """Keep the parts.
+    parts: Parts
+    graph: GraphMode
+    catchup: Callable[[int], Drop]
+    tree_rows: int | None
+    overlap: bool
+    now: Callable[[], float]
+    plan: Plan | None = None
 
-        Args:
-            overlap: the next round may be launched before the last is read.
-            now: seconds since the call began.
-            plan: learns from each round; None if nothing does.
-        """
+    def __post_init__(self) -> None:
         self.rounds: list[RoundRecord] = []
         self.num_wasted_rounds = 0
-        self._parts = parts
-        self._graph = graph
-        self._catchup = catchup
-        self._tree_rows = tree_rows
-        self._overlap = overlap
-        self._now = now
-        self._plan = plan
-        self._eos = parts.target.eos_token_ids
-        self._accepts_unseen = parts.rule.traits.imposed
         self.read_at = 0.0
+        self._eos = self.parts.target.eos_token_ids
         self._unaccounted: list[_Read] = []
 
     def read(self, launched: Launch) -> bool:
@@ -130,17 +95,20 @@ class RoundAccounts:
             Whether a request may have ended, by its token limit, an end of sequence or a stop. A captured launch
             without drafts of the host needs to know nothing else.
         """
-        nearest_end = min(map(_tokens_to_end, launched.sequences))  # while the device is busy
+        nearest_end = min(  # while the device is busy; 0 if a request has ended
+            0 if s.finish_reason is not None else s.request.max_new_tokens - s.num_output_tokens
+            for s in launched.sequences
+        )
         has_stops = any(sequence.request.has_stops for sequence in launched.sequences)
-        with self._parts.timer.reading():
+        with self.parts.timer.reading():
             result = launched.result.read()
-        now = self._now()
+        now = self.now()
         self._unaccounted.append(_Read(launched, result, now, now - max(launched.began_at, self.read_at)))
         self.read_at = now
-        if result.made_confidences is not None and not self._overlap:  # else they are no longer the waiting drafts'
+        if result.made_confidences is not None and not self.overlap:  # else they are no longer the waiting drafts'
             for sequence, confidences in zip(launched.sequences, result.made_confidences, strict=False):
                 sequence.waiting_confidences = confidences
-        num_rounds = self._graph.rounds_per_replay
+        num_rounds = self.graph.rounds_per_replay
         is_within_limit = num_rounds * max(result.num_emitted) < nearest_end
         if is_within_limit and not has_stops and self._eos.isdisjoint(chain(*result.tokens)):
             return False
@@ -175,31 +143,26 @@ class RoundAccounts:
         Once all requests have ended, a further round of the launch is wasted. It is only counted, and its time goes to
         other rounds.
         """
-        launched, num_launched = read.launched, self._graph.rounds_per_replay
+        launched, num_launched = read.launched, self.graph.rounds_per_replay
         results = [result for result in read.result.split(num_launched) if any(result.num_emitted)]
         self.num_wasted_rounds += num_launched - len(results)
         if not results:
             self.rounds[-1].seconds += read.seconds  # a wasted replay counts as time of the last round
         for result, stages in zip(results, self._stage_seconds(launched, len(results)), strict=True):
-            self._record(
-                launched,
-                result,
-                self._emit(launched, result, read.at),
-                _Times(read.seconds / len(results), launched.launch_seconds / len(results), stages),
-            )
+            running = self._emit(launched, result, read.at)
+            self._record(read, result, running, len(results), stages)
         has_ended = [sequence.finish_reason is not None for sequence in launched.sequences]
         assert len(results) == num_launched or all(has_ended), "the device ended a request that goes on"
 
-    def _emit(self, settled: Launch, result: RoundResult, now: float) -> list[_Emitted]:
-        """Account for a round's tokens, and return the outcomes.
+    def _emit(self, settled: Launch, result: RoundResult, now: float) -> list[int]:
+        """Account for a round's tokens, and return the indices of the sequences that were still running.
 
         Tokens of a sequence that an earlier round finished are surplus and left out. The device may go on with one that
         a stop ended, which only the host sees.
         """
-        emitted = []
         running = [index for index, sequence in enumerate(settled.sequences) if sequence.finish_reason is None]
         num_emitting = sum(map(bool, result.num_emitted))
-        may_be_behind = self._overlap and self._graph.rounds_per_replay == 1
+        may_be_behind = self.overlap and self.graph.rounds_per_replay == 1
         num_stopped = sum(sequence.finish_reason is FinishReason.STOP for sequence in settled.sequences)
         is_agreed = len(running) <= num_emitting <= len(running) + num_stopped
         assert may_be_behind or is_agreed, "host and device disagree on which requests had ended"
@@ -208,86 +171,81 @@ class RoundAccounts:
             hits = None if result.relaxed is None else result.relaxed[index]
             num_offered = result.num_rows - 1 if result.num_offered is None else result.num_offered[index]
             origins = round_origins(num_emitted, num_offered, hits)
-            num_imposed = num_emitted - 1 if self._accepts_unseen else 0
+            num_imposed = num_emitted - 1 if self.parts.rule.traits.imposed else 0
             tokens = result.tokens[index][:num_emitted]
             sequence = settled.sequences[index]
             confidences = None if result.confidences is None else result.confidences[index]
             emit_round(sequence, tokens, origins, self._eos, now, num_offered, num_imposed, confidences)
-            if self._plan is not None and self._tree_rows is not None:
+            if self.plan is not None and self.tree_rows is not None:
                 path = [] if result.path is None else result.path[index][1:num_emitted]
-                sequence.tree_per_round.append((settled.num_verified, path))
-            emitted.append(_Emitted(index, num_offered, sequence.emitted_per_round[-1], sequence.truncated))
-        if self._plan is not None and running:
-            self._plan.note([settled.sequences[index] for index in running])
-        return emitted
+                sequence.tree_per_round.append((settled.round.num_verified, path))
+        if self.plan is not None and running:
+            self.plan.note([settled.sequences[index] for index in running])
+        return running
 
-    def _record(self, settled: Launch, result: RoundResult, emitted: list[_Emitted], times: _Times) -> None:
-        """Make the record of a round. It leaves out requests that had ended before the round."""
+    def _record(
+        self, read: _Read, result: RoundResult, running: list[int], num_rounds: int, stages: dict[str, float]
+    ) -> None:
+        """Make the record of one of the `num_rounds` of a launch. It leaves out requests that had ended before."""
+        settled, sequences = read.launched, [read.launched.sequences[index] for index in running]
         record = RoundRecord(
             index=len(self.rounds),
-            request_ids=[settled.sequences[part.index].request.request_id for part in emitted],
-            accepted=[result.num_emitted[part.index] - 1 for part in emitted],
-            emitted=[part.num_kept for part in emitted],
-            truncated=[part.truncated for part in emitted],
-            seconds=times.seconds,
-            stage_seconds=times.stage_seconds,
-            rows=self._rows(settled, result, emitted),
-            relaxed=None if result.relaxed is None else [sum(result.relaxed[part.index]) for part in emitted],
-            distance=None if result.distance is None else [result.distance[part.index] for part in emitted],
-            launch_seconds=times.launch_seconds,
-            num_surplus=len(settled.sequences) - len(emitted),
+            request_ids=[sequence.request.request_id for sequence in sequences],
+            accepted=[result.num_emitted[index] - 1 for index in running],
+            emitted=[sequence.emitted_per_round[-1] for sequence in sequences],
+            truncated=[sequence.truncated for sequence in sequences],
+            seconds=read.seconds / num_rounds,
+            stage_seconds=stages,
+            rows=self._rows(settled, result, sequences),
+            relaxed=None if result.relaxed is None else [sum(result.relaxed[index]) for index in running],
+            distance=None if result.distance is None else [result.distance[index] for index in running],
+            launch_seconds=settled.launch_seconds / num_rounds,
+            num_surplus=len(settled.sequences) - len(running),
             num_expected=settled.num_tokens,
         )
         self.rounds.append(record)
 
-    def _rows(self, settled: Launch, result: RoundResult, emitted: list[_Emitted]) -> RowCounts:
+    def _rows(self, settled: Launch, result: RoundResult, sequences: list[Sequence]) -> RowCounts:
         """Count the drafts and rows of a round, once acceptance is known."""
-        padded = self._graph.padded_size(len(settled.sequences))
-        drafter: Any = self._parts.drafter
+        padded = self.graph.padded_size(len(settled.sequences))
+        drafter: Any = self.parts.drafter
         requirements = drafter.requirements
-        num_rows = result.num_rows if settled.num_catchup_rows is None else settled.num_catchup_rows
+        num_rows = result.num_rows if settled.round.num_catchup_rows is None else settled.round.num_catchup_rows
         passes = requirements.rows_of_passes(num_rows) if num_rows else ()
-        by_pass = [LayerRows.of(self._catchup(padded), padded, padded * rows) for rows in passes]
+        by_pass = [LayerRows.of(self.catchup(padded), padded, padded * rows) for rows in passes]
         if requirements.counts_catchup and num_rows:
             by_pass = [LayerRows(*[drafter.count_catchup(result.num_emitted, num_rows)] * 3)]
-        num_drafted, num_offered = self._count_drafts(settled, emitted, padded)
+        # A draft step runs for the whole batch, padding included; of a tree all rows but the root hold a draft.
+        if self.tree_rows is None:
+            num_drafted = padded * settled.round.num_drafted + settled.num_looked_up
+            num_offered = sum(sequence.offered_per_round[-1] for sequence in sequences)
+        else:
+            num_drafted = padded * (self.tree_rows - 1) if settled.round.num_drafted else 0
+            num_offered = len(sequences) * (settled.round.num_verified - 1)
         return RowCounts(
             drafted=num_drafted,
             offered=num_offered,
-            verified=padded * settled.num_verified,
+            verified=padded * settled.round.num_verified,
             catchup_attention=sum(rows.attention for rows in by_pass),
             catchup_output=sum(rows.output for rows in by_pass),
             catchup_mlp=sum(rows.mlp for rows in by_pass),
-            catchup_live=len(passes) * len(emitted),
+            catchup_live=len(passes) * len(sequences),
         )
-
-    def _count_drafts(self, settled: Launch, emitted: list[_Emitted], padded: int) -> tuple[int, int]:
-        """Count drafts made and offered. A draft step runs for the whole batch, padding included; of a tree all rows
-        but the root hold a draft."""
-        if self._tree_rows is not None:
-            num_drafted = self._tree_rows - 1 if settled.num_drafted else 0
-            return padded * num_drafted, len(emitted) * (settled.num_verified - 1)
-        return padded * settled.num_drafted + settled.num_looked_up, sum(part.num_offered for part in emitted)
 
     def _stage_seconds(self, settled: Launch, num_rounds: int) -> list[dict[str, float]]:
         """Return the times of the stages that exist: without drafts there is no `catchup`, with one draft no `recur`.
 
         With overlap no times are returned: a later replay of the same graph may have overwritten the events.
         """
-        if self._overlap:
+        if self.overlap:
             return [{} for _ in range(num_rounds)]
-        num_draft_tokens = self._parts.drafter.num_draft_tokens
+        num_draft_tokens = self.parts.drafter.num_draft_tokens
         absent = {"catchup"} if num_draft_tokens == 0 else set()
         absent |= {"recur"} if num_draft_tokens <= 1 else set()
         return [
             {name: seconds for name, seconds in stages.items() if name not in absent}
-            for stages in self._parts.timer.collect(settled.spans, num_rounds)
+            for stages in self.parts.timer.collect(settled.spans, num_rounds)
         ]
-
-
-def _tokens_to_end(sequence: Sequence) -> int:
-    """Count the tokens that `sequence` may still emit; 0 if it has ended."""
-    return 0 if sequence.finish_reason is not None else sequence.request.max_new_tokens - sequence.num_output_tokens
 
 
 def request_record(sequence: Sequence, finish_reason: FinishReason) -> RequestRecord:

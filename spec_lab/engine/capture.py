@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -204,36 +203,3 @@ def count_graph_nodes(graph: int) -> int | None:
             return None
         num_work += kind.value in _WORK_NODES
     return num_work
-
-
-@dataclass(slots=True)
-class SyncCount:
-    """Counts the host synchronisations seen so far."""
-
-    count: int = 0
-
-
-_SYNC_WARNING = "called a synchronizing CUDA operation"
-
-
-@contextmanager
-def count_syncs() -> Iterator[SyncCount]:
-    """Count the operations in its body that make the host wait for the GPU: .item(), copies from the device, ...
-
-    It uses `torch.cuda.set_sync_debug_mode`, which does not see torch.cuda.synchronize() or waits for events and
-    streams. The count is set when the body ends. Each counted operation costs a Python warning, so it is not for timed
-    passes.
-    """
-    seen = SyncCount()
-    mode = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            yield seen
-        finally:
-            torch.cuda.set_sync_debug_mode(mode)
-            seen.count = sum(_SYNC_WARNING in str(warning.message) for warning in caught)
-    for warning in caught:
-        if _SYNC_WARNING not in str(warning.message):
-            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)

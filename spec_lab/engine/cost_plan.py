@@ -7,9 +7,9 @@ from collections.abc import Sequence as List
 import numpy as np
 
 from spec_lab.core.types import Request, Sequence
-from spec_lab.engine.costs import CostTable, Seconds
+from spec_lab.engine.costs import Seconds
 from spec_lab.engine.judged import JudgedDrafts
-from spec_lab.engine.plan import LaunchShape, PlannedLaunch
+from spec_lab.engine.plan import LaunchShape, Plan, PlannedLaunch
 from spec_lab.engine.rates import AcceptanceRates, Array, CalibratedConfidences, Integers
 
 REVIEW_ROUNDS = 8
@@ -23,7 +23,7 @@ RESUME_ROUNDS = 32
 WORTH_A_CHANGE = 1.02
 
 
-class CostPlan:
+class CostPlan(Plan):
     """Chooses the K of most tokens a second over the batch, plain decoding included.
 
     A K that nobody has tried lately is tried if that costs little: a share of the time so far may be lost to trials.
@@ -33,7 +33,6 @@ class CostPlan:
     needs_costs = resumes = True
 
     def __init__(self, num_slots: int, drafts: JudgedDrafts) -> None:
-        self.costs: CostTable | None = None
         self._drafts = drafts
         self._most = drafts.num_drafts
         self._rates = AcceptanceRates(num_slots, self._most)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from copy import copy
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -155,21 +155,6 @@ def _widened(drafts: torch.Tensor, slots: SlotState) -> torch.Tensor:
     return F.pad(drafts, (0, missing)) if missing else drafts
 
 
-@dataclass(frozen=True, slots=True)
-class TreeParts:
-    """The drafter, rule and backend of a round under their tree protocols, and the function that moves a path."""
-
-    drafter: TreeDrafter
-    rule: TreeRule
-    backend: TreeAttentionBackend
-    move_path: Callable[..., None]
-
-    @classmethod
-    def of(cls, parts: Any, kernels: KernelSet = TORCH_FORMS) -> TreeParts:
-        """Take them from `parts`, whose drafter, rule and backend support trees."""
-        return cls(parts.drafter, parts.rule, parts.backend, kernels.get(Op.MOVE_PATH, move_path_reference))
-
-
 class Tree:
     """Drafts that form a tree: N rows, each of which names its parent.
 
@@ -177,11 +162,21 @@ class Tree:
     drafts. So catch-up and everything after it treat the path as a chain.
     """
 
-    def __init__(self, parts: Parts, tree: TreeParts, num_rows: int, page_size: int, keeps_path: bool = False) -> None:
-        """`num_rows`: N, the root and all drafts; `keeps_path`: the host reads which rows were accepted."""
+    def __init__(
+        self, parts: Parts, num_rows: int, page_size: int, kernels: KernelSet = TORCH_FORMS, keeps_path: bool = False
+    ) -> None:
+        """Keep the parts, which support trees.
+
+        Args:
+            num_rows: N, the root and all drafts.
+            keeps_path: the host reads which rows were accepted.
+        """
         self._cache = parts.cache
-        self._tree = tree
-        self._depth = tree.drafter.num_draft_tokens
+        self._drafter = cast(TreeDrafter, parts.drafter)
+        self._rule = cast(TreeRule, parts.rule)
+        self._backend = cast(TreeAttentionBackend, parts.backend)
+        self._move_path = kernels.get(Op.MOVE_PATH, move_path_reference)
+        self._depth = parts.drafter.num_draft_tokens
         self._page_size = page_size
         self._keeps_path = keeps_path
         self.tree_rows: int | None = num_rows
@@ -204,7 +199,7 @@ class Tree:
         another. A row's own position, for its rotation, is L plus its depth in the tree."""
         parents = _parents(batch)
         max_seq_len = batch.max_kv_len + parents.shape[1]
-        return self._tree.backend.build_tree(parents, self._depth, batch.kv_lens, batch.page_table, max_seq_len)
+        return self._backend.build_tree(parents, self._depth, batch.kv_lens, batch.page_table, max_seq_len)
 
     def judge(self, output: VerifyOutput, kept_logits: torch.Tensor | None) -> VerifiedRound:
         """Let the rule walk the tree, and arrange the accepted path as a chain of n rows."""
@@ -218,18 +213,17 @@ class Tree:
             batch.kv_lens,
             kept_logits,
         )
-        walk = self._tree.rule.walk(judged, self._depth)
+        walk = self._rule.walk(judged, self._depth)
         walk.verification.path = walk.path if self._keeps_path else None
         return VerifiedRound(batch, walk.verification, self._compact(batch, walk.path, output.features))
 
     def collect(self, most: int, mover: MetadataMover, state: Any, scope: StepScope) -> DraftTree:
         """Run a step for each level after the first. The drafter builds the metadata of each level."""
-        drafter = self._tree.drafter
         columns = torch.arange(most, device=self.parents.device)
         with scope():
             for index in range(1, most):
-                drafter.step(state, DraftStep(index, columns[index : index + 1]))
-        return drafter.finish(state)
+                self._drafter.step(state, DraftStep(index, columns[index : index + 1]))
+        return self._drafter.finish(state)
 
     def leave(self, slots: SlotState, verified: VerifiedRound, drafts: DraftTree) -> None:
         self.parents.index_copy_(0, verified.batch.slot_ids, drafts.parents)
@@ -253,7 +247,7 @@ class Tree:
         """
         moved = None if features is None else features.new_empty(path.numel(), features.shape[1])
         caches = list(self._cache.tensors)
-        self._tree.move_path(caches, moved, features, path, batch.kv_lens, batch.page_table, self._page_size)
+        self._move_path(caches, moved, features, path, batch.kv_lens, batch.page_table, self._page_size)
         return moved
 
 

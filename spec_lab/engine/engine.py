@@ -32,30 +32,23 @@ class _Prefilling:
     rows: RowCounts = field(default_factory=RowCounts)
 
 
+@dataclass(eq=False)
 class Engine:
-    """Generates for batches of requests. An engine owns its caches; engines can share targets and heads."""
+    """Generates for batches of requests. An engine owns its caches; engines can share targets and heads.
 
-    def __init__(
-        self,
-        rounds: Rounds,
-        prune: PrunePolicy,
-        graph: GraphMode,
-        scheduler: Scheduler,
-        prompt_pass: PromptPass,
-        overlap: bool = False,
-    ) -> None:
-        """Keep the parts of an engine.
+    Attributes:
+        overlap: where possible, the host launches the next round before it reads a round's results.
+    """
 
-        Args:
-            overlap: where possible, the host launches the next round before it reads a round's results.
-        """
-        self.rounds = rounds
-        self.parts = rounds.widest.parts
-        self.graph = graph
-        self.prune = prune
-        self.scheduler = scheduler
-        self.overlap = overlap
-        self.prompt_pass = prompt_pass
+    rounds: Rounds
+    prune: PrunePolicy
+    graph: GraphMode
+    scheduler: Scheduler
+    prompt_pass: PromptPass
+    overlap: bool = False
+
+    def __post_init__(self) -> None:
+        self.parts = self.rounds.widest.parts
 
     @property
     def round(self) -> DecodeRound:
@@ -76,7 +69,7 @@ class Engine:
 
         With a plan, measure what rounds cost. It captures the others when it first chooses them.
         """
-        with torch.inference_mode(), self.round.naming_foreign_drafts():
+        with torch.inference_mode():
             tell_costs(self.parts, self.graph, self.rounds, self.scheduler)
             for num_requests in range(1, self.scheduler.num_slots + 1 if self.rounds.plan is None else 1):
                 for decode_round in self.rounds.to_prepare(self.rounds.most):
@@ -95,7 +88,7 @@ class Engine:
             self.host_drafter.restart()
         if self.rounds.plan is not None:
             self.rounds.plan.restart()
-        with torch.inference_mode(), self.round.naming_foreign_drafts():
+        with torch.inference_mode():
             tell_costs(self.parts, self.graph, self.rounds, self.scheduler)
             try:
                 while self.scheduler.has_work:
@@ -176,7 +169,6 @@ class _GenerationRun:
             graph=replace(counts, nodes=dict(counts.nodes), no_loop=not has_loop),
             num_draft_tokens=self._engine.num_draft_tokens,
             seconds=self._now(),
-            tree_rows=self._engine.round.drafts.tree_rows,
             experts_read=self._engine.parts.experts_read.read(),
             expert_bytes_read=self._engine.parts.experts_read.read_bytes(),
             num_wasted_rounds=self._accounts.num_wasted_rounds,
@@ -191,6 +183,8 @@ class _GenerationRun:
         parts.slots.table.assign(sequence.slot, sequence.pages)
         parts.rule.admit(sequence.slot, sequence.request)
         parts.drafter.admit(sequence.slot, sequence.request)
+        if self._engine.host_drafter is not None:
+            self._engine.host_drafter.admit(sequence.slot, sequence.request)
         self._engine.graph.admit(sequence.slot, sequence.request)
         self._engine.rounds.admit(sequence.slot, sequence.request)
         self._prefilling[sequence.request.request_id] = _Prefilling()
@@ -251,12 +245,10 @@ class _GenerationRun:
             ready,
             began_at,
             launch_seconds,
-            decode_round.num_drafted,
-            decode_round.num_verified,
+            decode_round,
             result,
             parts.timer.spans,
             num_looked_up,
-            decode_round.num_catchup_rows,
             choice.num_tokens,
         )
 
@@ -276,12 +268,10 @@ class _GenerationRun:
         has_ended = any(sequence.finish_reason is not None for sequence in launched.sequences)
         return has_ended and self._engine.graph.rounds_per_replay > 1
 
-    def _is_in_flight(self, sequence: Sequence) -> bool:
-        """Return whether a round that is still running may write this sequence's pages."""
-        return self._in_flight is not None and sequence in self._in_flight.sequences
-
     def _retire_if_finished(self, sequence: Sequence) -> None:
-        if sequence.finish_reason is None or self._is_in_flight(sequence):
+        # A round that is still running may write the sequence's pages.
+        is_in_flight = self._in_flight is not None and sequence in self._in_flight.sequences
+        if sequence.finish_reason is None or is_in_flight:
             return
         engine, request = self._engine, sequence.request
         if engine.host_drafter is not None:

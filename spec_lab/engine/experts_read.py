@@ -10,7 +10,7 @@ takes some ten small operators a stage, without a sync with the host. The sums a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from enum import IntEnum
 
 import torch
@@ -72,17 +72,17 @@ class ExpertsRead:
             self._active[: len(active)].copy_(active)
             self._num_requests.fill_(len(active))
 
-    def stage(self, stage: ReadingStage) -> AbstractContextManager[None]:
-        """Count the experts that layers choose inside the context. Every request has equally many rows."""
-        return self._stage(stage) if self._is_watching else nullcontext()
-
     def saw(self, routing: Routing, num_experts: int, expert_bytes: int) -> None:
         if self._seen is not None:
             kind = (routing.expert_ids.shape, num_experts, expert_bytes)
             self._seen.setdefault(kind, []).append(routing.expert_ids)
 
     @contextmanager
-    def _stage(self, stage: ReadingStage) -> Iterator[None]:
+    def stage(self, stage: ReadingStage) -> Iterator[None]:
+        """Count the experts that layers choose inside the context. Every request has equally many rows."""
+        if not self._is_watching:
+            yield
+            return
         seen: dict[tuple[torch.Size, int, int], list[torch.Tensor]] = {}
         self._seen = seen
         try:

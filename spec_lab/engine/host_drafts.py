@@ -21,20 +21,20 @@ class HostOffer:
     longest: int
 
 
+@dataclass(frozen=True, slots=True)
 class HostDrafts:
     """Writes the drafts of a `HostDrafter` after the pending tokens of the slots, over drafts of the device."""
 
-    def __init__(self, drafter: HostDrafter, slots: SlotState, offered: DraftOffers) -> None:
-        self.drafter = drafter
-        self._slots = slots
-        self._offered = offered
+    drafter: HostDrafter
+    slots: SlotState
+    offered: DraftOffers
 
     def offer(self, sequences: List[Sequence]) -> HostOffer:
         """Draft for `sequences`, whose tokens the host has all read.
 
         All drafts go to the device in one asynchronous copy.
         """
-        width = self._slots.input_ids.shape[1] - 1
+        width = self.slots.input_ids.shape[1] - 1
         found = self.drafter.draft(sequences)
         self._note(sequences, [int(drafts is None) for drafts in found])
         rows = [
@@ -43,10 +43,10 @@ class HostDrafts:
             if drafts is not None
         ]
         if rows:
-            table = torch.tensor(rows, pin_memory=self._slots.input_ids.is_cuda)
-            slot_ids, counts, drafts = table.to(self._slots.input_ids.device, non_blocking=True).split((1, 1, width), 1)
-            self._slots.input_ids[:, 1:].index_copy_(0, slot_ids.flatten(), drafts)
-            self._offered.num_drafted.index_copy_(0, slot_ids.flatten(), counts.flatten())
+            table = torch.tensor(rows, pin_memory=self.slots.input_ids.is_cuda)
+            slot_ids, counts, drafts = table.to(self.slots.input_ids.device, non_blocking=True).split((1, 1, width), 1)
+            self.slots.input_ids[:, 1:].index_copy_(0, slot_ids.flatten(), drafts)
+            self.offered.num_drafted.index_copy_(0, slot_ids.flatten(), counts.flatten())
         counts_here = [row[1] for row in rows]
         return HostOffer(sum(counts_here), max(counts_here, default=0))
 

@@ -2,39 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from spec_lab.acceptance.confidences import DraftConfidences
-from spec_lab.core.types import FeatureSpec, RoundBatch, VerifiedRound
+from spec_lab.core.types import FeatureSpec, VerifiedRound
 from spec_lab.engine.drafts import Drafts
 from spec_lab.engine.missed_rows import MissedRows
 from spec_lab.engine.offered import DraftOffers
+from spec_lab.engine.offers import Offers
 from spec_lab.engine.parts import Parts
 from spec_lab.engine.round import DecodeRound
-
-
-class NoneOffered:
-    """Nothing is offered, and a request has one row. Drafts may be made for the next round."""
-
-    num_draft_tokens = 0
-
-    def __init__(self, offered: DraftOffers, num_made: int, confidences: DraftConfidences | None) -> None:
-        self.max_drafted = num_made
-        self._confidences = confidences
-        self._offered = offered
-
-    def mark(self, batch: RoundBatch) -> RoundBatch:
-        return replace(batch, input_ids=batch.input_ids[:, :1])
-
-    def expect(self, slot_ids: torch.Tensor) -> None:
-        """Record the number of drafts; those of an earlier round are not offered again."""
-        self._offered.expect(slot_ids, self.max_drafted)
-
-    def made_confidences(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
-        return None if self._confidences is None else self._confidences.of(slot_ids, self.max_drafted)
 
 
 @dataclass(slots=True)
@@ -61,7 +41,7 @@ class PlainRound(DecodeRound):
         confidences: DraftConfidences | None = None,
     ) -> None:
         assert missed is not None or num_made == 0
-        super().__init__(parts, drafts, NoneOffered(offered, num_made, confidences))
+        super().__init__(parts, drafts, Offers(0, num_made, offered, confidences, is_full=True))
         self._missed = missed
         self.num_catchup_rows = missed.size if missed is not None and num_made else 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as List
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from spec_lab.core.types import Request, Sequence
 
@@ -40,8 +40,8 @@ class PlannedLaunch:
     num_tokens: float | None = None
 
 
-class Plan(Protocol):
-    """Chooses the shape of each launch.
+class Plan:
+    """Chooses the shape of each launch. A subclass need not know of requests, nor learn.
 
     The choice may depend on everything that was known before the drafts of the launch were drawn, and on the drafter's
     confidence in them, but not on their tokens. So the output stays the target's.
@@ -52,22 +52,34 @@ class Plan(Protocol):
         costs: how long each shape takes on this machine; None if that was not measured.
     """
 
-    resumes: bool
-    needs_costs: bool
-    costs: CostTable | None
+    resumes: bool = False
+    needs_costs: bool = False
+    costs: CostTable | None = None
 
     def restart(self) -> None:
         """Drop what is known of requests, before a pass over a workload."""
-        ...
 
     def admit(self, slot: int, request: Request) -> None:
         """Note that a request takes `slot`."""
-        ...
 
     def choose(self, sequences: List[Sequence]) -> PlannedLaunch:
         """Choose for the next launch of `sequences`. The host's fields of a sequence say what its slot holds."""
-        ...
+        raise NotImplementedError
 
     def note(self, sequences: List[Sequence]) -> None:
         """Learn from a round of `sequences` that has been accounted for: the last entry of their lists by round."""
-        ...
+
+
+class GivenPlan(Plan):
+    """drafter.plan=given: the largest K of the running requests, as their lines in the workload have it.
+
+    Each offers at most its own; those that are off never draft again.
+    """
+
+    def __init__(self, num_draft_tokens: int) -> None:
+        self._most = num_draft_tokens
+
+    def choose(self, sequences: List[Sequence]) -> PlannedLaunch:
+        given = [sequence.request.num_draft_tokens for sequence in sequences]
+        largest = max(self._most if own is None else own for own in given)
+        return PlannedLaunch(LaunchShape(largest, largest) if largest else OFF)

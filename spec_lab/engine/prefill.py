@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import accumulate
 from typing import Any
 
@@ -12,13 +11,14 @@ import torch
 
 from spec_lab.core.kept import PrunePolicy
 from spec_lab.core.passes import Pass
-from spec_lab.core.prompts import NO_ROUNDING, LiveRows, PromptEnds, PromptPack, PromptRounding, PromptSpan
+from spec_lab.core.prompts import NOT_SAMPLED, LiveRows, PromptEnds, PromptPack, PromptRounding, PromptSpan
 from spec_lab.core.ragged import build_metadata, even_batches
 from spec_lab.core.results import RowCounts
-from spec_lab.core.types import AttentionMetadata, Sequence, TargetOutput
+from spec_lab.core.types import AttentionMetadata, Sequence
 from spec_lab.engine.round import DecodeRound
 
 
+@dataclass(eq=False)
 class PromptPass:
     """Runs a chunk of each of one or several prompts in a forward. Prompt rows and verify rows never share a forward.
 
@@ -28,20 +28,11 @@ class PromptPass:
         rounding: how a prompt's rows get bits that do not depend on other rows of the forward, if that is promised.
     """
 
-    def __init__(
-        self,
-        decode_round: DecodeRound,
-        prune: PrunePolicy,
-        chunk_size: int,
-        pack_size: int | None = None,
-        rounding: PromptRounding = NO_ROUNDING,
-    ) -> None:
-        self._round = decode_round
-        self._parts = decode_round.parts
-        self._prune = prune
-        self.chunk_size = chunk_size
-        self.pack_size = pack_size
-        self.rounding = rounding
+    round: DecodeRound
+    prune: PrunePolicy
+    chunk_size: int
+    pack_size: int | None
+    rounding: PromptRounding
 
     def prepare(self) -> None:
         """Do nothing: there is nothing to capture."""
@@ -71,61 +62,53 @@ class PromptPass:
             key=lambda chunk: (chunk[0].start, chunk[0].end),
         )
         spans, ordered = tuple(span for span, _ in chunks), [sequence for _, sequence in chunks]
-        ends, computed = self.forward(self._rows(spans, ordered))
+        pack = self._pack(spans, ordered)
+        computed = self.forward(pack)
         for span, sequence in chunks:
             sequence.num_prefilled = sequence.kv_len = span.end
-        if ends is not None:
+        if pack.ends is not None:
             ended = [sequence for span, sequence in chunks if span.is_last]
-            for sequence, token in zip(ended, ends.tokens.tolist(), strict=True):
+            for sequence, token in zip(ended, pack.ends.tokens.tolist(), strict=True):
                 sequence.tokens.append(token)
         return {span.slot: computed.of(span) for span in spans}
 
-    def forward(self, rows: PromptRows) -> tuple[PromptEnds | None, RowsComputed]:
-        """Run target and drafter over `rows`, sample a token for each prompt that ends in them, and draft.
+    def forward(self, pack: PromptPack) -> RowsComputed:
+        """Run target and drafter over the rows of `pack`, sample a token for each prompt that ends in them, and draft.
 
         All effects on slots and caches happen on the device, so a graph can hold them.
         """
         with self.rounding.products():
-            ends, state, computed = self._forward(rows)
-        if ends is not None:
-            self._round.start(ends, state)
-        return ends, computed
+            state, computed = self._forward(pack)
+        if pack.ends is not None:
+            self.round.start(pack.ends, state)
+        return computed
 
-    def _forward(self, rows: PromptRows) -> tuple[PromptEnds | None, Any, RowsComputed]:
-        parts, ended = self._parts, rows.ended
-        live = None if ended is None else ended.live
+    def _forward(self, pack: PromptPack) -> tuple[Any, RowsComputed]:
+        parts, ends = self.round.parts, pack.ends
+        live = None if ends is None else ends.live
         features = parts.drafter.requirements.features
-        kept = self._prune.prompt.in_target(live, features)
-        output = parts.target.forward(rows.token_ids, Pass(parts.cache, rows.attention, kept), features)
-        hidden = self._prune.prompt.logit_rows(output.hidden, live)
+        kept = self.prune.prompt.in_target(live, features)
+        output = parts.target.forward(pack.token_ids, Pass(parts.cache, pack.attention, kept), features)
+        hidden = self.prune.prompt.logit_rows(output.hidden, live)
         logits = parts.target.logits(hidden) if hidden.shape[0] else None
-        ends = None
-        if ended is not None:
+        if ends is not None:
             assert logits is not None
-            tokens = parts.rule.first_tokens(ended.live.of(logits), ended.slot_ids, ended.kv_lens)
-            rows.next_token_ids.index_copy_(0, ended.live.rows, tokens)
-            ends = PromptEnds(ended.slot_ids, ended.kv_lens, tokens, ended.live, ended.max_kv_len)
-        state = parts.drafter.ingest(
-            PromptPack(
-                rows.spans,
-                rows.slot_ids,
-                rows.token_ids,
-                rows.next_token_ids,
-                output.features,
-                rows.attention,
-                ends,
-            )
-        )
-        return ends, state, RowsComputed.by(output, rows.token_ids.shape[0], hidden.shape[0])
+            ends.tokens = parts.rule.first_tokens(ends.live.of(logits), ends.slot_ids, ends.kv_lens)
+            pack.next_token_ids.index_copy_(0, ends.live.rows, ends.tokens)
+        pack.features = output.features
+        num_features = 0 if output.features is None else output.features.shape[0]
+        num_rows, num_kept = pack.token_ids.shape[0], output.hidden.shape[0]
+        computed = RowsComputed(num_rows, num_kept, num_features, hidden.shape[0], output.num_shared_rows)
+        return parts.drafter.ingest(pack), computed
 
     def _next_chunk(self, sequence: Sequence) -> PromptSpan:
         start, length = sequence.num_prefilled, len(sequence.request.prompt_ids)
         end = min(start + self.chunk_size, length)
         return PromptSpan(sequence.slot, start, end, is_last=end == length)
 
-    def _rows(self, spans: tuple[PromptSpan, ...], sequences: Iterable[Sequence]) -> PromptRows:
+    def _pack(self, spans: tuple[PromptSpan, ...], sequences: Iterable[Sequence]) -> PromptPack:
         """Lay out the rows of `spans` and the padding rows, and make their metadata."""
-        slots = self._parts.slots
+        slots = self.round.parts.slots
         device = slots.kv_lens.device
         filling = self.rounding.filling(spans, slots.table.scratch_slot)
         prompts = [sequence.request.prompt_ids for sequence in sequences]
@@ -140,22 +123,22 @@ class PromptPass:
         own, following, spans = [*own, *unread], [*following, *unread], (*spans, *filling)
         slot_ids = torch.tensor([span.slot for span in spans], device=device)
         token_ids, next_token_ids = torch.tensor([own, following], device=device).unbind(0)
-        attention, ended = self._attention(spans, slot_ids), self._ended(spans, slot_ids)
-        return PromptRows(spans, slot_ids, token_ids, next_token_ids, attention, ended)
+        attention, ends = self._attention(spans, slot_ids), self._ends(spans, slot_ids)
+        return PromptPack(spans, slot_ids, token_ids, next_token_ids, None, attention, ends)
 
     def _attention(self, spans: tuple[PromptSpan, ...], slot_ids: torch.Tensor) -> AttentionMetadata:
-        slots = self._parts.slots
-        attention = build_metadata(self._parts.backend, spans, slots.table.pages.index_select(0, slot_ids))
+        slots = self.round.parts.slots
+        attention = build_metadata(self.round.parts.backend, spans, slots.table.pages.index_select(0, slot_ids))
         for batch in even_batches(attention):
             batch.metadata.recurrent = slots.states.of_prompts(slot_ids[batch.requests])
         return attention
 
-    def _ended(self, spans: tuple[PromptSpan, ...], slot_ids: torch.Tensor) -> EndedPrompts | None:
+    def _ends(self, spans: tuple[PromptSpan, ...], slot_ids: torch.Tensor) -> PromptEnds | None:
         """Find the prompts that end in `spans`, and make metadata of one query at the last position of each."""
         ended = [index for index, span in enumerate(spans) if span.is_last]
         if not ended:
             return None
-        parts, device = self._parts, slot_ids.device
+        parts, device = self.round.parts, slot_ids.device
         row_ends = list(accumulate(span.num_rows for span in spans))
         rows, lengths, indices = torch.tensor(
             [[row_ends[index] - 1 for index in ended], [spans[index].end for index in ended], ended], device=device
@@ -168,66 +151,31 @@ class PromptPass:
             page_table=parts.slots.table.pages.index_select(0, slots),
             max_seq_len=longest + parts.drafter.num_draft_tokens,
         )
-        return EndedPrompts(slots, lengths, LiveRows(rows, attention, self.rounding.is_promised), longest)
-
-
-@dataclass(frozen=True, slots=True)
-class EndedPrompts:
-    """The prompts that end in a forward, before their tokens are sampled; fields as in `PromptEnds`."""
-
-    slot_ids: torch.Tensor
-    kv_lens: torch.Tensor
-    live: LiveRows
-    max_kv_len: int
-
-
-@dataclass(frozen=True, slots=True)
-class PromptRows:
-    """The input rows of a forward over prompts; fields as in `PromptPack`."""
-
-    spans: tuple[PromptSpan, ...]
-    slot_ids: torch.Tensor
-    token_ids: torch.Tensor
-    next_token_ids: torch.Tensor
-    attention: AttentionMetadata
-    ended: EndedPrompts | None
-
-
-class RowShare(StrEnum):
-    """The share of a prompt's rows for which something was computed."""
-
-    NONE = "none"
-    LIVE = "live"
-    ALL = "all"
+        live = LiveRows(rows, attention, self.rounding.is_promised)
+        return PromptEnds(slots, lengths, NOT_SAMPLED, live, longest)
 
 
 @dataclass(frozen=True, slots=True)
 class RowsComputed:
-    """The rows of a forward that the target carried past its last KV write, for which it returned features and computed
-    logits, and that entered layers which only read KV."""
+    """The rows of a forward: all, and those that the target carried past its last KV write, for which it returned
+    features and computed logits, and that entered layers which only read KV. Each is all rows, the live rows or none.
+    """
 
-    kept: RowShare
-    features: RowShare
-    logits: RowShare
-    shared: RowShare
-
-    @classmethod
-    def by(cls, output: TargetOutput, num_rows: int, num_logits: int) -> RowsComputed:
-        """Infer from the number of rows of each output whether it was computed for all `num_rows` rows, for the live
-        rows or for none."""
-
-        def share(count: int) -> RowShare:
-            return RowShare.ALL if count == num_rows else RowShare.LIVE if count else RowShare.NONE
-
-        num_features = 0 if output.features is None else output.features.shape[0]
-        return cls(share(output.hidden.shape[0]), share(num_features), share(num_logits), share(output.num_shared_rows))
+    num_rows: int
+    kept: int
+    features: int
+    logits: int
+    shared: int
 
     def of(self, span: PromptSpan) -> RowCounts:
         """Count the rows of one request."""
-        counts = {RowShare.NONE: 0, RowShare.LIVE: int(span.is_last), RowShare.ALL: span.num_rows}
+
+        def own(count: int) -> int:
+            return span.num_rows if count == self.num_rows else int(span.is_last and count > 0)
+
         return RowCounts(
-            prefill_computed=counts[self.kept],
-            prefill_hidden=counts[self.features],
-            prefill_logits=counts[self.logits],
-            prefill_shared=counts[self.shared],
+            prefill_computed=own(self.kept),
+            prefill_hidden=own(self.features),
+            prefill_logits=own(self.logits),
+            prefill_shared=own(self.shared),
         )

@@ -92,15 +92,12 @@ class PendingResult:
             if part.width is None:
                 values[part.name] = [row[first] for row in rows]
             else:
-                values[part.name] = [_floats(row[first:end]) if part.has_floats else row[first:end] for row in rows]
+                values[part.name] = [
+                    np.array(row[first:end]).view(np.float64).tolist() if part.has_floats else row[first:end]
+                    for row in rows
+                ]
             first = end
         return RoundResult(**values)
-
-
-def _floats(bits: list[int]) -> list[float]:
-    """Reinterpret the bits of integers as float64 numbers."""
-    floats: list[float] = np.array(bits, dtype=np.int64).view(np.float64).tolist()
-    return floats
 
 
 def read_later(verification: Verification) -> PendingResult:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 
-from spec_lab.core.errors import UserError
 from spec_lab.core.layer_protocols import MetadataMover
 from spec_lab.core.passes import Pass
 from spec_lab.core.prompts import PromptEnds
@@ -23,14 +21,13 @@ from spec_lab.engine.parts import Parts, VerifyOutput
 class DecodeRound:
     """The five stages of a round. A graph mode may capture any part of them.
 
-    In captured modes the stages use device tensors only. Without a capture, the host may also read values, such as how
-    many rows to verify.
+    In captured modes the stages use device tensors only. Without a capture, a drafter may also read values on the host.
 
     `drafts` defines the shape of the drafts, and `offers` how many of them may be accepted.
 
     Attributes:
         num_drafted: drafts for each request that the device makes; levels of a tree.
-        num_verified: rows for each request that verify ran in the latest round.
+        num_verified: rows for each request in verify.
         num_catchup_rows: rows for each request of the catch-up step, 0 if the drafter does not run; None if they are
             those of verify.
     """
@@ -65,21 +62,6 @@ class DecodeRound:
         """Read back to the host, for inspection, the drafts in each of `slots`; of a tree, those of its spine."""
         return self.drafts.waiting(self.parts.slots, slots)
 
-    @contextmanager
-    def naming_foreign_drafts(self) -> Iterator[None]:
-        """Raise UserError in place of a CPU's IndexError if an extension drafted a token outside the vocabulary."""
-        try:
-            yield
-        except IndexError as error:
-            ids, vocab_size = self.parts.slots.input_ids, self.parts.target.vocab_size
-            foreign = ids[(ids < 0) | (ids >= vocab_size)].tolist()
-            if not foreign:
-                raise
-            raise UserError(
-                f"drafter: {type(self.parts.drafter).__name__} drafts the token {foreign[0]}, and the target's "
-                f"vocabulary is 0..{vocab_size - 1}; draft ids of the target"
-            ) from error
-
     def load(self, slot_ids: torch.Tensor, max_kv_len: int) -> RoundBatch:
         """Read the rows of [batch] slots from the slot state."""
         return self.offers.mark(self.drafts.mark(self.parts.slots.batch(slot_ids, max_kv_len)))
@@ -88,7 +70,6 @@ class DecodeRound:
         """Run the target over N rows for each request."""
         parts = self.parts
         batch_size, num_rows = batch.input_ids.shape
-        self.num_verified = num_rows
         parts.experts_read.begin_round(batch.active)
         with parts.timer.span("verify"), parts.experts_read.stage(ReadingStage.VERIFY):
             attention = self.drafts.attention(batch)

@@ -9,7 +9,7 @@ from spec_lab.core.prompts import PromptEnds
 from spec_lab.core.rows import rows_at
 from spec_lab.core.types import RoundBatch, Verification
 from spec_lab.engine.pages import PageTable
-from spec_lab.engine.states import NoStates, SlotStates
+from spec_lab.engine.states import SlotStates
 
 
 def commit_rows(
@@ -39,7 +39,7 @@ class SlotState:
         kv_lens: [num_slots + 1] committed KV length L.
         input_ids: [num_slots + 1, N] the pending token and the drafts of the next round.
         table: the pages of each slot.
-        states: the recurrent states of each slot, if the target has any.
+        states: which recurrent state each slot continues from, if the target has any.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class SlotState:
     ) -> None:
         device = table.pages.device
         self.table = table
-        self.states = states or NoStates()
+        self.states = states or SlotStates(())
         self._commit = kernels.get(Op.COMMIT_ROWS, commit_rows)
         self.kv_lens = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
         self.input_ids = torch.zeros((num_slots + 1, num_draft_tokens + 1), dtype=torch.int64, device=device)

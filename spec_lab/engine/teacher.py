@@ -18,7 +18,7 @@ from spec_lab.core.pruning import Drop
 from spec_lab.core.ragged import build_metadata
 from spec_lab.core.types import AttentionMetadata, FeatureSpec
 from spec_lab.engine.pages import PageTable
-from spec_lab.engine.states import slot_states
+from spec_lab.engine.states import SlotStates
 
 MOST_LOGIT_ROWS = 512
 """The most rows of logits computed at once: with a large vocabulary, 8192 rows would take gigabytes in float32."""
@@ -78,7 +78,7 @@ class TeacherForcing:
         self._target = target
         self._backend = backend
         self._cache = cache
-        self._states = slot_states(cache)
+        self._states = SlotStates(cache.recurrent)
         self._chunk_size = chunk_size
         self._invariant_rows = invariant_rows
         self._rounding = rounding

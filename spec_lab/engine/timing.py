@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from math import isnan, nan
 from time import perf_counter
 
 import torch
@@ -148,42 +149,22 @@ class CudaEventTimer(_Unmarkable):
         """Return the times by stage. A stage with an unreadable span is left out, since its time would be wrong."""
         if spans:
             spans[-1].end.synchronize()  # the last recorded event, so all others are complete too
-        rounds = [StageSeconds() for _ in range(num_rounds)]
+        rounds: list[dict[str, float]] = [{} for _ in range(num_rounds)]
         for pair in spans:
-            if pair.round_index is None:
-                took = _elapsed_seconds(pair)
-                for part in rounds:
-                    part.add(pair.name, None if took is None else took / num_rounds)
-            elif pair.round_index < num_rounds:
-                rounds[pair.round_index].add(pair.name, _elapsed_seconds(pair))
-        return [part.known() for part in rounds]
+            is_shared, index = pair.round_index is None, pair.round_index or 0
+            seconds = _elapsed_seconds(pair) / (num_rounds if is_shared else 1)
+            for part in rounds if is_shared else rounds[index : index + 1]:
+                part[pair.name] = part.get(pair.name, 0.0) + seconds
+        return [{name: seconds for name, seconds in part.items() if not isnan(seconds)} for part in rounds]
 
 
-class StageSeconds:
-    """Sums the spans of a round by stage."""
-
-    def __init__(self) -> None:
-        self._seconds: dict[str, float] = {}
-        self._unknown: set[str] = set()
-
-    def add(self, name: str, seconds: float | None) -> None:
-        """Add a span; `seconds` is None if it could not be read."""
-        if seconds is None:
-            self._unknown.add(name)
-        else:
-            self._seconds[name] = self._seconds.get(name, 0.0) + seconds
-
-    def known(self) -> dict[str, float]:
-        return {name: seconds for name, seconds in self._seconds.items() if name not in self._unknown}
-
-
-def _elapsed_seconds(pair: EventPair) -> float | None:
-    """Return the time between two events; None if one was not recorded, or if the end is older than the start."""
+def _elapsed_seconds(pair: EventPair) -> float:
+    """Return the time between two events; NaN if one was not recorded, or if the end is older than the start."""
     try:
         took = pair.start.elapsed_time(pair.end) / 1e3
     except (RuntimeError, ValueError):
-        return None
-    return took if took >= 0 else None
+        return nan
+    return took if took >= 0 else nan
 
 
 def make_timer(device: torch.device) -> HostTimer | CudaEventTimer:

@@ -1,7 +1,6 @@
 """The private methods and attributes of torch that the tape and the launch counter use.
 
 Other files name private operators. Because of all these, pyproject.toml sets an upper bound on torch's version.
-`tests/test_torch_internals.py` lists them by file, and fails if a new torch lacks one.
 """
 
 from __future__ import annotations

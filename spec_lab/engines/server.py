@@ -182,8 +182,8 @@ def counted(
             f"the server drafts more than drafter.num_draft_tokens={most} tokens a round; say what it was started with"
         )
     told = {"acceptance_rate": accepted / offered} if offered else {}
-    totals = {"rounds": rounds, "offered": offered, "accepted": accepted}
-    return {"totals": {**totals, "by_position": by_position[:most] if places else None}, "told": told}
+    totals = {"rounds": rounds, "accepted": accepted, "by_position": by_position[:most] if places else None}
+    return {"totals": totals, "told": told}
 
 
 def _ours(page: Mapping[tuple[str, str], float]) -> list[tuple[str, str]]:

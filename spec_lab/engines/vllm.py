@@ -34,7 +34,7 @@ KNOBS = Knobs(
     rules={"strict": "", "one_hot": "", "standard": "standard", "block": "block"},
 )
 PER_REQUEST = "per_request_spec_decode_metrics"
-COUNTERS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+COUNTERS = ("num_drafts", "num_accepted_tokens")
 BY_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
 
 
@@ -165,13 +165,13 @@ def counted(before: dict[str, Any], after: dict[str, Any], most: int) -> dict[st
     names = [f"vllm:spec_decode_{name}" for name in COUNTERS]
     if missing := [name for name in names if name not in after]:
         raise RuntimeError(f"this version of vLLM has no counter {missing[0]}; its drafts cannot be counted")
-    rounds, offered, accepted = (round(after[name] - before.get(name, 0)) for name in names)
+    rounds, accepted = (round(after[name] - before.get(name, 0)) for name in names)
     newest = after.get(BY_POSITION)
     by_position = None
     if newest is not None:
         oldest = before.get(BY_POSITION) or [0] * len(newest)
         by_position = [round(new - old) for new, old in zip(newest[:most], oldest, strict=False)]
-    totals = {"rounds": rounds, "offered": offered, "accepted": accepted, "by_position": by_position}
+    totals = {"rounds": rounds, "accepted": accepted, "by_position": by_position}
     return {"totals": totals, "told": {"mean_acceptance_length": 1 + accepted / rounds} if rounds else {}}
 
 

@@ -4,14 +4,16 @@ speculators' layout, version 0.9."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from spec_lab.checkpoints.eagle3_config import LAYER_IDS, Eagle3Config, default_tap_layer_inputs
-from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
-from spec_lab.checkpoints.taps import SPELLINGS, taps_of_inputs
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.eagle3_checkpoint import LAYER_IDS, Eagle3Config, default_tap_layer_inputs
+from spec_lab.checkpoints.plan import RopeConfig
+from spec_lab.checkpoints.taps import OFFSETS, numbers_of, taps_of_inputs
 from spec_lab.core.errors import UserError
 from spec_lab.export.folders import save_folder
 
@@ -81,7 +83,7 @@ def _speculators_json(head: Eagle3Config, num_target_layers: int, num_drafts: in
         "speculators_version": "0.9.0",
         "transformer_layer_config": _layer_keys(head),
         "target_hidden_size": None,
-        LAYER_IDS: SPELLINGS["hidden_states"].write(taps),
+        LAYER_IDS: numbers_of(taps, OFFSETS["hidden_states"]),
         "speculators_config": {
             "algorithm": kind,
             "default_proposal_method": "greedy",
@@ -95,23 +97,41 @@ def _speculators_json(head: Eagle3Config, num_target_layers: int, num_drafts: in
 
 
 def _layer_keys(head: Eagle3Config) -> dict[str, Any]:
-    layer, plan = head.layer, head.layer.only_layer
-    _refuse_parts(plan)
+    plan = head.layer.only_layer
+    if plan.window is not None:
+        raise UserError("a layer of LlamaForCausalLMEagle3 cannot hold this head's window")
+    layers = replace(head.layer, layers=(plan, *head.more_layers))
+    return decoder_keys(layers, "qwen3" if plan.qk_norm else "llama") | {"mlp_bias": plan.mlp_bias}
+
+
+def decoder_keys(config: ModelConfig, model_type: str) -> dict[str, Any]:
+    """Return the keys of config.json for a decoder of layers like its first one.
+
+    Raises:
+        UserError: it has a part that would be lost.
+    """
+    plan = config.layers[0]
+    lacking = {
+        "latent attention": plan.latent is not None,
+        f"rope scaling {plan.rope.scaling}": plan.rope.scaling not in ("none", "linear", "llama3"),
+        "partial rotation": plan.rope.partial_rotary_factor != 1.0,
+    }
+    for part in (part for part, is_there in lacking.items() if is_there):
+        raise UserError(f"a layer of {model_type} cannot hold this head's {part}")
     return {
-        "model_type": "qwen3" if plan.qk_norm else "llama",
-        "hidden_size": layer.hidden_size,
+        "model_type": model_type,
+        "hidden_size": config.hidden_size,
         "intermediate_size": plan.intermediate_size,
-        "num_hidden_layers": 1 + len(head.more_layers),
+        "num_hidden_layers": config.num_layers,
         "num_attention_heads": plan.num_heads,
         "num_key_value_heads": plan.num_kv_heads,
         "head_dim": plan.head_dim,
-        "vocab_size": layer.vocab_size,
+        "vocab_size": config.vocab_size,
         "hidden_act": "silu",
-        "rms_norm_eps": layer.rms_norm_eps,
+        "rms_norm_eps": config.rms_norm_eps,
         **rope_keys(plan.rope),
-        "max_position_embeddings": layer.max_position_embeddings,
+        "max_position_embeddings": config.max_position_embeddings,
         "attention_bias": plan.qkv_bias,
-        "mlp_bias": plan.mlp_bias,
         "tie_word_embeddings": False,
     }
 
@@ -129,20 +149,6 @@ def _head_keys(head: Eagle3Config) -> dict[str, Any]:
         "norm_before_residual": head.norm_before_residual,
         **{key: value for key, value in given.items() if value is not None},
     }
-
-
-def _refuse_parts(plan: LayerPlan) -> None:
-    """Refuse a part that would be lost."""
-    rope = plan.rope
-    lacking = {
-        "latent attention": plan.latent is not None,
-        "window": plan.window is not None,
-        f"rope scaling {rope.scaling}": rope.scaling not in ("none", "linear", "llama3"),
-        "partial rotation": rope.partial_rotary_factor != 1.0,
-    }
-    found = next((part for part, is_there in lacking.items() if is_there), None)
-    if found is not None:
-        raise UserError(f"a layer of LlamaForCausalLMEagle3 cannot hold this head's {found}")
 
 
 def rope_keys(rope: RopeConfig) -> dict[str, object]:

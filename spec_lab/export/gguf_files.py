@@ -16,8 +16,7 @@ import numpy as np
 import torch
 
 from spec_lab.checkpoints.checkpoint_files import OpenedGguf
-from spec_lab.checkpoints.eagle3_checkpoint import load_eagle3
-from spec_lab.checkpoints.eagle3_config import Eagle3Config, default_tap_layer_inputs
+from spec_lab.checkpoints.eagle3_checkpoint import Eagle3Config, default_tap_layer_inputs, load_eagle3
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.gguf_config import llama3_divisor
 from spec_lab.checkpoints.gguf_file import ROPE_FACTORS, GgufFile, is_gguf, read_head

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from spec_lab.checkpoints.checks import refuse_other_target
 from spec_lab.checkpoints.families import read_model_config
+from spec_lab.checkpoints.json_input import refuse_other_target
 from spec_lab.checkpoints.mtp_checkpoint import load_mtp
 from spec_lab.core.errors import UserError
 from spec_lab.export.gguf_files import Tensors, opened_gguf, target_parts, write_file
@@ -57,7 +57,7 @@ def write_mtp(path: Path, folder: Path, target: Path) -> None:
         "hidden_size": (model.hidden_size, file.sizes["embedding_length"]),
         "vocab_size": (model.vocab_size, file.places["token_embd.weight"].shape[0]),
     }
-    refuse_other_target(str(folder / "config.json"), "target", sizes)
+    refuse_other_target(str(folder / "config.json"), sizes)
     _, (module,) = load_mtp(folder, model, 1, torch.float32, "cpu")
     keys, tensors = target_parts(file)
     layer = file.sizes["block_count"]

@@ -9,15 +9,14 @@ from typing import Any
 import torch
 from gguf import GGMLQuantizationType as Kind
 
-from spec_lab.checkpoints.checkpoint import read_tensors
+from spec_lab.checkpoints.checkpoint import LazyTensors, read_tensors
 from spec_lab.checkpoints.checkpoint_files import StoredTensor
-from spec_lab.checkpoints.checks import refuse_values
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.gguf import gguf_tensors
 from spec_lab.checkpoints.gguf_config import gguf_config
 from spec_lab.checkpoints.gguf_file import read_head
 from spec_lab.checkpoints.gguf_tokenizer import chat_template, gguf_tokenizer, has_tokenizer, special_tokens
-from spec_lab.checkpoints.lazy_tensors import LazyTensors
+from spec_lab.checkpoints.json_input import refuse_values
 from spec_lab.export.folders import save_folder
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}

@@ -6,7 +6,7 @@ An EAGLE-3 head's own layout is that of SpecForge, SGLang and vLLM (`hf`), and a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -16,18 +16,17 @@ from torch import Tensor
 
 from spec_lab.checkpoints.block_checkpoint import load_block
 from spec_lab.checkpoints.block_layouts import BY_ARCHITECTURE, DEEPSPEC, SPECULATORS, SPECULATORS_DEFAULTS, ZLAB
-from spec_lab.checkpoints.block_writing import TABLES, write_block
 from spec_lab.checkpoints.checkpoint import read_tensors, stored_tensors
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.eagle3_checkpoint import load_eagle3
-from spec_lab.checkpoints.eagle3_config import Eagle3Config, default_tap_layer_inputs
+from spec_lab.checkpoints.eagle3_checkpoint import Eagle3Config, default_tap_layer_inputs, load_eagle3
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.checkpoints.json_input import read_json
-from spec_lab.checkpoints.mtp_layouts import find_layout
+from spec_lab.checkpoints.mtp_checkpoint import find_layout
 from spec_lab.core.errors import UserError
+from spec_lab.export.block_json import TABLES, block_json
 from spec_lab.export.eagle3_json import EAGLE3_LAYOUTS, write_eagle3_folder
-from spec_lab.export.folders import as_narrow_as_it_is
+from spec_lab.export.folders import as_narrow_as_it_is, save_folder
 
 EMBEDDINGS = ("model.embed_tokens.weight", "model.language_model.embed_tokens.weight")
 HEAD = "lm_head.weight"
@@ -81,7 +80,7 @@ def write_layout(layout: str, folder: Path, output: Path, target: Path, num_draf
         num_drafts: the drafts of a round that speculators' config proposes for an EAGLE-3 head.
 
     Raises:
-        UserError: a layout that is not known for the head, or that cannot hold it.
+        UserError: a layout that is not known for the head, or that has no place for a part of it.
     """
     kind, model = kind_of(folder), read_model_config(target)
     known: Mapping[str, Any] = LAYOUTS.get(kind, {})
@@ -94,8 +93,8 @@ def write_layout(layout: str, folder: Path, output: Path, target: Path, num_draf
         write_eagle3_folder(output, config, kept, layout, model.num_layers, num_drafts, target.name)
     else:
         copies = {name: table for name, table in _copies(layout, target, kept).items() if name not in kept}
-        write_block(output, config, copies | kept, model.num_layers, known[layout], target.name)
-    _require_same(kind, (config, tensors), _loaded(kind, output, model))
+        save_folder(copies | kept, block_json(config, model.num_layers, known[layout], target.name), output)
+    _require_same(layout, (config, tensors), _loaded(kind, output, model))
 
 
 def _loaded(kind: Kind, folder: Path, model: ModelConfig) -> tuple[Any, dict[str, Tensor]]:
@@ -107,10 +106,13 @@ def _loaded(kind: Kind, folder: Path, model: ModelConfig) -> tuple[Any, dict[str
     return replace(head, tap_layer_inputs=taps), tensors
 
 
-def _require_same(kind: Kind, ours: tuple[Any, dict[str, Tensor]], theirs: tuple[Any, dict[str, Tensor]]) -> None:
-    """Assert that two heads have the same config and tensors, apart from copies of the target's."""
+def _require_same(layout: str, ours: tuple[Any, dict[str, Tensor]], theirs: tuple[Any, dict[str, Tensor]]) -> None:
+    """Refuse a layout that has no place for a part of a head: it came back as another. Copies of the target's tensors
+    may be added."""
     (config, tensors), (other, others) = ours, theirs
-    assert other == config, f"the config of a head of kind {kind} came back as another"
+    lost = [field.name for field in fields(config) if getattr(config, field.name) != getattr(other, field.name)]
+    if lost:
+        raise UserError(f"the layout {layout} cannot hold this drafter's {', '.join(lost)}")
     assert others.keys() >= tensors.keys() and others.keys() - tensors.keys() <= TABLES
     differing = [name for name, tensor in tensors.items() if not torch.equal(tensor, others[name])]
     assert not differing, f"these tensors came back as others: {differing}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from lm_eval.api.instance import Instance
@@ -34,15 +34,6 @@ from spec_lab.workloads.tokenizer import TargetTokenizer
 SYSTEM = "system"
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A request of the harness: its text, where its answer is cut, and how long it may be."""
-
-    text: str
-    until: Sequence[str]
-    most_new_tokens: int
-
-
 @register_model("spec_lab")
 class SpecLabModel(LM):  # type: ignore[misc]  # mypy does not follow the harness
     """A target with its drafter and rule, as composed from the overrides in `--model_args`."""
@@ -51,12 +42,10 @@ class SpecLabModel(LM):  # type: ignore[misc]  # mypy does not follow the harnes
         super().__init__()
         sizes = {"batch_size": batch_size, "device": device}
         typed = {key: value for key, value in sizes.items() if value is not None} | overrides
-        config = compose(overrides_of(typed)).config
-        self._run = config = with_auto_chosen(admit(config))
-        self._tokenizer = TargetTokenizer(self._run.target.folder, config.workload.thinking)
-        longest = longest_sequence(self._run)
+        self._run = config = with_auto_chosen(admit(compose(overrides_of(typed)).config))
+        self._tokenizer = TargetTokenizer(config.target.folder, config.workload.thinking)
         markers = thinking_markers(self._tokenizer, config.target)
-        self._models = load_models(self._run, longest, markers)
+        self._models = load_models(config, longest_sequence(config), markers)
         self._rendered: dict[str, Rendered] = {}
         self.records: list[RequestRecord] = []
         self.rounds: list[RoundRecord] = []
@@ -84,62 +73,45 @@ class SpecLabModel(LM):  # type: ignore[misc]  # mypy does not follow the harnes
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Answer all requests together, in batches of `batch_size`. An answer is what stands behind
         the thinking, cut at the first of its stops."""
-        asked = [self._read(*request.args) for request in requests]
-        answers = self._answer(asked)
-        print(self.describe(), file=sys.stderr)
-        return answers
+        prompts = [self._request(place, *request.args) for place, request in enumerate(requests, len(self.records))]
+        engine = build_engine(self._run, self._models, engine_limits(self._run, prompts))
+        engine.prepare()
+        result = engine.generate(prompts)
+        self.records += result.requests
+        self.rounds += result.rounds
+        drafts = self._run.drafter.num_draft_tokens
+        length = acceptance_length(self.records, drafts) if drafts else None
+        print(
+            f"spec_lab: {len(self.records)} answers, {sum(len(each.output_ids) for each in self.records):,} tokens, "
+            f"acceptance length {number(length)}, {number(decode_rate(self.rounds), 1)} tokens a second while decoding",
+            file=sys.stderr,
+        )
+        return [
+            self._answer(record, request.args[1].get("until") or [])
+            for record, request in zip(result.requests, requests, strict=True)
+        ]
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
         """Refuse, since without generation nothing is drafted."""
         raise NotImplementedError("a task that scores given texts decodes nothing; take one of type generate_until")
 
-    def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
-        """Refuse, like `loglikelihood`."""
-        self.loglikelihood(requests)
-        return []
+    loglikelihood_rolling = loglikelihood
 
-    def describe(self) -> str:
-        """Return a line with the amount generated so far, acceptance length and speed."""
-        drafts = self._run.drafter.num_draft_tokens
-        length = acceptance_length(self.records, drafts) if drafts else None
-        rate = decode_rate(self.rounds)
-        num_tokens = sum(len(record.output_ids) for record in self.records)
-        return (
-            f"spec_lab: {len(self.records)} answers, {num_tokens:,} tokens, acceptance length "
-            f"{number(length)}, {number(rate, 1)} tokens a second while decoding"
-        )
-
-    def _read(self, text: str, wanted: Mapping[str, Any]) -> Asked:
-        require_sampling(wanted, self._run.sampling)
-        until = wanted.get("until") or []
-        stops = [until] if isinstance(until, str) else list(until)
-        return Asked(text, stops, most_new_tokens(wanted, self._run.max_new_tokens))
-
-    def _answer(self, asked: Sequence[Asked]) -> list[str]:
-        prompts = [self._request(place, each) for place, each in enumerate(asked)]
-        if not prompts:
-            return []
-        limits = engine_limits(self._run, prompts)
-        engine = build_engine(self._run, self._models, limits)
-        engine.prepare()
-        result = engine.generate(prompts)
-        self.records += result.requests
-        self.rounds += result.rounds
-        return [self._read_answer(record, each) for record, each in zip(result.requests, asked, strict=True)]
-
-    def _read_answer(self, record: RequestRecord, asked: Asked) -> str:
-        eos, markers = self._models.target.eos_token_ids, self._models.markers
-        text = self._tokenizer.decode(before_end(record.output_ids, eos))
-        pairs = thinking_pairs(self._tokenizer, markers)
-        is_open = markers is not None and markers.hide_answer(record.prompt_ids, eos)
-        return answer_in(text, asked.until, is_open, pairs)
-
-    def _request(self, place: int, asked: Asked) -> Request:
+    def _request(self, index: int, text: str, wanted: Mapping[str, Any]) -> Request:
         """Make a request, with the ids that a run gives its prompts."""
-        rendered = self._rendered.get(asked.text)
+        require_sampling(wanted, self._run.sampling)
+        rendered = self._rendered.get(text)
         ids = (
-            self._tokenizer.encode_prompt("continue", asked.text)
+            self._tokenizer.encode_prompt("continue", text)
             if rendered is None
             else self._tokenizer.encode_rendered(rendered)
         )
-        return Request(f"harness-{len(self.records) + place:06d}", "harness", tuple(ids), asked.most_new_tokens)
+        longest = most_new_tokens(wanted, self._run.max_new_tokens)
+        return Request(f"harness-{index:06d}", "harness", tuple(ids), longest)
+
+    def _answer(self, record: RequestRecord, until: str | Sequence[str]) -> str:
+        eos, markers = self._models.target.eos_token_ids, self._models.markers
+        text = self._tokenizer.decode(before_end(record.output_ids, eos))
+        is_open = markers is not None and markers.hide_answer(record.prompt_ids, eos)
+        stops = [until] if isinstance(until, str) else until
+        return answer_in(text, stops, is_open, thinking_pairs(self._tokenizer, markers))

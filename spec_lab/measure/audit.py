@@ -75,6 +75,12 @@ def audit(
     return found
 
 
+def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int:
+    """Return how many first tokens of two texts are the same."""
+    pairs = enumerate(zip(ours, theirs, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
+
+
 @dataclass(slots=True)
 class _Judge:
     """Finds where an output diverges. It measures the target's rounding noise at most once, when it is needed."""
@@ -86,10 +92,10 @@ class _Judge:
     def against_plain(self, record: RequestRecord, plain: list[int]) -> Divergence | None:
         if record.output_ids == plain:
             return None
-        pairs = enumerate(zip(record.output_ids, plain, strict=False))
-        shorter = min(len(record.output_ids), len(plain))
-        index = next((i for i, (ours, theirs) in pairs if ours != theirs), shorter)
-        if index == shorter:  # one text is a prefix of the other, which no near-tie explains
+        index = first_difference(record.output_ids, plain)
+        if index == min(
+            len(record.output_ids), len(plain)
+        ):  # one text is a prefix of the other, which no near-tie explains
             return Divergence(index=index, margin=None, kind="bug")
         choice = self.teacher.greedy_choices(record.prompt_ids, record.output_ids[: index + 1])
         return self._judged(record, index, choice)
@@ -98,10 +104,8 @@ class _Judge:
         if not _ends_where_it_should(record, self.teacher.eos_token_ids):
             return Divergence(index=len(record.output_ids), margin=None, kind="bug")
         choice = self.teacher.greedy_choices(record.prompt_ids, record.output_ids)
-        for index, (ours, theirs) in enumerate(zip(record.output_ids, choice.token_ids, strict=True)):
-            if ours != theirs:
-                return self._judged(record, index, choice)
-        return None
+        index = first_difference(record.output_ids, choice.token_ids)
+        return None if index == len(record.output_ids) else self._judged(record, index, choice)
 
     def _judged(self, record: RequestRecord, index: int, choice: GreedyChoice) -> Divergence:
         """Return the divergence, which is a near-tie only if the emitted token is within rounding of plain

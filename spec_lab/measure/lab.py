@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +15,7 @@ from spec_lab.build.limits import Limits, engine_limits, longest_sequence
 from spec_lab.build.models import LastModels, Models
 from spec_lab.build.references import UNPRUNED, eager_config, plain_config, unpruned_config
 from spec_lab.build.workloads import check_requests, open_workload
-from spec_lab.config.choices import KernelsChoice, Rollback
+from spec_lab.config.choices import KernelsChoice
 from spec_lab.config.run import PruneConfig, Run
 from spec_lab.core.errors import UserError
 from spec_lab.core.kept import AllPromptRows
@@ -25,7 +24,7 @@ from spec_lab.engine.engine import Engine
 from spec_lab.engine.teacher import TeacherForcing
 from spec_lab.measure.world import ALONE, World
 from spec_lab.record.names import THIS_RUN
-from spec_lab.record.progress import Progress
+from spec_lab.record.progress import progress_of
 from spec_lab.workloads.conversations import longest_conversation, output_text, with_later_turns
 from spec_lab.workloads.thinking import thinking_markers
 from spec_lab.workloads.tokenizer import Tokenizer
@@ -71,9 +70,6 @@ def load_lab(typed: Run, world: World = ALONE, last: LastModels | None = None) -
         engines["unpruned"] = build_engine(unpruned_config(config), models, limits)
     if "eager" in config.references and config.graph.captures:
         engines["eager"] = build_engine(eager_config(config), models, limits)
-    note_references(config, engines)
-    note_rollback(config, models)
-    note_given(config, requests)
     note_kernels(typed, config, models)
     for warning in models.warnings:
         print(warning, file=sys.stderr)
@@ -110,9 +106,9 @@ def _with_later_turns(config: Run, models: Models, tokenizer: Tokenizer, first_t
 
     def answer(asked: list[Request]) -> list[str]:
         engine = plain_engine(config, models, engine_limits(config, asked))
-        with Progress(len(asked), "answer") as progress:
-            progress.stage("answering the turns before the last")
-            records = engine.generate(asked, on_finish=lambda _: progress.advance()).requests
+        with progress_of(len(asked)) as progress:
+            progress.set_description("answering the turns before the last")
+            records = engine.generate(asked, on_finish=lambda _: progress.update()).requests
         eos = models.target.eos_token_ids
         answered = zip(asked, records, strict=True)
         return [output_text(tokenizer, request, record.output_ids, eos) for request, record in answered]
@@ -128,41 +124,12 @@ def plain_engine(config: Run, models: Models, limits: Limits) -> Engine:
     return build_engine(plain_config(config), models, limits)
 
 
-def note_references(config: Run, engines: Mapping[str, Engine]) -> None:
-    """Log which references equal the run itself, and so are not measured; nothing for the default references."""
-    idle = [str(name) for name in config.references if name not in engines]
-    if idle and config.references != Run().references:
-        print(f"references: the run itself is {' and '.join(idle)}, so no such reference is measured", file=sys.stderr)
-
-
-def note_rollback(config: Run, models: Models) -> None:
-    """Log if `recurrent.rollback` is set but a no-op for this target. It is not an error, so that sweeps compose."""
-    rollback = config.recurrent.rollback
-    if rollback != Rollback.checkpoints and not models.target.config.keeps_states:
-        print(f"recurrent.rollback={rollback} changes nothing: no layer of this target keeps a state", file=sys.stderr)
-
-
-def note_given(config: Run, requests: Sequence[Request]) -> None:
-    """Log if `drafter.plan=given` is a no-op."""
-    is_given = any(request.num_draft_tokens is not None for request in requests)
-    if config.drafter.plan == "given" and not is_given:
-        print("drafter.plan=given changes nothing: no prompt has `num_draft_tokens`", file=sys.stderr)
-
-
 def note_kernels(typed: Run, config: Run, models: Models) -> None:
-    """Log which kernels `auto` chose on a CPU and why, that `row_invariant=false` is a no-op, and how many layers
-    `kernels=native` does not replace."""
+    """Log which kernels `auto` chose on a CPU and why, and how many layers `kernels=native` does not replace."""
     if typed.kernels == KernelsChoice.auto and models.device.type == "cpu" and config.target.num_threads is None:
         against = None if config.kernels == KernelsChoice.native else why_not_native(config)
         print(f"kernels={config.kernels}{'' if against is None else f', not native: {against}'}", file=sys.stderr)
-    name, dtype = config.kernels, str(models.dtype).removeprefix("torch.")
-    if not config.row_invariant and (name != KernelsChoice.triton or models.dtype is torch.float32):
-        print(
-            f"row_invariant=false changes nothing with kernels={name} and dtype={dtype}: it chooses among "
-            "products of kernels=triton in 16 bits",
-            file=sys.stderr,
-        )
-    if name != KernelsChoice.native:
+    if config.kernels != KernelsChoice.native:
         return
     layers = models.target.layers
     num_taken = sum(getattr(layer, "row_invariant", False) for layer in layers)

@@ -90,12 +90,6 @@ class CountedRounds(WatchedRounds):
         finally:
             self._launches.is_paused = False
 
-    def _start(self) -> None:
-        """Do nothing: from here on spans are counted."""
-
-    def _stop(self) -> None:
-        """Do nothing."""
-
 
 class _Launches(OperatorMode):
     def __init__(self) -> None:

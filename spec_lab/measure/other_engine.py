@@ -8,18 +8,18 @@ from __future__ import annotations
 import dataclasses
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import torch
+from tqdm.auto import tqdm
 
 from spec_lab.build.models import LastModels, resolve_device, resolve_dtype
 from spec_lab.build.references import plain_config
 from spec_lab.build.workloads import open_workload
 from spec_lab.checkpoints.families import read_model_config
-from spec_lab.config.extensions import load_options
 from spec_lab.config.groups import EngineConfig
 from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
@@ -30,17 +30,15 @@ from spec_lab.engines.process import EngineProcess
 from spec_lab.measure.audit import audit
 from spec_lab.measure.engine_pass import EnginePass, timed_pass
 from spec_lab.measure.lab import MAIN, LoadedRun, default_num_threads, load_lab
-from spec_lab.measure.runner import WARMUP_TOKENS, identity, offered_requests, order_of_turn, request_rows
+from spec_lab.measure.runner import identity, in_turns, offered_requests, request_rows, warmup_requests
 from spec_lab.options.engines import engine_file
 from spec_lab.record import models
-from spec_lab.record.metric import EXTENSION_METRICS, Measured
-from spec_lab.record.models import Divergence, Target
+from spec_lab.record.metric import Measured
+from spec_lab.record.models import Divergence
 from spec_lab.record.models import Request as RequestRow
-from spec_lab.record.progress import Progress
-from spec_lab.record.provenance import machine_of, origins
+from spec_lab.record.progress import counted, progress_of
 from spec_lab.record.recorder import Recorder, begun, request_row
 from spec_lab.record.summary import finished_run
-from spec_lab.workloads.chat_template import template_digest
 from spec_lab.workloads.tokenizer import Tokenizer
 
 PLAIN = "plain"
@@ -87,18 +85,6 @@ class Beside:
             raise UserError(f"engine={config.engine.name} is not told of the stops of {foreign[0]}; leave them out")
         return found
 
-    def identity(self, config: Run) -> dict[str, object]:
-        """Return fields of the record: what decodes, on which machine."""
-        if self.lab is not None:
-            return identity(self.lab)
-        dtype, template = str(self.dtype).removeprefix("torch."), template_digest(config.target.folder)
-        return {
-            "target": Target(name=config.target.name, template=template, dtype=dtype),
-            "machine": machine_of(str(self.device), extensions=origins(load_options(config.extensions))),
-            "sampling": dataclasses.asdict(config.sampling),
-            "thinking": config.workload.thinking,
-        }
-
     def rows(self, records: Sequence[RequestRecord], divergences: Mapping[str, Divergence]) -> list[RequestRow]:
         """Make the records of requests; answers are checked where the lab's target is loaded."""
         if self.lab is not None:
@@ -119,9 +105,10 @@ def record_engine_run(config: Run, choices: dict[str, str], folder: Path, last: 
     beside = Beside.load(config, last)
     with ExitStack() as open_:
         engines = _started(config, plan, beside, folder, open_)
+        known = identity(config, beside.device, beside.dtype, num_threads_of(config, beside))
         told = {"engine": config.engine.name, "engine_version": engines[MAIN].version, "notes": plan.notes}
-        info = begun(dataclasses.asdict(config), choices).model_copy(update={**beside.identity(config), **told})
-        recorder = open_.enter_context(Recorder(folder, info, config.logger.sinks()))
+        info = begun(dataclasses.asdict(config), choices, **{**known, **told})
+        recorder = open_.enter_context(Recorder.open(folder, info, config.logger.sinks()))
         recorded = _measure(config, plan, beside, engines, info, recorder)
         recorder.finish(recorded)
     return recorded
@@ -139,7 +126,7 @@ def _started(config: Run, plan: EnginePlan, beside: Beside, folder: Path, open_:
         "device": str(beside.device),
         "dtype": str(typed.dtype),
         "eos_ids": beside.eos_ids,
-        "num_threads": torch.get_num_threads() if beside.lab else config.num_threads or default_num_threads(config),
+        "num_threads": num_threads_of(config, beside),
         "max_seq_len": longest + plan.num_draft_tokens,
         "timeout": engine.timeout,
     }
@@ -155,6 +142,11 @@ def _started(config: Run, plan: EnginePlan, beside: Beside, folder: Path, open_:
     return found
 
 
+def num_threads_of(config: Run, beside: Beside) -> int:
+    """Return the number of CPU threads of the engine."""
+    return torch.get_num_threads() if beside.lab else config.num_threads or default_num_threads(config)
+
+
 def _measure(
     config: Run,
     plan: EnginePlan,
@@ -165,24 +157,17 @@ def _measure(
 ) -> models.Run:
     """Warm up, time the repeats in turns, compare the outputs, and return the finished record."""
     offered = offered_requests(config, beside.requests)
-    passes: dict[str, list[EnginePass]] = {name: [] for name in engines}
-    with Progress(config.repeats * len(engines) * len(offered), "request") as progress:
-        progress.stage("warm-up")
-        first = beside.requests[: max(config.warmup_requests, config.batch_size)] if config.warmup_requests else []
-        short = [dataclasses.replace(r, max_new_tokens=min(WARMUP_TOKENS, r.max_new_tokens)) for r in first]
-        for engine in engines.values() if short else ():
-            timed_pass(engine, short, beside.tokenizer, plan.num_draft_tokens, lambda record: None)
-        for repeat in range(config.repeats):
-            for name in order_of_turn(list(engines), repeat):
-                progress.stage(f"{name}, repeat {repeat + 1} of {config.repeats}")
+    num_drafts = {name: plan.num_draft_tokens if name == MAIN else 0 for name in engines}
 
-                def end(record: RequestRecord, keep: bool = (repeat, name) == (0, MAIN)) -> None:
-                    if keep:
-                        recorder.decoded(record)
-                    progress.advance()
+    def timed(name: str, end: Callable[[RequestRecord], None]) -> EnginePass:
+        return timed_pass(engines[name], offered, beside.tokenizer, num_drafts[name], end)
 
-                k = plan.num_draft_tokens if name == MAIN else 0
-                passes[name].append(timed_pass(engines[name], offered, beside.tokenizer, k, end))
+    with progress_of(config.repeats * len(engines) * len(offered)) as progress:
+        progress.set_description("warm-up")
+        if short := warmup_requests(config, beside.requests):
+            for engine in engines.values():
+                timed_pass(engine, short, beside.tokenizer, plan.num_draft_tokens, lambda record: None)
+        passes = in_turns(config, list(engines), progress, recorder, timed)
         from_plain, from_lab = _compared(config, beside.lab, passes, progress)
     rows = {
         name: _rows(beside, done[0], *((from_plain, from_lab) if name == MAIN else (None, None)))
@@ -190,15 +175,20 @@ def _measure(
     }
     recorder.requests(rows[MAIN])
 
-    def measured(name: str) -> Measured:
-        done = passes[name]
-        k = plan.num_draft_tokens if name == MAIN else 0
-        results = [each.result for each in done]
-        return Measured(rows[name], results, k, is_ours=False, totals=done[0].totals, told=done[0].told)
-
+    measured = {
+        name: Measured(
+            rows[name],
+            [each.result for each in done],
+            num_drafts[name],
+            is_ours=False,
+            totals=done[0].totals,
+            told=done[0].told,
+        )
+        for name, done in passes.items()
+    }
     main = dataclasses.replace(
-        measured(MAIN),
-        references={PLAIN: measured(PLAIN)} if PLAIN in passes else {},
+        measured.pop(MAIN),
+        references=measured,
         is_compared=from_plain is not None,
         beside_lab=from_lab is not None,
     )
@@ -209,7 +199,6 @@ def _measure(
     return finished_run(
         info,
         main,
-        list(EXTENSION_METRICS.values()),
         acceptance_lossless=lossless,
         seconds=recorder.seconds,
         notes=notes,
@@ -237,7 +226,7 @@ def _rows(
 
 
 def _compared(
-    config: Run, lab: LoadedRun | None, passes: Mapping[str, list[EnginePass]], progress: Progress
+    config: Run, lab: LoadedRun | None, passes: Mapping[str, list[EnginePass]], progress: tqdm
 ) -> tuple[dict[str, Divergence] | None, dict[str, Divergence] | None]:
     """Compare the outputs with the same engine's plain decoding and with the lab's; None where that is not asked for,
     and with sampling, where they need not be equal."""
@@ -248,5 +237,5 @@ def _compared(
     if PLAIN in passes:
         plain = {record.request_id: record.output_ids for record in passes[PLAIN][0].result.requests}
         from_plain = audit(records, plain, lab.teacher, dtype)
-    counted = progress.counted("comparing the outputs with the lab's", records)
-    return from_plain, audit(counted, None, lab.teacher, dtype)
+    shown = counted(progress, "comparing the outputs with the lab's", records)
+    return from_plain, audit(shown, None, lab.teacher, dtype)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import gzip
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from torch.autograd.profiler import profile, record_function
@@ -17,16 +16,7 @@ from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.measure.launch_counts import CountedRounds, Work, count_trace
 from spec_lab.measure.watched_rounds import WatchedRounds, watch_rounds
-from spec_lab.record.trace import STAGE_PREFIX, TRACE_FILE, TraceEvent
-
-
-@dataclass(frozen=True, slots=True)
-class Kernel:
-    """One kernel of the profiled rounds; on a CPU, one operator."""
-
-    name: str
-    calls_per_round: float
-    us_per_round: float
+from spec_lab.record.trace import STAGE_PREFIX, TRACE_FILE, Kernel, TraceEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +34,8 @@ class ProfiledRounds(WatchedRounds):
         super().__init__(num_skipped, num_launches)
         self._profiler = profiler
 
-    @contextmanager
-    def span(self, name: str) -> Iterator[None]:
-        with record_function(STAGE_PREFIX + name):
-            yield
+    def span(self, name: str) -> AbstractContextManager[Any]:
+        return record_function(STAGE_PREFIX + name)
 
     def _start(self) -> None:
         if torch.cuda.is_initialized():
@@ -71,25 +59,14 @@ def profile_rounds(engine: Engine, requests: list[Request], num_rounds: int, fol
     watched = watch_rounds(engine, requests, num_rounds, lambda *stretch: ProfiledRounds(profiler, *stretch))
     if watched.num_rounds == 0:
         return RoundProfile([], {})
-    _keep_trace(profiler, folder / TRACE_FILE)
+    with TemporaryDirectory() as scratch:
+        plain = Path(scratch) / "trace.json"
+        profiler.export_chrome_trace(str(plain))
+        (folder / TRACE_FILE).write_bytes(gzip.compress(plain.read_bytes()))
     kernels = _kernels(profiler, watched.num_rounds, on_gpu)
     if on_gpu:
         return RoundProfile(kernels, count_trace(read_trace(profiler), watched.num_rounds, watched.num_replays))
     return RoundProfile(kernels, watch_rounds(engine, requests, num_rounds, CountedRounds).work())
-
-
-def _keep_trace(profiler: profile, path: Path) -> None:
-    """Compress the trace so that `path` never exists incomplete."""
-    unfinished = path.with_name(f".unfinished-{path.name}")
-    try:
-        with TemporaryDirectory() as folder, gzip.open(unfinished, "wb") as compressed:
-            plain = Path(folder) / "trace.json"
-            profiler.export_chrome_trace(str(plain))
-            with plain.open("rb") as file:
-                shutil.copyfileobj(file, compressed)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def read_trace(profiler: profile) -> list[TraceEvent]:

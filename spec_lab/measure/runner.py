@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import gc
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from tqdm.auto import tqdm
 
 from spec_kernels.native.build import register_file
 from spec_lab.acceptance.phase import thinking_mask
@@ -34,10 +34,10 @@ from spec_lab.measure.profiling import RoundProfile, profile_rounds
 from spec_lab.measure.trajectory import fitting, record_verify_rows
 from spec_lab.measure.world import World, world_of
 from spec_lab.record import models
-from spec_lab.record.metric import EXTENSION_METRICS, Measured, Metric
+from spec_lab.record.metric import Measured
 from spec_lab.record.models import Divergence, Target
 from spec_lab.record.models import Request as RequestRow
-from spec_lab.record.progress import Progress
+from spec_lab.record.progress import counted, progress_of
 from spec_lab.record.provenance import machine_of, origins
 from spec_lab.record.recorder import Recorder, begun, request_row
 from spec_lab.record.summary import finished_run
@@ -47,6 +47,7 @@ from spec_lab.workloads.chat_template import NO_TEMPLATE, template_digest
 from spec_lab.workloads.checker import Checked
 from spec_lab.workloads.text_ends import text_ends
 
+Pass = TypeVar("Pass")
 WARMUP_TOKENS = 32
 SHARED = "its times mean nothing, since another process was on its device"
 
@@ -59,7 +60,7 @@ def record_run(config: Run, choices: dict[str, str], folder: Path, last: LastMod
             logits are not finite, or a checker or another part of an extension fails.
     """
     memory = MemoryWatch.begin()
-    with world_of(config, folder) as world:
+    with world_of(config) as world:
         return _record_in(world, config, choices, folder, memory, last)
 
 
@@ -74,78 +75,85 @@ def _record_in(
     """Run and record. What is loaded here can be freed when this returns, before the process group is closed."""
     print("loading prompts and weights ...", file=sys.stderr, flush=True)
     lab = load_lab(config, world, last)
-    metrics = list(EXTENSION_METRICS.values())
     taken = {group: getattr(lab.config, group).name for group, name in choices.items() if name == "auto"}
-    info = begun(dataclasses.asdict(lab.config), choices | taken).model_copy(update=identity(lab))
-    with Recorder(folder, info, config.logger.sinks()) as recorder:
-        recorded = _measure(lab, info, recorder, memory, metrics)
+    known = identity(lab.config, lab.models.device, lab.models.dtype, torch.get_num_threads())
+    known["notes"] = list(dict.fromkeys(lab.models.warnings))
+    info = begun(dataclasses.asdict(lab.config), choices | taken, **known)
+    with Recorder.open(folder, info, config.logger.sinks()) as recorder:
+        recorded = _measure(lab, info, recorder, memory)
         recorder.finish(recorded)
     return recorded
 
 
-def _measure(
-    lab: LoadedRun, info: models.Run, recorder: Recorder, memory: MemoryWatch, metrics: list[Metric]
-) -> models.Run:
+def _measure(lab: LoadedRun, info: models.Run, recorder: Recorder, memory: MemoryWatch) -> models.Run:
     """Warm up, time the repeats, audit and profile, and return the finished record."""
     config, offered = lab.config, offered_requests(lab.config, lab.requests, lab.world.size)
-    passes: dict[str, list[GenerationResult]] = {name: [] for name in lab.engines}
-    rows: dict[str, list[RequestRow]] = {}
-
-    def keep_it(record: RequestRecord) -> None:
-        finished.append(record)
-        recorder.decoded(record)
-
-    num_requests = config.repeats * len(lab.engines) * len(offered)
     company = Company(lab.models.device) if lab.world.size == 1 else None  # ranks share a CPU
-    with Progress(num_requests, "request") as progress, _kept_if_interrupted(lab, recorder) as finished:
+    with progress_of(config.repeats * len(lab.engines) * len(offered)) as progress:
         _warm_up(lab, progress)
         gc.freeze()  # so that collecting before each pass looks only at what passes leave
-        for repeat in range(config.repeats):
-            for name in order_of_turn(list(lab.engines), repeat):
-                keep = keep_it if (repeat, name) == (0, MAIN) else None
-                passes[name].append(_timed_pass(lab, name, repeat, offered, progress, keep))
-            recorder.rounds(repeat, passes[MAIN][-1].rounds, metrics)
-            if repeat == 0:
-                records = passes[MAIN][0].requests
-                for record in progress.counted("checking the outputs", records if config.record.audit else []):
-                    lab.teacher.require_finite([*record.prompt_ids, *record.output_ids[:-1]])
-                divergences = _audit(lab, passes, progress)
-                rows = {name: request_rows(lab, name, passes[name][0].requests, {}) for name in passes if name != MAIN}
-                rows[MAIN] = request_rows(lab, MAIN, records, divergences or {}, note=True)
-                finished.clear()
-                recorder.requests(rows[MAIN])
+        passes = in_turns(
+            config, list(lab.engines), progress, recorder, lambda name, end: _timed_pass(lab, name, offered, end)
+        )
         gc.unfreeze()
+        for repeat, result in enumerate(passes[MAIN]):
+            recorder.rounds(repeat, result.rounds)
+        records = passes[MAIN][0].requests
+        for record in counted(progress, "checking the outputs", records if config.record.audit else []):
+            lab.teacher.require_finite([*record.prompt_ids, *record.output_ids[:-1]])
+        divergences = _audit(lab, passes, progress)
+        rows = {name: request_rows(lab, name, of[0].requests, divergences or {}) for name, of in passes.items()}
+        recorder.requests(rows[MAIN])
         profile = _profile(lab, recorder.folder, progress)
-        _keep_verify_rows(lab, passes[MAIN][0].requests, recorder.folder, progress)
-    references = {
-        name: Measured(rows[name], results, results[0].num_draft_tokens)
-        for name, results in passes.items()
-        if name != MAIN
-    }
-    work = {**profile.work, **memory.read(lab.models.device)}
-    main = Measured(
-        rows[MAIN],
-        passes[MAIN],
-        lab.engines[MAIN].num_draft_tokens,
-        references,
+        _keep_verify_rows(lab, records, recorder.folder, progress)
+    measured = {name: Measured(rows[name], of, of[0].num_draft_tokens) for name, of in passes.items()}
+    main = dataclasses.replace(
+        measured.pop(MAIN),
+        references=measured,
         is_compared=divergences is not None,
-        work=work,
+        work={**profile.work, **memory.read(lab.models.device)},
         tells_offers=config.drafter.tells_offers,
     )
     traits = lab.engines[MAIN].parts.rule.traits
     return finished_run(
         info,
         main,
-        metrics,
         seconds=recorder.seconds,
         kernels=profile.kernels,
         costs=_costs(lab),
         acceptance_imposed=traits.imposed,
         acceptance_lossless=traits.lossless,
         row_invariant=lab.models.row_invariant,
-        tree_rows=passes[MAIN][0].tree_rows,
         notes=[*info.notes, *([SHARED] if company is not None and company.seen() else [])],
     )
+
+
+def in_turns(
+    config: Run,
+    names: Sequence[str],
+    progress: tqdm,
+    recorder: Recorder,
+    timed: Callable[[str, Callable[[RequestRecord], None]], Pass],
+) -> dict[str, list[Pass]]:
+    """Time each configuration once a repeat, in rotating order, so that a slowing machine does not always affect the
+    same one. Return the passes of each.
+
+    Args:
+        timed: times a pass of a configuration, and calls its second argument with each request that ends.
+    """
+    passes: dict[str, list[Pass]] = {name: [] for name in names}
+    for repeat in range(config.repeats):
+        shift = repeat % len(names)
+        for name in (*names[shift:], *names[:shift]):
+
+            def end(record: RequestRecord, is_first: bool = (repeat, name) == (0, MAIN)) -> None:
+                if is_first:
+                    recorder.decoded(record)
+                progress.update()
+
+            progress.set_description(f"{name}, repeat {repeat + 1} of {config.repeats}")
+            passes[name].append(timed(name, end))
+    return passes
 
 
 def _costs(lab: LoadedRun) -> list[models.RoundCost]:
@@ -156,12 +164,6 @@ def _costs(lab: LoadedRun) -> list[models.RoundCost]:
         models.RoundCost(num_requests=size, num_offered=shape.num_offered, num_made=shape.num_made, seconds=seconds)
         for (size, shape), seconds in timed.items()
     ]
-
-
-def order_of_turn(names: Sequence[str], turn: int) -> list[str]:
-    """Return the names rotated by `turn` places, so that a slowing machine does not always affect the same one."""
-    shift = turn % len(names)
-    return [*names[shift:], *names[:shift]]
 
 
 def offered_requests(config: Run, requests: list[Request], num_processes: int = 1) -> list[Request]:
@@ -179,28 +181,30 @@ def offered_requests(config: Run, requests: list[Request], num_processes: int = 
     return offered
 
 
-def _warm_up(lab: LoadedRun, progress: Progress) -> None:
+def _warm_up(lab: LoadedRun, progress: tqdm) -> None:
     """Prepare the engines. Unless `warmup_requests` is 0, also run each once untimed, so that no first call is timed.
     Run plain decoding first if a drafter replays it."""
     _teach(lab, progress)
-    progress.stage("warm-up")
+    progress.set_description("warm-up")
     for engine in lab.engines.values():
         engine.prepare()
-    if lab.config.warmup_requests == 0:
-        return
-    # At least a full batch, so that the shapes of full rounds have been run too.
-    first = lab.requests[: max(lab.config.warmup_requests, lab.config.batch_size)]
-    short = [dataclasses.replace(r, max_new_tokens=min(WARMUP_TOKENS, r.max_new_tokens)) for r in first]
-    for engine in lab.engines.values():
-        engine.generate(short)
+    if short := warmup_requests(lab.config, lab.requests):
+        for engine in lab.engines.values():
+            engine.generate(short)
 
 
-def _teach(lab: LoadedRun, progress: Progress) -> None:
+def warmup_requests(config: Run, requests: list[Request]) -> list[Request]:
+    """Return short requests to warm up with: at least a full batch, so that the shapes of full rounds are run too."""
+    first = requests[: max(config.warmup_requests, config.batch_size)] if config.warmup_requests else []
+    return [dataclasses.replace(each, max_new_tokens=min(WARMUP_TOKENS, each.max_new_tokens)) for each in first]
+
+
+def _teach(lab: LoadedRun, progress: tqdm) -> None:
     """Give plain decoding's continuations to every drafter that replays them; each engine has its own drafter."""
     drafters: list[Any] = [engine.parts.drafter for engine in lab.engines.values()]
     learners = [drafter for drafter in drafters if drafter.requirements.learns_continuations]
     if learners:
-        progress.stage("recording plain continuations")
+        progress.set_description("recording plain continuations")
         outputs = _plain_outputs(lab)
         for drafter in learners:
             drafter.learn(outputs)
@@ -221,28 +225,16 @@ def _plain_outputs(lab: LoadedRun) -> dict[str, list[int]]:
 
 
 def _timed_pass(
-    lab: LoadedRun,
-    name: str,
-    repeat: int,
-    offered: list[Request],
-    progress: Progress,
-    keep: Callable[[RequestRecord], None] | None,
+    lab: LoadedRun, name: str, offered: list[Request], end: Callable[[RequestRecord], None]
 ) -> GenerationResult:
-    """Decode the offered requests with one engine, and call `keep` with each when it ends."""
-
-    def end(record: RequestRecord) -> None:
-        if keep is not None:
-            keep(record)
-        progress.advance()
-
-    progress.stage(f"{name}, repeat {repeat + 1} of {lab.config.repeats}")
+    """Decode the offered requests with one engine, and call `end` with each when it ends."""
     gc.collect()
     engine = lab.engines[name]
     before = dataclasses.replace(engine.graph.counts)
     result = engine.generate(offered, on_finish=end)
     is_planned = engine.rounds.plan is not None  # it captures a shape when it first chooses it
     check_replayed(before, result, must_replay=name == MAIN and lab.config.graph.captures, may_capture=is_planned)
-    lab.world.require_agreement(result)
+    lab.world.require_agreement(result, lab.models.device)
     return result
 
 
@@ -264,7 +256,7 @@ def check_replayed(before: GraphCounts, result: GenerationResult, must_replay: b
 
 
 def _audit(
-    lab: LoadedRun, passes: Mapping[str, list[GenerationResult]], progress: Progress
+    lab: LoadedRun, passes: Mapping[str, list[GenerationResult]], progress: tqdm
 ) -> dict[str, Divergence] | None:
     """Compare the outputs with plain decoding's; None with sampling, where they need not be equal, and without
     record.audit."""
@@ -272,7 +264,7 @@ def _audit(
         return None
     plain = _outputs(passes["plain"][0].requests) if "plain" in passes else None
     lossless = lab.engines[MAIN].parts.rule.traits.lossless
-    records = progress.counted("comparing the outputs with plain decoding", passes[MAIN][0].requests)
+    records = counted(progress, "comparing the outputs with plain decoding", passes[MAIN][0].requests)
     return audit(records, plain, lab.teacher, lab.teacher.rounds_to, lossless)
 
 
@@ -280,30 +272,15 @@ def _outputs(records: Iterable[RequestRecord]) -> dict[str, list[int]]:
     return {record.request_id: record.output_ids for record in records}
 
 
-@contextmanager
-def _kept_if_interrupted(lab: LoadedRun, recorder: Recorder) -> Iterator[list[RequestRecord]]:
-    """Yield a list for finished requests. If Ctrl-C ends the block they are recorded, without an audit, and the record
-    says so."""
-    finished: list[RequestRecord] = []
-    try:
-        yield finished
-    except KeyboardInterrupt as error:
-        if finished:
-            error.add_note(f"{len(finished)} requests were decoded and are kept; their outputs were not checked")
-            recorder.requests(request_rows(lab, MAIN, finished, {}))
-        raise
-
-
 def request_rows(
     lab: LoadedRun,
     name: str,
     records: Sequence[RequestRecord],
     divergences: Mapping[str, Divergence],
-    note: bool = False,
 ) -> list[RequestRow]:
-    """Make the records of some requests of one configuration: text, answer, thinking, and the divergence if known."""
+    """Make the records of some requests of one configuration: text, answer, thinking, and the run's own divergences."""
     checked: Mapping[str, Checked | None] = check_answers(lab, name, records)
-    if note:
+    if name == MAIN:
         note_unread(records, checked)
     rows = []
     for record in records:
@@ -316,7 +293,7 @@ def request_rows(
                 correct=None if answer is None else answer.correct,
                 checker=None if answer is None else answer.checker,
                 answer_read=None if answer is None else answer.read,
-                divergence=divergences.get(record.request_id),
+                divergence=divergences.get(record.request_id) if name == MAIN else None,
                 thinking_spans=_thinking_spans(lab, record),
             )
         )
@@ -332,48 +309,58 @@ def _thinking_spans(lab: LoadedRun, record: RequestRecord) -> list[tuple[int, in
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
-def _profile(lab: LoadedRun, folder: Path, progress: Progress) -> RoundProfile:
+def _profile(lab: LoadedRun, folder: Path, progress: tqdm) -> RoundProfile:
     if lab.config.profile_rounds == 0:
         return RoundProfile([], {})
-    progress.stage("profiling")
+    progress.set_description("profiling")
     batch = lab.requests[: lab.config.batch_size]
     return profile_rounds(lab.engines[MAIN], batch, lab.config.profile_rounds, folder)
 
 
-def _keep_verify_rows(lab: LoadedRun, records: list[RequestRecord], folder: Path, progress: Progress) -> None:
+def _keep_verify_rows(lab: LoadedRun, records: list[RequestRecord], folder: Path, progress: tqdm) -> None:
     config, engine = lab.config, lab.engines[MAIN]
     topk = config.record.topk
     if topk == 0:
         return
-    progress.stage("recording verify rows")
+    progress.set_description("recording verify rows")
     requests = fitting(lab.requests, records, engine.num_draft_tokens, topk)
     rows = record_verify_rows(engine, requests, topk, lab.models.markers, config.cache.chunk_size)
     save_verify_rows(folder, rows)
 
 
-def identity(lab: LoadedRun) -> dict[str, object]:
-    """Return what decoded, on which machine: fields of the record."""
-    config = lab.config
-    dtype, narrow = str(lab.models.dtype).removeprefix("torch."), config.target.weight_dtype
+def identity(config: Run, device: torch.device, dtype: torch.dtype, num_threads: int) -> dict[str, Any]:
+    """Return what decodes, on which machine: fields of the record."""
     is_random, path = config.target.weights == Weights.random, config.target.folder
+    word = str(dtype).removeprefix("torch.")
     return {
         "target": Target(
             name=config.target.name,
             digest=target_digest(path, config.seed if is_random else None),
             template=NO_TEMPLATE if is_random else template_digest(path),
-            thinking_markers=lab.models.markers is not None,
-            dtype=dtype,
-            weight_dtype=dtype if narrow == WeightDtype.auto else str(narrow),
-            stored_types=None if is_random else stored_types(path),
+            dtype=word,
+            weights=weights_in_words(config.target.weight_dtype, word, None if is_random else stored_types(path)),
         ),
         "machine": machine_of(
-            str(lab.models.device),
-            num_threads=torch.get_num_threads(),
-            world_size=lab.world.size,
+            str(device),
+            num_threads=num_threads,
+            world_size=config.target.tensor_parallel,
             extensions=origins(load_options(config.extensions)),
             register_file=register_file() if config.kernels == KernelsChoice.native else None,
         ),
-        "notes": list(dict.fromkeys(lab.models.warnings)),
         "sampling": dataclasses.asdict(config.sampling),
         "thinking": config.workload.thinking,
     }
+
+
+def weights_in_words(kept_in: WeightDtype, dtype: str, stored: Sequence[str] | None) -> str:
+    """Return what the weights of the target's products are kept in, and from what they were made.
+
+    Args:
+        stored: the narrow types or forms in the target's files; None for plain floating point.
+    """
+    wide = dtype if stored is None else f"{dtype}, widened from {', '.join(stored)}"
+    if kept_in == WeightDtype.auto:
+        return wide
+    if kept_in == WeightDtype.fp8 and stored is not None and stored[0].startswith("fp8 in blocks"):
+        return f"fp8, as stored: {stored[0]}"
+    return f"{kept_in}, rounded when read from {wide}"

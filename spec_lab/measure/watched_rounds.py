@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -14,7 +13,7 @@ from spec_lab.engine.engine import Engine
 NUM_SKIPPED_ROUNDS = 2
 
 
-class WatchedRounds(ABC):
+class WatchedRounds:
     """A `StageTimer` that watches `num_launches` launches after the first `num_skipped`, or fewer if a request ends. A
     launch may have several rounds.
 
@@ -61,10 +60,11 @@ class WatchedRounds(ABC):
     def inner_round(self, index: int) -> Iterator[None]:
         yield
 
-    @abstractmethod
-    def span(self, name: str) -> AbstractContextManager[None]: ...
+    def span(self, name: str) -> AbstractContextManager[Any]:
+        """Enclose a stage."""
+        return nullcontext()
 
-    def reading(self) -> AbstractContextManager[None]:
+    def reading(self) -> AbstractContextManager[Any]:
         return self.span("readback")
 
     @contextmanager
@@ -80,11 +80,11 @@ class WatchedRounds(ABC):
     def collect(self, spans: None, num_rounds: int = 1) -> list[dict[str, float]]:
         return [{} for _ in range(num_rounds)]
 
-    @abstractmethod
-    def _start(self) -> None: ...
+    def _start(self) -> None:
+        """Begin to watch."""
 
-    @abstractmethod
-    def _stop(self) -> None: ...
+    def _stop(self) -> None:
+        """Watch no longer."""
 
 
 Watcher = TypeVar("Watcher", bound=WatchedRounds)
@@ -110,12 +110,7 @@ def watch_rounds(
     try:
         # The batch is smaller once a request has ended, so watching ends with the first one.
         engine.generate(batch, on_finish=lambda _: watcher.end())
-        watcher.end()
-    except BaseException:
-        # The original error must be raised. Stopping may fail too, if Ctrl-C came in the middle of a start.
-        with suppress(Exception):
-            watcher.end()
-        raise
     finally:
         engine.parts.timer = timer
+        watcher.end()
     return watcher

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
+from spec_lab.checkpoints.plan import DeltaNetSizes
 from spec_lab.core.recurrent_cache import ConvWindows, RecurrentCache, RecurrentRows
 from spec_lab.models.delta_rule import DeltaRows, delta_in_chunks, delta_row_by_row
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
+from spec_lab.checkpoints.plan import DeltaNetSizes
 from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
 from spec_lab.core.passes import Pass
 from spec_lab.core.ragged import in_even_batches

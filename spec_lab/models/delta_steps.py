@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 
-from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
+from spec_lab.checkpoints.plan import DeltaNetSizes
 from spec_lab.core.recurrent_cache import ConvWindows, RecurrentRows
 from spec_lab.models.delta_rule import DeltaRows
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from spec_lab.checkpoints.eagle3_config import NUM_TAPS, Eagle3Config
+from spec_lab.checkpoints.eagle3_checkpoint import NUM_TAPS, Eagle3Config
 from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.passes import Pass

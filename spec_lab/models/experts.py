@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from spec_lab.checkpoints.expert_sizes import ExpertSizes
+from spec_lab.checkpoints.plan import ExpertSizes
 from spec_lab.core.errors import UserError
 from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
 from spec_lab.models.linear import GatedMLP, Linear, fused_linear, make_linear

@@ -15,11 +15,10 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
+from spec_lab.checkpoints.checkpoint_files import kept_part
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.gemma4_assistant_checkpoint import TOKEN_ORDERING
-from spec_lab.checkpoints.gemma4_assistant_config import AssistantConfig
+from spec_lab.checkpoints.gemma4_assistant_checkpoint import TOKEN_ORDERING, AssistantConfig
 from spec_lab.checkpoints.plan import LayerPlan
-from spec_lab.checkpoints.slices import kept_part
 from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend

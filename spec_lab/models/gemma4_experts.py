@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from spec_lab.checkpoints.expert_sizes import ExpertSizes
+from spec_lab.checkpoints.plan import ExpertSizes
 from spec_lab.core.kernel_set import KernelSet, Op
 from spec_lab.models.experts import ExpertMLP, RoutedExperts, SortedExperts
 from spec_lab.models.linear import gelu_tanh, make_linear

@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from spec_lab.checkpoints.latent_sizes import LatentSizes
+from spec_lab.checkpoints.plan import LatentSizes
 from spec_lab.core.errors import UserError
 from spec_lab.core.latent_protocols import LatentAttentionBackend, LatentKernels
 from spec_lab.core.layer_protocols import AttentionBackend

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 
 import torch
 
-from spec_lab.checkpoints.mtp_checkpoint import MtpConfig
-from spec_lab.checkpoints.mtp_layouts import EMBEDDING_NORM, FINAL_NORM, HIDDEN_NORM, PROJECTION
+from spec_lab.checkpoints.mtp_checkpoint import EMBEDDING_NORM, FINAL_NORM, HIDDEN_NORM, PROJECTION, MtpConfig
 from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.passes import Pass

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from spec_lab.checkpoints.eagle3_config import Eagle3Config
+from spec_lab.checkpoints.eagle3_checkpoint import Eagle3Config
 from spec_lab.core.kept import ALL_ROWS
 from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet
 from spec_lab.core.layer_protocols import AttentionBackend

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from spec_lab.checkpoints.slices import Slices, WholeTensors
+from spec_lab.checkpoints.checkpoint_files import Slices, WholeTensors
 from spec_lab.models.linear import Linear, make_linear
 
 

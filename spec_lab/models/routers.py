@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from spec_lab.checkpoints.expert_sizes import ExpertSizes, RouterScores
+from spec_lab.checkpoints.plan import ExpertSizes, RouterScores
 from spec_lab.core.kernel_set import KernelSet, Op
 from spec_lab.models.linear import Linear, make_linear
 

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import torch
 
-from spec_lab.checkpoints.checkpoint import OwnTensors, open_tensors
+from spec_lab.checkpoints.checkpoint import LazyTensors, OwnTensors, open_tensors
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.keep_narrow import FP8, NarrowForm, with_narrow_products, with_wide_products
-from spec_lab.checkpoints.lazy_tensors import LazyTensors
 from spec_lab.checkpoints.random_weights import random_tensors
 from spec_lab.checkpoints.target_tensors import counts_from_one, target_tensors
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes

@@ -18,9 +18,8 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from spec_lab.checkpoints.can_split import problem_of_split
+from spec_lab.checkpoints.checkpoint_files import Part
 from spec_lab.checkpoints.plan import LayerPlan
-from spec_lab.checkpoints.slices import Part
 from spec_lab.core.errors import UserError
 from spec_lab.models.linear import Linear, make_linear
 
@@ -88,7 +87,7 @@ class TensorParallel:
             UserError: the heads or the inner channels cannot be divided evenly, or the layer has experts, latent
                 attention or a state.
         """
-        problem = problem_of_split(plan, self.size)
+        problem = plan.problem_of_split(self.size)
         if problem is not None:
             raise UserError(problem)
         num_heads, num_kv_heads = plan.num_heads // self.size, plan.num_kv_heads // self.size

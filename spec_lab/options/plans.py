@@ -24,7 +24,7 @@ class Given:
     """The `num_draft_tokens` of each request's line, a number or "off"; K for lines without it."""
 
     def build(self, lab: Lab) -> Plan | None:
-        from spec_lab.engine.given_plan import GivenPlan
+        from spec_lab.engine.plan import GivenPlan
 
         return GivenPlan(lab.run.drafter.num_draft_tokens)
 

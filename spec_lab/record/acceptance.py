@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from statistics import NormalDist
+from statistics import stdev
 from typing import TYPE_CHECKING, Any
 
 from spec_lab.core.results import RowCounts
 from spec_lab.record.draft_counts import DraftCounts, RoundTotals, draft_counts, round_totals, rounds_of
 from spec_lab.record.metric import Measured, metric, ratio
-from spec_lab.record.statistics import bootstrapped, lengths
+from spec_lab.record.statistics import Z, bootstrapped, lengths
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from spec_lab.core.results import ExpertCounts, RequestRecord
+    from spec_lab.core.results import ExpertCounts
     from spec_lab.record.models import Request
-
-NOT_KNOWN: dict[str, float | None] = {"value": None, "low": None, "high": None}
 
 
 @metric("num_requests", per="requests")
@@ -79,9 +77,11 @@ def acceptance_length(measured: Measured) -> dict[str, float | None] | None:
     if not measured.num_draft_tokens:
         return None
     pooled = draft_counts(measured.requests, measured.num_draft_tokens).acceptance_length
-    counts = counts_by_request(measured.requests, measured.num_draft_tokens)
-    interval = bootstrapped(lambda picks: lengths(counts[picks].sum(axis=-3)), len(measured.requests))
-    return (asdict(interval) if interval else NOT_KNOWN) | {"value": pooled}
+    return _interval(counts_by_request(measured.requests, measured.num_draft_tokens)) | {"value": pooled}
+
+
+def _interval(counts: np.ndarray[Any, Any]) -> dict[str, float | None]:
+    return asdict(bootstrapped(lambda picks: lengths(counts[picks]), len(counts)))
 
 
 def counts_by_request(requests: Sequence[Request], num_draft_tokens: int) -> np.ndarray[Any, Any]:
@@ -89,8 +89,7 @@ def counts_by_request(requests: Sequence[Request], num_draft_tokens: int) -> np.
     import numpy as np
 
     each = [draft_counts([request], num_draft_tokens) for request in requests]
-    counts = [[part.reached, part.accepted] for part in each]
-    return np.array(counts, dtype=np.int64).reshape(len(requests), 2, num_draft_tokens)
+    return np.array([[part.reached, part.accepted] for part in each], dtype=np.int64)
 
 
 @metric("common_length", "tokens a round", per="requests")
@@ -102,38 +101,36 @@ def common_length(measured: Measured) -> dict[str, float | None] | None:
     Drafts behind an end of sequence count, nearly all of them rejected. So it is a little lower than
     `acceptance_length`.
     """
-    if not measured.num_draft_tokens or not measured.tells_offers:
+    totals = _common(measured)
+    if totals is None:
         return None
-    each = [round_totals([request], measured.num_draft_tokens) for request in measured.requests]
-    if not any(totals.rounds for totals in each):
-        return NOT_KNOWN | {"value": measured.totals.common_length if measured.totals else None}
-    interval = bootstrapped(common_lengths(each), len(each))
-    return asdict(interval) if interval else NOT_KNOWN
+    return _interval(common_counts(measured.requests, measured.num_draft_tokens)) | {"value": totals.common_length}
 
 
-def common_lengths(each: Sequence[RoundTotals]) -> Callable[[Any], Any]:
-    """Return the common length as a statistic over requests, for `bootstrapped`."""
+def common_counts(requests: Sequence[Request], num_draft_tokens: int) -> np.ndarray[Any, Any]:
+    """Return [requests, 2, 1]: rounds that offered a draft, and drafts accepted in them. `lengths` of it is the common
+    length."""
     import numpy as np
 
-    counts = np.array([[totals.rounds, totals.accepted] for totals in each], dtype=np.int64)
-
-    def statistic(picks: Any) -> Any:
-        rounds, accepted = np.moveaxis(counts[picks].sum(axis=-2), -1, 0)
-        return 1 + np.where(rounds > 0, accepted / np.maximum(rounds, 1), np.nan)
-
-    return statistic
+    each = [round_totals([request], num_draft_tokens) for request in requests]
+    return np.array([[[totals.rounds], [totals.accepted]] for totals in each], dtype=np.int64)
 
 
 @metric("common_rate_by_position", "share", per="requests")
 def common_rate_by_position(measured: Measured) -> list[float | None] | None:
     """Share of the rounds of `common_length` that accepted the draft at each position, which add up to it less 1."""
-    if not measured.num_draft_tokens or not measured.tells_offers:
-        return None
-    own = round_totals(measured.requests, measured.num_draft_tokens)
-    totals = own if own.rounds else measured.totals
+    totals = _common(measured)
     if totals is None or totals.by_position is None:
         return None
     return [ratio(count, totals.rounds) for count in totals.by_position]
+
+
+def _common(measured: Measured) -> RoundTotals | None:
+    """Return what every engine counts alike, or else the totals that it tells."""
+    if not measured.num_draft_tokens or not measured.tells_offers:
+        return None
+    own = round_totals(measured.requests, measured.num_draft_tokens)
+    return own if own.rounds or measured.totals is None else measured.totals
 
 
 @metric("told")
@@ -145,8 +142,9 @@ def told(measured: Measured) -> dict[str, float | None]:
 @metric("acceptance_length_all", "tokens a round", per="requests")
 def acceptance_length_all(measured: Measured) -> float | None:
     """Really emitted tokens / request rounds, pooled: rounds cut short count as they were cut. What speed rests on."""
-    emitted = num_emitted_tokens(measured)
-    return ratio(emitted, num_request_rounds(measured)) if measured.num_draft_tokens and emitted is not None else None
+    if not measured.num_draft_tokens:
+        return None
+    return ratio(num_emitted_tokens(measured), num_request_rounds(measured))
 
 
 @metric("acceptance_rate_by_position", "share", per="requests")
@@ -182,30 +180,23 @@ def emitted_histogram(measured: Measured) -> dict[int, int] | None:
 
 
 @metric("acceptance_length_by", "tokens a round", per="requests")
-def acceptance_length_by(measured: Measured) -> dict[str, dict[str, float | None]]:
+def acceptance_length_by(measured: Measured) -> dict[str, float | None]:
     """Acceptance length of the rounds that begin at a length of the text, prompt included (`context.256`: 256 to 511
     tokens), in a turn of a conversation (`turn.1`), and inside thinking or outside it (`phase.thinking`,
     `phase.answer`)."""
-    k = measured.num_draft_tokens
-    if not k:
+    if not measured.num_draft_tokens:
         return {}
-    contexts, turns, phases = (defaultdict[str, DraftCounts](lambda: DraftCounts.empty(k)) for _ in range(3))
+    found = defaultdict[str, DraftCounts](lambda: DraftCounts.empty(measured.num_draft_tokens))
     for request in measured.requests:
-        for start, (accepted, judged, offered) in _placed_rounds(request):
-            homes = [turns[str(request.turn)]]
+        spans = request.thinking_spans
+        for start, numbers in _placed_rounds(request):
+            found[f"turn.{request.turn}"].add_round(*numbers)
             if start is not None:
-                homes.append(contexts[str(1 << ((len(request.prompt_ids) + start).bit_length() - 1))])
-                if request.thinking_spans is not None:
-                    inside = any(low <= start < high for low, high in request.thinking_spans)
-                    homes.append(phases["thinking" if inside else "answer"])
-            for home in homes:
-                home.add_round(accepted, judged, offered)
-    found = {"context": contexts, "turn": turns, "phase": phases}
-    return {
-        name: {key: part[key].acceptance_length for key in sorted(part, key=lambda key: (len(key), key))}
-        for name, part in found.items()
-        if part
-    }
+                found[f"context.{1 << ((len(request.prompt_ids) + start).bit_length() - 1)}"].add_round(*numbers)
+            if start is not None and spans is not None:
+                is_thinking = any(low <= start < high for low, high in spans)
+                found["phase.thinking" if is_thinking else "phase.answer"].add_round(*numbers)
+    return {name: found[name].acceptance_length for name in sorted(found, key=lambda name: (len(name), name))}
 
 
 def _placed_rounds(request: Request) -> Iterator[tuple[int | None, tuple[int, int, int | None]]]:
@@ -222,71 +213,60 @@ def rows(measured: Measured) -> dict[str, int]:
     """Drafts and rows of one pass over the workload: drafts made, drafts offered to verification, rows verified, rows
     of the drafter's catch-up by part of its layers, and rows of the prompt pass."""
     total = RowCounts()
-    if (first := measured.first) is not None:
-        for counts in (*(record.rows for record in first.rounds), *(record.rows for record in first.prefills)):
-            total.add(counts)
+    for counts in (*(each.rows for each in measured.first.rounds), *(each.rows for each in measured.first.prefills)):
+        total.add(counts)
     return asdict(total)
 
 
 @metric("experts_read", "experts a round", inside=True)
-def experts_read(measured: Measured) -> dict[str, float] | None:
+def experts_read(measured: Measured) -> dict[str, float | None] | None:
     """Number of different experts whose weights a round read, by stage: summed over layers and passes, averaged over
     rounds. It shows what verifying more rows costs a target with experts, and what pruning saves. Choices of padded
     rows are left out; null where no layer has experts.
 
     The prompt pass is not counted. A stage of several passes, such as recur, counts an expert again in each pass.
     """
-    return _a_round(measured, lambda result: result.experts_read)
+    return _a_round(measured, measured.first.experts_read)
 
 
 @metric("expert_bytes_read", "bytes a round", inside=True)
-def expert_bytes_read(measured: Measured) -> dict[str, float] | None:
+def expert_bytes_read(measured: Measured) -> dict[str, float | None] | None:
     """Bytes of the weights of the experts that a round read, by stage, counted as `experts_read` is."""
-    return _a_round(measured, lambda result: result.expert_bytes_read)
+    return _a_round(measured, measured.first.expert_bytes_read)
 
 
-def _a_round(measured: Measured, counts_of: Callable[[Any], ExpertCounts | None]) -> dict[str, float] | None:
-    first = measured.first
-    counts = None if first is None or not first.rounds else counts_of(first)
-    return None if first is None or counts is None else {k: v / len(first.rounds) for k, v in asdict(counts).items()}
+def _a_round(measured: Measured, counts: ExpertCounts | None) -> dict[str, float | None] | None:
+    num_rounds = len(measured.first.rounds)
+    return None if counts is None else {stage: ratio(count, num_rounds) for stage, count in asdict(counts).items()}
 
 
 @metric("relaxed", per="requests")
 def relaxed_hits(measured: Measured) -> dict[str, float | None] | None:
     """Accepted drafts that were not the target's argmax, before any cut (`hits`), and their number for 1000 tokens
     emitted in rounds; null for a rule that never relaxes."""
-    hits = [rnd.relaxed[place] for rnd, place in measured.rounds_of(measured.requests) if rnd.relaxed is not None]
+    hits = [rnd.relaxed[place] for rnd, place in measured.rounds() if rnd.relaxed is not None]
     if not hits:
         return None
     return {"hits": sum(hits), "per_1000_tokens": ratio(1000 * sum(hits), num_emitted_tokens(measured))}
 
 
 @metric("plan_tokens", "tokens a request round")
-def plan_tokens(measured: Measured) -> dict[str, float] | None:
+def plan_tokens(measured: Measured) -> dict[str, float | None]:
     """Tokens of a request's round that `drafter.plan` expected before the launch, and those that the rule emitted,
     before any cut, over the rounds of the first turn; null without a plan that expects something."""
-    first = measured.first
-    rounds = [each for each in (first.rounds if first else ()) if each.num_expected is not None and each.accepted]
+    rounds = [each for each in measured.first.rounds if each.num_expected is not None and each.accepted]
     count = sum(len(each.accepted) for each in rounds)
-    if not count:
-        return None
-    expected = sum(each.num_expected or 0.0 for each in rounds)
     return {
-        "expected": expected / count,
-        "emitted": sum(sum(each.accepted) + len(each.accepted) for each in rounds) / count,
+        "expected": ratio(sum(each.num_expected or 0.0 for each in rounds), count),
+        "emitted": ratio(sum(sum(each.accepted) + len(each.accepted) for each in rounds), count),
     }
 
 
 @metric("parts", per="requests")
 def parts(measured: Measured) -> dict[str, dict[str, int]] | None:
     """Rounds, drafts offered and drafts accepted (before any cut) of each part of drafter=hybrid; null for others."""
-    return parts_of(measured.requests)
-
-
-def parts_of(requests: Iterable[Request | RequestRecord]) -> dict[str, dict[str, int]] | None:
-    """Count what each part of a drafter did."""
     counts: dict[str, dict[str, int]] = {}
-    for request in requests:
+    for request in measured.requests:
         for name, (accepted, _, offered) in zip(request.drafted_by or (), rounds_of(request), strict=False):
             of_part = counts.setdefault(name, {"rounds": 0, "offered": 0, "accepted": 0})
             of_part["rounds"] += 1
@@ -304,25 +284,20 @@ def distance(measured: Measured) -> dict[str, float | None] | None:
     The distance is computed exactly from the prefix and the drafter's law, not estimated from samples. A rule that
     looks ahead is judged given the drafts that it looked at.
     """
-    sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
-    for record, place in measured.rounds_of(measured.requests):
+    sums = defaultdict[str, list[float]](lambda: [0.0, 0.0, 0.0])
+    for record, place in measured.rounds():
         if record.distance is not None:
-            apart, of_request = record.distance[place], sums[record.request_ids[place]]
-            more = (record.accepted[place] + 1, apart[0], math.inf if apart[1] is None else apart[1])
+            variation, divergence = record.distance[place]
+            more = record.accepted[place] + 1, variation, math.inf if divergence is None else divergence
+            of_request = sums[record.request_ids[place]]
             of_request[:] = [old + new for old, new in zip(of_request, more, strict=True)]
     if not sums:
         return None
     tokens, variation, divergence = (sum(column) for column in zip(*sums.values(), strict=True))
     mean = variation / tokens
-    # The interval is that of a ratio of two sums over requests, linearised.
-    spread = [of_request[1] - mean * of_request[0] for of_request in sums.values()]
-    half = None
-    if len(sums) > 1:
-        deviation = math.sqrt(sum(x * x for x in spread) / (len(sums) - 1) * len(sums)) / tokens
-        half = NormalDist().inv_cdf(0.975) * deviation
-    return {
-        "total_variation": mean,
-        "low": None if half is None else max(0.0, mean - half),
-        "high": None if half is None else min(1.0, mean + half),
-        "kl": divergence / tokens if math.isfinite(divergence) else None,
-    }
+    found = {"total_variation": mean, "low": None, "high": None, "kl": divergence / tokens}
+    if len(sums) > 1:  # the interval is that of a ratio of two sums over requests, linearised
+        apart = [of_request[1] - mean * of_request[0] for of_request in sums.values()]
+        half = Z * stdev(apart) * math.sqrt(len(sums)) / tokens
+        found |= {"low": max(0.0, mean - half), "high": min(1.0, mean + half)}
+    return found

@@ -20,12 +20,10 @@ def accuracy(measured: Measured) -> dict[str, Any]:
     """Share of right answers among the n requests whose answer a program can check, with its 95 % Wilson interval; cut
     of the n outputs ran into max_new_tokens."""
     checked = [request for request in measured.requests if request.correct is not None]
-    if not checked:
-        return {"value": None, "low": None, "high": None, "n": 0, "cut": 0}
     num_right = sum(request.correct is True for request in checked)
-    low, high = wilson_interval(num_right, len(checked))
+    low, high = wilson_interval(num_right, len(checked)) if checked else (None, None)
     num_cut = sum(request.finish_reason == CUT_BY_LIMIT for request in checked)
-    return {"value": num_right / len(checked), "low": low, "high": high, "n": len(checked), "cut": num_cut}
+    return {"value": ratio(num_right, len(checked)), "low": low, "high": high, "n": len(checked), "cut": num_cut}
 
 
 def answers_cut(numbers: Mapping[str, Any]) -> bool:
@@ -46,14 +44,12 @@ def accuracy_change(requests: Sequence[Request], others: Sequence[Request]) -> d
     """Compare the answers of two runs, paired by prompt; None if no prompt was checked in both."""
     by_id = {other.id: other.correct for other in others}
     pairs = [(request.correct, by_id.get(request.id)) for request in requests]
-    pairs = [(mine, other) for mine, other in pairs if mine is not None and other is not None]
-    if not pairs:
+    changes = [mine - other for mine, other in pairs if mine is not None and other is not None]
+    if not changes:
         return None
-    lost = sum(bool(other) and not mine for mine, other in pairs)
-    gained = sum(bool(mine) and not other for mine, other in pairs)
-    low, high = paired_difference_interval(lost, gained, len(pairs))
-    difference = (gained - lost) / len(pairs)
-    return {"value": difference, "low": low, "high": high, "lost": lost, "gained": gained, "n": len(pairs)}
+    lost, gained, count = changes.count(-1), changes.count(1), len(changes)
+    low, high = paired_difference_interval(lost, gained, count)
+    return {"value": (gained - lost) / count, "low": low, "high": high, "lost": lost, "gained": gained, "n": count}
 
 
 @metric("thinking", per="requests")
@@ -70,9 +66,18 @@ def thinking(measured: Measured) -> dict[str, float | None] | None:
 @metric("equal_to_plain", "share", per="requests")
 def equal_share(measured: Measured) -> float | None:
     """Share of outputs equal to plain decoding's token by token; null where the two were not compared."""
-    if not measured.is_compared:
-        return None
-    return ratio(sum(request.divergence is None for request in measured.requests), len(measured.requests))
+    return _equal([r.divergence for r in measured.requests]) if measured.is_compared else None
+
+
+@metric("equal_to_lab", "share", per="requests")
+def equal_to_lab(measured: Measured) -> float | None:
+    """Share of another engine's outputs that are the lab's plain decoding, token by token; null for the lab's own, and
+    where they were not compared."""
+    return _equal([r.lab_divergence for r in measured.requests]) if measured.beside_lab else None
+
+
+def _equal(divergences: Sequence[Divergence | None]) -> float | None:
+    return ratio(divergences.count(None), len(divergences))
 
 
 @metric("divergence")
@@ -91,15 +96,6 @@ def lab_divergence(measured: Measured) -> dict[str, Any] | None:
     """What `divergence` counts, of another engine's outputs beside the lab's plain decoding; margins are of the lab's
     logits. Null for the lab's own outputs, and where they were not compared."""
     return _divergences([r.lab_divergence for r in measured.requests]) if measured.beside_lab else None
-
-
-@metric("equal_to_lab", "share", per="requests")
-def equal_to_lab(measured: Measured) -> float | None:
-    """Share of another engine's outputs that are the lab's plain decoding, token by token; null for the lab's own, and
-    where they were not compared."""
-    if not measured.beside_lab:
-        return None
-    return ratio(sum(request.lab_divergence is None for request in measured.requests), len(measured.requests))
 
 
 def _divergences(of_requests: Sequence[Divergence | None]) -> dict[str, Any]:

@@ -45,15 +45,6 @@ class DraftCounts:
     def empty(cls, num_draft_tokens: int) -> DraftCounts:
         return cls([0] * num_draft_tokens, [0] * num_draft_tokens, [0] * num_draft_tokens)
 
-    @classmethod
-    def of(cls, rounds: Iterable[tuple[int, ...]], num_draft_tokens: int) -> DraftCounts:
-        """Count rounds given as (accepted drafts, judged tokens), or with the offered drafts as a third entry if these
-        may be fewer than K; see `add_round`."""
-        counts = cls.empty(num_draft_tokens)
-        for numbers in rounds:
-            counts.add_round(*numbers)
-        return counts
-
     def add_round(self, num_accepted: int, num_judged: int, num_offered: int | None = None) -> None:
         """Count one round.
 
@@ -68,12 +59,6 @@ class DraftCounts:
             self.offered[position] += num_offered is None or position < num_offered
         for position in range(min(num_accepted, num_judged)):
             self.accepted[position] += 1
-
-    def add(self, other: DraftCounts) -> None:
-        """Pool the counts of other rounds into these."""
-        self.reached = [mine + theirs for mine, theirs in zip(self.reached, other.reached, strict=True)]
-        self.offered = [mine + theirs for mine, theirs in zip(self.offered, other.offered, strict=True)]
-        self.accepted = [mine + theirs for mine, theirs in zip(self.accepted, other.accepted, strict=True)]
 
     @property
     def conditional(self) -> list[float | None]:
@@ -93,12 +78,9 @@ class DraftCounts:
 
         If no text ended inside a round, this is judged tokens / rounds, to the last bit.
         """
-        total = Fraction(1)
-        for share in self._shares():
-            if share is None:
-                return None
-            total += share
-        return float(total)
+        shares = self._shares()
+        known = [share for share in shares if share is not None]
+        return float(1 + sum(known)) if len(known) == len(shares) else None
 
     def _shares(self) -> list[Fraction | None]:
         """Return the products of the rates. After a position with rate 0 they are 0, even if nothing was judged
@@ -147,14 +129,12 @@ class RoundTotals:
 
     Attributes:
         rounds: request rounds that offered a draft.
-        offered: drafts that they offered; None if the engine does not tell.
         accepted: drafts that were accepted in them, before any cut.
         by_position: rounds that accepted the draft at each position; None if the engine does not tell.
     """
 
     rounds: int
     accepted: int
-    offered: int | None = None
     by_position: tuple[int, ...] | None = None
 
     @property
@@ -165,13 +145,9 @@ class RoundTotals:
 
 def round_totals(requests: Iterable[RequestRecord | Request], num_draft_tokens: int) -> RoundTotals:
     """Pool the rounds that offered a draft, as they were judged: what any engine can count alike."""
-    judged = [(accepted, offered) for r in requests for accepted, _, offered in rounds_of(r) if offered != 0]
-    return RoundTotals(
-        rounds=len(judged),
-        accepted=sum(accepted for accepted, _ in judged),
-        offered=sum(num_draft_tokens if offered is None else offered for _, offered in judged),
-        by_position=tuple(sum(accepted > place for accepted, _ in judged) for place in range(num_draft_tokens)),
-    )
+    judged = [accepted for request in requests for accepted, _, offered in rounds_of(request) if offered != 0]
+    by_position = tuple(sum(accepted > place for accepted in judged) for place in range(num_draft_tokens))
+    return RoundTotals(len(judged), sum(judged), by_position)
 
 
 def _rates(accepted: Iterable[int], before: Iterable[int]) -> list[Fraction | None]:

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import inspect
 import math
-import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -48,10 +47,10 @@ class Metric:
     inside: bool = False
 
 
+EXTENSION_PREFIX = "metrics."
 METRICS: dict[str, Metric] = {}
-"""The lab's own metrics, in the order in which their modules define them."""
-EXTENSION_METRICS: dict[str, Metric] = {}
-"""Those of modules outside the lab. Their names in a record begin with `metrics.`"""
+"""All metrics, in the order in which their modules define them. Names of modules outside the lab begin with
+`EXTENSION_PREFIX`."""
 
 
 def metric(name: str, unit: str = "", per: Per = "run", inside: bool = False) -> Callable[[Function], Function]:
@@ -59,9 +58,8 @@ def metric(name: str, unit: str = "", per: Per = "run", inside: bool = False) ->
 
     def register(function: Function) -> Function:
         definition = " ".join((inspect.getdoc(function) or "").split("\n\n")[0].split())
-        is_ours = function.__module__.startswith("spec_lab.")
-        own = name if is_ours else f"metrics.{name}"
-        (METRICS if is_ours else EXTENSION_METRICS)[own] = Metric(own, unit, definition, per, function, inside)
+        own = name if function.__module__.startswith("spec_lab.") else f"{EXTENSION_PREFIX}{name}"
+        METRICS[own] = Metric(own, unit, definition, per, function, inside)
         return function
 
     return register
@@ -98,86 +96,65 @@ class Measured:
     told: Mapping[str, float | None] = field(default_factory=dict)
 
     @property
-    def first(self) -> GenerationResult | None:
+    def first(self) -> GenerationResult:
         """Return the first turn."""
-        return self.repeats[0] if self.repeats else None
+        return self.repeats[0]
 
     def tells(self, name: str) -> bool:
         """Return whether a field of the requests is known, which an engine other than the lab's may not tell."""
         return self.is_ours or any(getattr(request, name) is not None for request in self.requests)
 
-    def rounds_of(self, requests: Collection[Request]) -> Iterator[tuple[RoundRecord, int]]:
-        """Yield the first turn's rounds in which these requests were, each with the request's place in its lists."""
-        ids = {request.id for request in requests}
-        for record in self.first.rounds if self.first else ():
+    def rounds(self) -> Iterator[tuple[RoundRecord, int]]:
+        """Yield the first turn's rounds in which the requests were, each with the request's place in its lists."""
+        ids = {request.id for request in self.requests}
+        for record in self.first.rounds:
             for place, request_id in enumerate(record.request_ids):
                 if request_id in ids:
                     yield record, place
 
 
-def part_of(measured: Measured, extra: Iterable[Metric] = ()) -> Part:
-    """Compute all numbers of a configuration: those of the lab, and the `extra` ones of extensions."""
+def part_of(measured: Measured) -> Part:
+    """Compute all numbers of a configuration."""
     from spec_lab.record.models import Part
 
-    metrics = [*METRICS.values(), *extra]
-    repeats = [_numbers(metrics, "turn", result) for result in measured.repeats]
-    rounds = [round_numbers(record, metrics) for record in (measured.first.rounds if measured.first else ())]
-    numbers = _numbers(metrics, "requests", measured) | _numbers(metrics, "run", measured)
-    for name in dict.fromkeys(name for turn in repeats for name in turn):
-        numbers[name] = median_of(turn.get(name) for turn in repeats)
-    for name in (each.name for each in metrics if each.per == "round"):
-        numbers[name] = mean_of(each.get(name) for each in rounds)
-    by_category = {
-        category: replace(measured, requests=[each for each in measured.requests if each.category == category])
-        for category in sorted({request.category for request in measured.requests})
-    }
-    return Part(
-        num_draft_tokens=measured.num_draft_tokens,
-        metrics=numbers,
-        repeats=repeats,
-        by_category={
-            category: _numbers(metrics, "requests", replace(part, totals=None, told={}))
-            for category, part in by_category.items()
-        },
-    )
-
-
-def round_numbers(record: RoundRecord, metrics: Iterable[Metric]) -> Numbers:
-    """Return the numbers of one round."""
-    return _numbers(metrics, "round", record)
+    turns = [numbers_of("turn", result) for result in measured.repeats]
+    rounds = [numbers_of("round", record) for record in measured.first.rounds]
+    numbers = numbers_of("requests", measured) | numbers_of("run", measured)
+    for pooled, each in ((median_of, turns), (mean_of, rounds)):
+        names = dict.fromkeys(name for found in each for name in found)
+        numbers |= {name: pooled(found.get(name) for found in each) for name in names}
+    by_category = {}
+    for category in sorted({request.category for request in measured.requests}):
+        requests = [request for request in measured.requests if request.category == category]
+        by_category[category] = numbers_of("requests", replace(measured, requests=requests, totals=None))
+    return Part(num_draft_tokens=measured.num_draft_tokens, metrics=numbers, repeats=turns, by_category=by_category)
 
 
 def flattened(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the numbers in a metric's value by dotted names. Infinity, which JSON lacks, is None."""
+    if isinstance(value, (list, tuple)):
+        value = dict(enumerate(value, start=1))
     if isinstance(value, Mapping):
         for key, part in value.items():
             yield from flattened(name if key == "value" else f"{name}.{key}", part)
-    elif isinstance(value, (list, tuple)):
-        for place, part in enumerate(value, start=1):
-            yield from flattened(f"{name}.{place}", part)
     else:
         yield name, None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _numbers(metrics: Iterable[Metric], per: Per, of: object) -> Numbers:
+def numbers_of(per: Per, of: object) -> Numbers:
     """Compute the metrics of one kind. One of an extension that fails has no value, since the run is done."""
     found: Numbers = {}
-    for each in metrics:
+    for each in METRICS.values():
         if each.per != per or (each.inside and isinstance(of, Measured) and not of.is_ours):
             continue
         try:
             found |= flattened(each.name, each.compute(of))
         except Exception as error:
-            if each.name in METRICS:
+            if not each.name.startswith(EXTENSION_PREFIX):
                 raise
-            _tell_once(f"metric {each.name} has no value: {describe_error(error)}")
+            warnings.warn(f"metric {each.name} has no value: {describe_error(error)}", stacklevel=2)
             found[each.name] = None
     return found
-
-
-@cache
-def _tell_once(text: str) -> None:
-    print(text, file=sys.stderr)
 
 
 def median_of(values: Iterable[Any]) -> float | None:
@@ -192,6 +169,6 @@ def mean_of(values: Iterable[Any]) -> float | None:
     return fmean(known) if known else None
 
 
-def ratio(numerator: float, denominator: float | None) -> float | None:
-    """Return the ratio of two numbers; None if the second is 0 or unknown."""
-    return numerator / denominator if denominator else None
+def ratio(numerator: float | None, denominator: float | None) -> float | None:
+    """Return the ratio of two numbers; None if the second is 0 or one of them unknown."""
+    return None if numerator is None or not denominator else numerator / denominator

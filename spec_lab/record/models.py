@@ -13,12 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from spec_lab.core.results import RowCounts
 from spec_lab.record.names import THIS_RUN, Status
+from spec_lab.record.trace import Kernel
 
-SCALAR_PREFIX = "summary."
-
-DivergenceKind = Literal["near_tie", "bug", "lossy"]
-Number = bool | int | float | None
-Numbers = dict[str, Number]
+Numbers = dict[str, bool | int | float | None]
 
 
 class Model(BaseModel):
@@ -38,7 +35,7 @@ class Divergence(Model):
 
     index: int
     margin: float | None
-    kind: DivergenceKind
+    kind: Literal["near_tie", "bug", "lossy"]
 
 
 class Request(Model):
@@ -129,16 +126,6 @@ class RoundCost(Model):
     seconds: float
 
 
-class Kernel(Model):
-    """One kernel of the profiled rounds; on a CPU, one operator."""
-
-    model_config = ConfigDict(from_attributes=True)
-
-    name: str
-    calls_per_round: float
-    us_per_round: float
-
-
 class Part(Model):
     """One configuration of a run: `part["rows.verified"]` is a number by its dotted name, null if there is none.
 
@@ -167,19 +154,15 @@ class Target(Model):
     Attributes:
         digest: twelve digits of its configuration and weights, or of the shape of random weights.
         template: twelve digits of the chat template that wrote the prompts; `none` if there is none.
-        thinking_markers: whether the tokenizer has the tokens that thinking stands between.
-        weight_dtype: what the weights of the products of its layers are kept in.
-        stored_types: types of a GGUF file's weights, the one with the most numbers first, or the forms of a quantised
-            folder's; None for a folder in floating point.
+        weights: in words what the weights of its layers' products are kept in, and what they were widened and rounded
+            from. Types of a GGUF file are in order, the one with the most numbers first.
     """
 
     name: str | None = None
     digest: str | None = None
     template: str | None = None
-    thinking_markers: bool | None = None
     dtype: str | None = None
-    weight_dtype: str | None = None
-    stored_types: list[str] | None = None
+    weights: str | None = None
 
 
 class Machine(Model):
@@ -212,7 +195,6 @@ class Run(Part):
         engine: what decoded, and its version.
         thinking: whether the template was asked for thinking; null if it was not asked.
         sampling: the sampling settings of the requests.
-        tree_rows: verify rows of a request where drafts are a tree.
         acceptance_imposed: the rule sets how much is accepted, so that acceptance is not a result.
         acceptance_lossless: whether the rule promises the target's distribution.
         row_invariant: whether a row of the target's forwards of a few rows has the same bits alone.
@@ -237,7 +219,6 @@ class Run(Part):
     thinking: bool | None = None
     sampling: dict[str, Any] = Field(default_factory=dict)
     machine: Machine = Field(default_factory=Machine)
-    tree_rows: int | None = None
     acceptance_imposed: bool = False
     acceptance_lossless: bool | None = None
     row_invariant: bool | None = None
@@ -254,4 +235,4 @@ class Run(Part):
 
     def scalars(self) -> dict[str, bool | int | float]:
         """Return every number that the run has as `summary.NAME`, for searches and trackers."""
-        return {f"{SCALAR_PREFIX}{name}": value for name, value in self.metrics.items() if value is not None}
+        return {f"summary.{name}": value for name, value in self.metrics.items() if value is not None}

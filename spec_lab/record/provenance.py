@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -28,33 +29,28 @@ def machine_of(device: str | None = None, **known: Any) -> Machine:
         device: as torch spells it; None before anything is loaded.
         known: further fields.
     """
+    from spec_lab.core.version import VERSION
     from spec_lab.record.models import Machine
 
+    versions: dict[str, str | None] = {"spec_lab": VERSION, "python": platform.python_version()}
+    versions["platform"] = f"{platform.system()} {platform.machine()}"
+    for package in PACKAGES:
+        versions[package] = None
+        with suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
+    name = None if device is None else cpu_model()
+    if device is not None and device.startswith("cuda"):
+        import torch
+
+        name = torch.cuda.get_device_name(torch.device(device))
     return Machine(
-        versions=package_versions(),
+        versions=versions,
         git_revision=git_revision(),
         cpu_model=cpu_model(),
         device=device,
-        device_name=None if device is None else device_name(device),
+        device_name=name,
         **known,
     )
-
-
-def package_versions() -> dict[str, str | None]:
-    """Return versions by distribution, null if not installed, and those of Python, the platform and spec_lab."""
-    from spec_lab.core.version import VERSION
-
-    versions: dict[str, str | None] = {
-        "spec_lab": VERSION,
-        "python": platform.python_version(),
-        "platform": f"{platform.system()} {platform.machine()}",
-    }
-    for package in PACKAGES:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            versions[package] = None
-    return versions
 
 
 def origins(extensions: Iterable[ModuleType]) -> dict[str, dict[str, str | None]]:
@@ -89,15 +85,6 @@ def cpu_model() -> str:
     lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines() if cpuinfo.exists() else []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, platform.processor() or platform.machine())
-
-
-def device_name(device: str) -> str:
-    """Return the name of the accelerator behind a torch device, or of the CPU."""
-    if not device.startswith("cuda"):
-        return cpu_model()
-    import torch
-
-    return torch.cuda.get_device_name(torch.device(device))
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

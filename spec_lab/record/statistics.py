@@ -12,17 +12,18 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist, fmean, stdev
+from statistics import NormalDist, fmean
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from spec_lab.record.models import Part, Run
+    from spec_lab.record.models import Run
 
     Array = np.ndarray[Any, Any]
 
 CONFIDENCE = 0.95
+Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 LEAST_TURNS = 3
 """Fewer turns give no interval: two may agree by chance."""
 LEAST_PROMPTS = 2
@@ -42,59 +43,39 @@ class Interval:
         return self.low is None or self.high is None or self.low <= number <= self.high
 
 
-@dataclass(frozen=True, slots=True)
-class PairedRatio:
-    """A ratio of two rates, or of two times, over turns.
+def ratios_of_turns(numbers: Sequence[Any], others: Sequence[Any]) -> list[float]:
+    """Return the ratio of two sides' rates or times in each turn that has both above 0."""
+    pairs = zip(numbers, others, strict=True)
+    return [number / other for number, other in pairs if number and other and min(number, other) > 0]
 
-    Attributes:
-        log: mean of the logs of the turns' ratios.
-        error: standard error of `log`; None if there are too few turns.
-        freedom: degrees of freedom of that error.
+
+def over_reference(run: Run, reference: str, number: str = "decode_tokens_per_second") -> list[float]:
+    """Return the turns' ratios of a number of the run over that of a reference; none without the reference."""
+    other = run.references.get(reference)
+    if other is None:
+        return []
+    return ratios_of_turns(*([turn.get(number) for turn in part.repeats] for part in (run, other)))
+
+
+def mean_ratio(ratios: Sequence[float], base: Sequence[float] | None = None) -> Interval | None:
+    """Return the geometric mean of the ratios of turns with its t interval; None without any.
+
+    Args:
+        base: ratios of another run, by which they are divided; with Welch's interval, since turns of two runs are not
+            paired.
     """
+    import numpy as np
+    from scipy.stats import ttest_1samp, ttest_ind
 
-    log: float
-    error: float | None
-    freedom: float
-    num_turns: int
-
-    @property
-    def interval(self) -> Interval:
-        """Return the geometric mean over turns with its t interval."""
-        if self.error is None:
-            return Interval(math.exp(self.log), None, None)
-        from scipy.stats import t
-
-        reach = float(t.ppf((1 + CONFIDENCE) / 2, self.freedom)) * self.error
-        return Interval(math.exp(self.log), math.exp(self.log - reach), math.exp(self.log + reach))
-
-    def over(self, base: PairedRatio) -> PairedRatio:
-        """Return this ratio over that of another run, with Welch's interval, since turns of two runs are not paired."""
-        log, num_turns = self.log - base.log, min(self.num_turns, base.num_turns)
-        if self.error is None or base.error is None:
-            return PairedRatio(log, None, 0.0, num_turns)
-        variances = (self.error**2, base.error**2)
-        parts = variances[0] ** 2 / self.freedom + variances[1] ** 2 / base.freedom
-        freedom = sum(variances) ** 2 / parts if parts else self.freedom + base.freedom
-        return PairedRatio(log, math.sqrt(sum(variances)), freedom, num_turns)
-
-
-def of_turns(numbers: Sequence[Any], others: Sequence[Any]) -> PairedRatio | None:
-    """Return the ratio of two sides' numbers, turn by turn; None if no turn has both above 0."""
-    logs = [math.log(n / other) for n, other in zip(numbers, others, strict=True) if n and other and min(n, other) > 0]
-    if not logs:
+    sides = [np.log(side) for side in (ratios, base) if side is not None]
+    if not all(map(len, sides)):
         return None
-    error = stdev(logs) / math.sqrt(len(logs)) if len(logs) >= LEAST_TURNS else None
-    return PairedRatio(fmean(logs), error, len(logs) - 1, len(logs))
-
-
-def over_reference(
-    run: Run, reference: str, number: str = "decode_tokens_per_second", part: Part | None = None
-) -> PairedRatio | None:
-    """Return a number of the run, or of one of its parts, over that of a reference; None for the reference itself."""
-    other, part = run.references.get(reference), part or run
-    if other is None or other is part:
-        return None
-    return of_turns(*([turn.get(number) for turn in each.repeats] for each in (part, other)))
+    value = math.exp(fmean(sides[0]) - sum(map(fmean, sides[1:])))
+    if min(map(len, sides)) < LEAST_TURNS:
+        return Interval(value, None, None)
+    test = ttest_1samp(*sides, 0.0) if base is None else ttest_ind(*sides, equal_var=False)
+    low, high = np.exp(test.confidence_interval(CONFIDENCE))
+    return Interval(value, float(low), float(high))
 
 
 def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
@@ -108,29 +89,28 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
 def paired_difference_interval(lost: int, gained: int, num_pairs: int) -> tuple[float, float]:
     """Return the interval of a difference of paired proportions: Wald's with half a pair added to each cell (Agresti,
     Min 2005). Unlike Wald's own it has a width even if no pair differs."""
-    z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
     lost_adjusted, gained_adjusted, total = lost + 0.5, gained + 0.5, num_pairs + 2
     change = (gained_adjusted - lost_adjusted) / total
-    spread = z * (lost_adjusted + gained_adjusted - total * change * change) ** 0.5 / total
+    spread = Z * (lost_adjusted + gained_adjusted - total * change * change) ** 0.5 / total
     return max(-1.0, change - spread), min(1.0, change + spread)
 
 
 def lengths(counts: Array) -> Array:
-    """Return the acceptance lengths of pooled counts [..., 2, K]: drafts reached and accepted at each position
-    (`DraftCounts`); NaN where too few drafts were judged."""
+    """Return the acceptance lengths of counts [..., requests, 2, K], pooled over requests: drafts reached and accepted
+    at each position (`DraftCounts`); NaN where too few drafts were judged."""
     import numpy as np
 
-    reached, accepted = counts[..., 0, :], counts[..., 1, :]
+    reached, accepted = np.moveaxis(counts.sum(axis=-3), -2, 0)
     rates = np.where(reached > 0, accepted / np.maximum(reached, 1), np.nan)
-    shares, total = np.ones(counts.shape[:-2]), np.ones(counts.shape[:-2])
+    shares = total = np.ones(rates.shape[:-1])
     for position in range(rates.shape[-1]):
         shares = np.where(shares == 0, 0.0, shares * rates[..., position])
         total = total + shares
     return total
 
 
-def bootstrapped(statistic: Callable[..., Array], *sizes: int) -> Interval | None:
-    """Return a statistic with its percentile interval; None if it is unknown.
+def bootstrapped(statistic: Callable[..., Array], *sizes: int) -> Interval:
+    """Return a statistic with its percentile interval; NaN if it is unknown.
 
     Args:
         statistic: takes an index array [..., size] for each of `sizes`, resampled apart from each other, and returns
@@ -141,9 +121,7 @@ def bootstrapped(statistic: Callable[..., Array], *sizes: int) -> Interval | Non
 
     everything = [np.arange(size) for size in sizes]
     value = float(statistic(*everything)) if min(sizes) else math.nan
-    if math.isnan(value):
-        return None
-    if min(sizes) < LEAST_PROMPTS:
+    if math.isnan(value) or min(sizes) < LEAST_PROMPTS:
         return Interval(value, None, None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of resamples in which too few drafts were judged
@@ -152,8 +130,6 @@ def bootstrapped(statistic: Callable[..., Array], *sizes: int) -> Interval | Non
             lambda *picks, axis: statistic(*picks),
             n_resamples=NUM_RESAMPLES,
             batch=200,
-            vectorized=True,
-            confidence_level=CONFIDENCE,
             method="percentile",
             rng=SEED,
         ).bootstrap_distribution

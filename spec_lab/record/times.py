@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Sequence
-from statistics import median
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import pairwise
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from spec_lab.record.metric import Measured, mean_of, median_of, metric, ratio
-from spec_lab.record.statistics import of_turns
+from spec_lab.record.statistics import mean_ratio, ratios_of_turns
 from spec_lab.record.trace import union
 
 if TYPE_CHECKING:
-    from spec_lab.core.results import GenerationResult, RequestRecord, RoundRecord
-    from spec_lab.record.models import Request
-
-    Requests = Iterable[RequestRecord | Request]
+    from spec_lab.core.results import GenerationResult, RoundRecord
 
 STAGES = ("verify", "accept", "catchup", "recur", "draft", "graph", "commit", "readback", "lookup")
 """The stages of a round. `draft` is catchup and recur in one graph, and `graph` is one whole round or several in one;
@@ -31,15 +29,11 @@ def decode_tokens_per_second(turn: GenerationResult) -> float | None:
 
     `round_ms` says when a round begins and ends.
     """
-    return decode_rate(turn.rounds) if turn.rounds else _delivered_rate(turn.requests)
-
-
-def _delivered_rate(requests: Requests) -> float | None:
-    """Return the tokens a second of some requests, from the times at which they were delivered."""
-    timed = [request for request in requests if request.emitted_at]
-    spans = union((request.emitted_at[0], request.emitted_at[-1]) for request in timed if request.emitted_at)
-    seconds = sum(end - start for start, end in spans)
-    return ratio(sum(len(request.output_ids) - 1 for request in timed), seconds) if seconds > 0 else None
+    if turn.rounds:
+        return decode_rate(turn.rounds)
+    timed = [request for request in turn.requests if request.emitted_at]
+    spans = union((request.emitted_at[0], request.emitted_at[-1]) for request in timed)
+    return ratio(sum(len(request.output_ids) - 1 for request in timed), sum(end - start for start, end in spans))
 
 
 def decode_rate(rounds: Sequence[RoundRecord]) -> float | None:
@@ -70,8 +64,8 @@ def requests_per_second(turn: GenerationResult) -> float | None:
 def requests_in_flight(turn: GenerationResult) -> float | None:
     """Mean number of requests that have arrived and not ended: the sum of their times from arrival to the last token,
     over the time of the whole call. Median over timed repeats."""
-    times = end_to_end_latency_ms(turn.requests)
-    return ratio(sum(times) / 1e3, turn.seconds) if times else None
+    timed = [request for request in turn.requests if request.emitted_at]
+    return ratio(sum(r.emitted_at[-1] - r.arrived_at for r in timed), turn.seconds) if timed else None
 
 
 @metric("seconds", "s", per="turn")
@@ -88,7 +82,7 @@ def round_ms(turn: GenerationResult) -> float | None:
     So the times add up to the wall time of decoding. With graph.rounds_per_replay the rounds of a replay share its time
     equally, including that of wasted rounds.
     """
-    return mean_of([1e3 * record.seconds for record in turn.rounds])
+    return mean_of(1e3 * record.seconds for record in turn.rounds)
 
 
 @metric("launch_ms", "ms", per="turn")
@@ -98,7 +92,7 @@ def launch_ms(turn: GenerationResult) -> float | None:
 
     On a CPU a launch runs the operator, so the span is nearly the whole round. Median over timed repeats.
     """
-    return mean_of([1e3 * r.launch_seconds for r in turn.rounds if r.launch_seconds is not None])
+    return mean_of(1e3 * r.launch_seconds for r in turn.rounds if r.launch_seconds is not None)
 
 
 @metric("stage_ms_per_round", "ms", per="turn")
@@ -106,10 +100,10 @@ def stage_ms(turn: GenerationResult) -> dict[str, float | None]:
     """Mean time of a stage in the rounds that could tell it apart; null where none could. Median over timed repeats.
     commit is the device's bookkeeping; readback packs the results that the host needs and copies them; lookup is the
     host's search for drafts while the device waits. The rest of a round's time is the host's, between stages."""
-    seen = dict.fromkeys(name for record in turn.rounds for name in record.stage_seconds)
+    stages = dict.fromkeys((*STAGES, *(name for record in turn.rounds for name in record.stage_seconds)))
     return {
-        stage: mean_of([1e3 * r.stage_seconds[stage] for r in turn.rounds if stage in r.stage_seconds])
-        for stage in (*STAGES, *(name for name in seen if name not in STAGES))
+        stage: mean_of(1e3 * r.stage_seconds[stage] for r in turn.rounds if stage in r.stage_seconds)
+        for stage in stages
     }
 
 
@@ -120,7 +114,7 @@ def prefill_ms_per_request(turn: GenerationResult) -> float | None:
 
     So the times of all requests add up to that of all prompt passes.
     """
-    return mean_of([1e3 * record.seconds for record in turn.prefills])
+    return mean_of(1e3 * record.seconds for record in turn.prefills)
 
 
 @metric("prompt_tokens_per_second", "tokens/s", per="turn")
@@ -131,25 +125,25 @@ def prompt_tokens_per_second(turn: GenerationResult) -> float | None:
 
 
 @metric("prompt_forwards", inside=True)
-def prompt_forwards(measured: Measured) -> int | None:
+def prompt_forwards(measured: Measured) -> int:
     """Forwards of the target over prompts in a repeat, each over chunks of one request or of several
     (cache.prefill_tokens)."""
-    return None if measured.first is None else measured.first.num_prompt_forwards
+    return measured.first.num_prompt_forwards
 
 
 @metric("verify_calls", inside=True)
-def verify_calls(measured: Measured) -> int | None:
+def verify_calls(measured: Measured) -> int:
     """Rounds: target verifies, each of which serves a batch of requests; surplus rounds count. A surplus round was
     launched, under graph.overlap, before the host knew that the round before had ended all its requests: it emits
     nothing, and its time and its rows count."""
-    return None if measured.first is None else len(measured.first.rounds)
+    return len(measured.first.rounds)
 
 
 @metric("wasted_rounds", inside=True)
-def wasted_rounds(measured: Measured) -> int | None:
+def wasted_rounds(measured: Measured) -> int:
     """Rounds that graph.rounds_per_replay had launched together with others, and that ran when all their requests had
     ended. They have no line and no rows, and their time is in that of the others. Of the first repeat."""
-    return None if measured.first is None else measured.first.num_wasted_rounds
+    return measured.first.num_wasted_rounds
 
 
 @metric("repeats_identical")
@@ -165,68 +159,34 @@ def latency_ms(measured: Measured) -> dict[str, dict[str, float | None]]:
     time in a queue is in it) to its first token; tpot: from its first token to its last, divided by the tokens after
     the first; itl: between two deliveries to a request, pooled over requests (a round delivers all its tokens at once);
     e2e: from a request's arrival to its last token."""
-    requests = [request for result in measured.repeats for request in result.requests]
-    kinds = {
-        "ttft": time_to_first_token_ms(requests),
-        "tpot": time_per_output_token_ms(requests),
-        "itl": inter_token_latency_ms(requests),
-        "e2e": end_to_end_latency_ms(requests),
-    }
+    timed = [request for result in measured.repeats for request in result.requests if request.emitted_at]
+    several = [request for request in timed if len(request.output_ids) > 1]
+    wholly = [request for request in timed if len(request.emitted_at) == 1 + len(request.emitted_per_round)]
     return {
-        kind: {"mean": mean_of(values), "p50": percentile(values, 50), "p99": percentile(values, 99)}
-        for kind, values in kinds.items()
+        "ttft": _spread([r.emitted_at[0] - r.arrived_at for r in timed]),
+        "tpot": _spread([(r.emitted_at[-1] - r.emitted_at[0]) / (len(r.output_ids) - 1) for r in several]),
+        "itl": _spread([later - earlier for r in wholly for earlier, later in pairwise(r.emitted_at)]),
+        "e2e": _spread([r.emitted_at[-1] - r.arrived_at for r in timed]),
     }
 
 
-def time_to_first_token_ms(requests: Requests) -> list[float]:
-    """Return the time from a request's arrival to its first token."""
-    return [1e3 * (r.emitted_at[0] - _arrival(r)) for r in requests if r.emitted_at]
+def _spread(seconds: Sequence[float]) -> dict[str, float | None]:
+    import numpy as np
 
-
-def time_per_output_token_ms(requests: Requests) -> list[float]:
-    """Return the time from a request's first token to its last, divided by the tokens after the first."""
-    return [
-        1e3 * (request.emitted_at[-1] - request.emitted_at[0]) / (len(request.output_ids) - 1)
-        for request in requests
-        if request.emitted_at and len(request.output_ids) > 1
-    ]
-
-
-def inter_token_latency_ms(requests: Requests) -> list[float]:
-    """Return the times between two deliveries to a request, of those whose deliveries are all known."""
-    return [
-        1e3 * (later - earlier)
-        for request in requests
-        if len(request.emitted_at or ()) == 1 + len(request.emitted_per_round or ())
-        for earlier, later in itertools.pairwise(request.emitted_at or ())
-    ]
-
-
-def end_to_end_latency_ms(requests: Requests) -> list[float]:
-    """Return the time from a request's arrival to its last token."""
-    return [1e3 * (r.emitted_at[-1] - _arrival(r)) for r in requests if r.emitted_at]
-
-
-def _arrival(request: RequestRecord | Request) -> float:
-    return request.arrived_at or 0.0
+    if not seconds:
+        return dict.fromkeys(("mean", "p50", "p99"))
+    median_, highest = 1e3 * np.percentile(seconds, (50, 99))
+    return {"mean": 1e3 * fmean(seconds), "p50": float(median_), "p99": float(highest)}
 
 
 @metric("graph", inside=True)
-def graph(measured: Measured) -> dict[str, Any] | None:
+def graph(measured: Measured) -> dict[str, Any]:
     """Captures and replays since the engine was made, warm-up included; on a GPU each graph of a round is captured
     twice, and the two are replayed in turn. nodes: kernels, copies and fills of each segment's graph, on a CPU
     operators; of the last one captured. rounds_per_replay: rounds that one graph holds, where it holds whole ones;
     else 1. no_loop: the drafter has no draft loop, so that no mode captures one: drafts are looked up."""
-    if not measured.repeats:
-        return None
-    counts = measured.repeats[-1].graph  # never reset, so those of the last repeat hold all
-    return {
-        "captures": counts.captures,
-        "replays": counts.replays,
-        "nodes": counts.nodes,
-        "rounds_per_replay": counts.rounds_per_replay,
-        "no_loop": counts.no_loop,
-    }
+    counts = asdict(measured.repeats[-1].graph)  # never reset, so those of the last repeat hold all
+    return {name: count for name, count in counts.items() if name != "mode"}
 
 
 @metric("launches_per_round")
@@ -259,12 +219,11 @@ def gpu_busy_ms_per_round(measured: Measured) -> float | None:
 def gpu_idle_share(measured: Measured) -> float | None:
     """1 - `gpu_busy_ms_per_round` / `round_ms`, not under 0; null on a CPU. The busy time is profiled. `round_ms` is
     from the timed passes, and its mean here includes wasted rounds."""
-    busy = gpu_busy_ms_per_round(measured)
     times = (
         ratio(1e3 * sum(r.seconds for r in result.rounds), len(result.rounds) + result.num_wasted_rounds)
         for result in measured.repeats
     )
-    share = None if busy is None else ratio(busy, median_of(times))
+    share = ratio(gpu_busy_ms_per_round(measured), median_of(times))
     return None if share is None else max(0.0, 1 - share)
 
 
@@ -299,12 +258,11 @@ def _ratio_over(name: str, measured: Measured) -> dict[str, float | None] | None
     reference = measured.references.get(name)
     if reference is None:
         return None
-    rates, others = ([decode_tokens_per_second(r) for r in side.repeats] for side in (measured, reference))
-    ratios = [rate / other for rate, other in zip(rates, others, strict=True) if rate is not None and other]
-    paired = of_turns(rates, others)
-    if not ratios or paired is None:
+    sides = ([decode_tokens_per_second(turn) for turn in each.repeats] for each in (measured, reference))
+    ratios = ratios_of_turns(*sides)
+    mean = mean_ratio(ratios)
+    if mean is None:
         return None
-    mean = paired.interval
     return {
         "value": median(ratios), "low": min(ratios), "high": max(ratios),
         "mean": mean.value, "mean_low": mean.low, "mean_high": mean.high,
@@ -322,16 +280,8 @@ def break_even_acceptance_length(measured: Measured) -> float | None:
     if plain is None or not measured.num_draft_tokens:
         return None
     pairs = zip(measured.repeats, plain.repeats, strict=True)
-    costs = [(_request_round_seconds(mine), _request_round_seconds(other)) for mine, other in pairs]
-    return median_of(None if mine is None else ratio(mine, other) for mine, other in costs)
+    return median_of(ratio(_request_round_seconds(mine), _request_round_seconds(other)) for mine, other in pairs)
 
 
 def _request_round_seconds(turn: GenerationResult) -> float | None:
     return ratio(sum(record.seconds for record in turn.rounds), sum(len(record.emitted) for record in turn.rounds))
-
-
-def percentile(values: Sequence[float], percent: float) -> float | None:
-    """Return the value below which `percent` % of the values lie, interpolated linearly between the two nearest."""
-    import numpy as np
-
-    return float(np.percentile(values, percent)) if values else None

@@ -1,4 +1,4 @@
-"""The names of events in `trace.json.gz`, the profiler's trace of some rounds."""
+"""What the profiler tells of some rounds: kernels, and the names of events in `trace.json.gz`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,15 @@ LAUNCH = re.compile(r"(cuda|cu)(LaunchKernel|LaunchCooperativeKernel|GraphLaunch
 SYNC = re.compile(r"(cuda|cu)((Stream|Event|Device|Ctx)Synchronize|Memcpy(?!.*Async))")
 
 Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One kernel of the profiled rounds; on a CPU, one operator."""
+
+    name: str
+    calls_per_round: float
+    us_per_round: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,12 @@ is not larger than the recorded one.
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spec_lab.core.errors import UserError
+from spec_lab.record.models import Model
 from spec_lab.record.recorder import replace_bytes
 
 if TYPE_CHECKING:
@@ -20,11 +20,9 @@ if TYPE_CHECKING:
 
 VERIFY_ROWS_FILE = "verify_rows.safetensors"
 MAX_BYTES = 256 * 2**20
-ARRAYS = ("first_ids", "num_rounds", "draft_ids", "accepted", "last_ids", "top_ids", "top_probabilities")
 
 
-@dataclass(frozen=True, slots=True)
-class RowsOrigin:
+class RowsOrigin(Model):
     """The facts about the run that a rule needs in addition to the rows.
 
     Attributes:
@@ -73,9 +71,8 @@ def save_verify_rows(folder: Path, rows: VerifyRows) -> None:
     """Write the rows into the run's folder, whole or not at all."""
     from safetensors.numpy import save
 
-    arrays = {name: getattr(rows, name) for name in ARRAYS}
-    content = save(arrays, metadata={"origin": json.dumps(asdict(rows.origin))})
-    replace_bytes(folder / VERIFY_ROWS_FILE, content)
+    arrays = {each.name: getattr(rows, each.name) for each in fields(rows) if each.name != "origin"}
+    replace_bytes(folder / VERIFY_ROWS_FILE, save(arrays, metadata={"origin": rows.origin.model_dump_json()}))
 
 
 def load_verify_rows(folder: Path) -> VerifyRows:
@@ -90,6 +87,5 @@ def load_verify_rows(folder: Path) -> VerifyRows:
     if not path.is_file():
         raise UserError(f"{path} is missing; run with record.topk=16 to keep the verify rows")
     with safe_open(path, framework="numpy") as file:
-        origin = json.loads(file.metadata()["origin"])
-        origin["markers"] = None if origin["markers"] is None else tuple(origin["markers"])
-        return VerifyRows(RowsOrigin(**origin), **{name: file.get_tensor(name) for name in ARRAYS})
+        origin, names = RowsOrigin.model_validate_json(file.metadata()["origin"]), file.keys()
+        return VerifyRows(origin, **{name: file.get_tensor(name) for name in names})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 ABSENT = "-"
 
 
@@ -22,14 +20,3 @@ def with_range(value: float | None, low: float | None, high: float | None, digit
     if value is None or low is None or high is None:
         return number(value, digits)
     return f"{number(value, digits)} ({number(low, digits)} to {number(high, digits)})"
-
-
-def format_table(header: Sequence[str], body: Sequence[Sequence[str]], left: Sequence[str] = ()) -> str:
-    """Write a table of text; columns are right-aligned except those in `left`. It needs no pandas."""
-    lines = [header, *body]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
-    sides = ["<" if name in left else ">" for name in header]
-    return "\n".join(
-        "  ".join(f"{text:{side}{width}}" for text, side, width in zip(line, sides, widths, strict=True)).rstrip()
-        for line in lines
-    )

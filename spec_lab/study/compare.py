@@ -10,15 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import takewhile
 
-import numpy as np
 import pandas as pd
 
 from spec_lab.record.acceptance import counts_by_request
 from spec_lab.record.answers import accuracy_change
 from spec_lab.record.models import Request
 from spec_lab.record.reading import Found
-from spec_lab.record.statistics import Interval, bootstrapped, lengths, over_reference
-from spec_lab.study.frame import frame, labels, own
+from spec_lab.record.statistics import Interval, bootstrapped, lengths, mean_ratio, over_reference
+from spec_lab.study.frame import ends, frame, labels, own
 from spec_lab.study.tables import Table, table_of
 
 NOTE = (
@@ -43,16 +42,16 @@ def drafting(runs: Sequence[Found]) -> list[Found]:
     ]
 
 
-def length_difference(mine: Found, base: Found) -> tuple[Interval | None, bool]:
+def length_difference(mine: Found, base: Found) -> tuple[Interval, bool]:
     """Return a run's acceptance length minus a base run's, and whether it is paired by prompt."""
     sides = [(found.requests, found.run.num_draft_tokens or 0) for found in (mine, base)]
     by_id = {request.id: request for request in sides[1][0]}
     paired = [(r, by_id[r.id]) for r in sides[0][0] if r.id in by_id and by_id[r.id].prompt_ids == r.prompt_ids]
     if len(paired) == len(sides[0][0]) == len(sides[1][0]):
         a, b = (counts_by_request([pair[side] for pair in paired], sides[side][1]) for side in (0, 1))
-        return bootstrapped(lambda picks: _pooled(a[picks]) - _pooled(b[picks]), len(a)), True
+        return bootstrapped(lambda picks: lengths(a[picks]) - lengths(b[picks]), len(a)), True
     a, b = (counts_by_request(requests, k) for requests, k in sides)
-    return bootstrapped(lambda p, q: _pooled(a[p]) - _pooled(b[q]), len(a), len(b)), False
+    return bootstrapped(lambda p, q: lengths(a[p]) - lengths(b[q]), len(a), len(b)), False
 
 
 def comparison_table(runs: Sequence[Found], base: int = 1) -> Table:
@@ -61,18 +60,16 @@ def comparison_table(runs: Sequence[Found], base: int = 1) -> Table:
     rows = own(frame(runs))
     rows = rows[rows["K"] > 0].assign(label=lambda rows: labels(rows))
     first = runs[base - 1] if runs[base - 1] in measured else measured[0]
-    own_speedup = over_reference(first.run, "plain")
+    speedups = over_reference(first.run, "plain")
     lines = []
     for row, found in zip(rows.to_dict("records"), measured, strict=True):
         line = {**row, "number": f"#{row['run']}{' (base)' if found is first else ''}"}
         if found is not first:
             difference, is_paired = length_difference(found, first)
-            speedup = over_reference(found.run, "plain")
-            to_base = None if speedup is None or own_speedup is None else speedup.over(own_speedup).interval
-            line |= (
-                _ends("difference", difference) | _ends("to_base", to_base) | {"paired": "yes" if is_paired else "no"}
-            )
+            to_base = mean_ratio(over_reference(found.run, "plain"), speedups)
+            line |= ends("difference", difference) | ends("to_base", to_base)
             line |= {
+                "paired": "yes" if is_paired else "no",
                 "is_longer": _said(difference, 0.0, "longer", "shorter"),
                 "is_faster": _said(to_base, 1.0, "higher", "lower"),
                 "same_tokens": same_tokens(found.requests, first.requests) if is_paired else None,
@@ -124,7 +121,7 @@ def rule_table(runs: Sequence[Found]) -> Table:
             gain, _ = length_difference(found, base)
             change = accuracy_change(mine, theirs)
             same = sum(a.output_ids == b.output_ids for a, b in pairwise_of(mine, theirs)) / len(mine)
-            line = {**rows[str(found.folder)], "equal": same, **_ends("gain", gain), **_changes(change)}
+            line = {**rows[str(found.folder)], "equal": same, **ends("gain", gain), **_changes(change)}
             lines.append(line | _prices(gain, found.run["distance.total_variation"], change))
     columns = {
         "rule": "label", "K": "K", "acceptance length": "acceptance_length", "gain": "gain",
@@ -174,19 +171,13 @@ def _changes(change: dict[str, float] | None) -> dict[str, float]:
     return {**points, "lost": change["lost"], "gained": change["gained"]}
 
 
-def _prices(gain: Interval | None, variation: float | None, change: dict[str, float] | None) -> dict[str, float | None]:
-    gained = 0.0 if gain is None or gain.holds(0.0) else max(0.0, gain.value)
+def _prices(gain: Interval, variation: float | None, change: dict[str, float] | None) -> dict[str, float | None]:
+    gained = 0.0 if gain.holds(0.0) else max(0.0, gain.value)
     is_lost = change is not None and change["high"] < 0
     return {
         "gain_per_distance": gained / (100 * variation) if gained and variation else None,
         "gain_per_point": gained / (-100 * change["value"]) if gained and change is not None and is_lost else None,
     }
-
-
-def _ends(name: str, interval: Interval | None) -> dict[str, float | None]:
-    if interval is None:
-        return {}
-    return {name: interval.value, f"{name}.low": interval.low, f"{name}.high": interval.high}
 
 
 def _said(interval: Interval | None, even: float, above: str, below: str) -> str | None:
@@ -195,7 +186,3 @@ def _said(interval: Interval | None, even: float, above: str, below: str) -> str
     if interval.low is None:
         return "not judged"
     return "within noise" if interval.holds(even) else above if interval.value > even else below
-
-
-def _pooled(counts: np.ndarray) -> np.ndarray:
-    return lengths(counts.sum(axis=-3))

@@ -7,11 +7,10 @@ from typing import Any
 
 import pandas as pd
 
-from spec_lab.record.acceptance import common_lengths
-from spec_lab.record.draft_counts import round_totals
+from spec_lab.record.acceptance import common_counts
 from spec_lab.record.reading import Found
-from spec_lab.record.statistics import Interval, bootstrapped
-from spec_lab.study.frame import frame, own, varied
+from spec_lab.record.statistics import Interval, bootstrapped, lengths
+from spec_lab.study.frame import ends, frame, own, varied
 from spec_lab.study.run_table import LAB
 from spec_lab.study.tables import Table, table_of
 
@@ -41,7 +40,7 @@ def engines_table(runs: Sequence[Found]) -> Table:
     for row, found in zip(frames.to_dict("records"), finished, strict=True):
         line = {**row, "version": found.run.engine_version}
         if found.run.engine != LAB and (twin := _twin(found, finished)) is not None:
-            line |= _ends("to_lab", common_difference(found, twin))
+            line |= ends("to_lab", common_difference(found, twin))
         own_numbers = (f"{name.removeprefix('told.')} {row[name]:.3f}" for name in told if pd.notna(row[name]))
         margin = found.run["lab_divergence.median_margin"]
         line["margin"] = None if margin is None else f"{margin:.1e}"
@@ -75,19 +74,20 @@ def engines_table(runs: Sequence[Found]) -> Table:
 def common_difference(mine: Found, base: Found) -> Interval | None:
     """Return a run's common length less that of a base run; without an interval if their prompts differ, or if one
     tells totals alone."""
-    lengths = mine.run["common_length"], base.run["common_length"]
-    if None in lengths:
+    told = mine.run["common_length"], base.run["common_length"]
+    if None in told:
         return None
-    alone = Interval(lengths[0] - lengths[1], None, None)
+    alone = Interval(told[0] - told[1], None, None)
     theirs = {request.id: request for request in base.requests}
     pairs = [(request, theirs[request.id]) for request in mine.requests if request.id in theirs]
     if len(pairs) != base.run["num_requests"] or any(a.prompt_ids != b.prompt_ids for a, b in pairs):
         return alone
-    sides = [
-        common_lengths([round_totals([pair[side]], found.run.num_draft_tokens or 0) for pair in pairs])
+    a, b = (
+        common_counts([pair[side] for pair in pairs], found.run.num_draft_tokens or 0)
         for side, found in enumerate((mine, base))
-    ]
-    return bootstrapped(lambda picks: sides[0](picks) - sides[1](picks), len(pairs)) or alone
+    )
+    found = bootstrapped(lambda picks: lengths(a[picks]) - lengths(b[picks]), len(pairs))
+    return alone if found.low is None else found
 
 
 def _twin(mine: Found, runs: Sequence[Found]) -> Found | None:
@@ -98,9 +98,3 @@ def _twin(mine: Found, runs: Sequence[Found]) -> Found | None:
         return *(choices.get(group) for group in SAME), found.run.num_draft_tokens, found.run.target.dtype
 
     return next((found for found in runs if found.run.engine == LAB and key(found) == key(mine)), None)
-
-
-def _ends(name: str, interval: Interval | None) -> dict[str, float | None]:
-    if interval is None:
-        return {}
-    return {name: interval.value, f"{name}.low": interval.low, f"{name}.high": interval.high}

@@ -291,7 +291,7 @@ def gain_against_loss(table: Table) -> Figure:
 
 def longest_kernels(run: Run, most: int = 14) -> Figure:
     """Draw the kernels of a run's profiled rounds that take longest."""
-    kernels = having(pd.DataFrame([kernel.model_dump() for kernel in run.kernels[:most]]), "us_per_round")
+    kernels = having(pd.DataFrame(run.kernels[:most]), "us_per_round")
     with axes_of(height=1.4 + 0.3 * len(kernels)) as (figure, axes):
         axes.barh(kernels["name"].str.slice(0, 48), kernels["us_per_round"])
         axes.invert_yaxis()

@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from spec_lab.record.metric import flattened
 from spec_lab.record.models import Part, Run
 from spec_lab.record.names import THIS_RUN
 from spec_lab.record.reading import Found, find_runs, read_requests
+from spec_lab.record.statistics import Interval
 
 BESIDE_THE_RUN = (
     *("output_dir", "dry_run", "fresh", "leave_out", "shared_device", "auto", "extensions", "references"),
@@ -169,11 +172,7 @@ def _rows(number: int, found: Found) -> Iterable[dict[str, Any]]:
         "revision": short(run.machine.git_revision) or f"release {run.engine_version}",
         "device": device_of(run),
         "sampler": " ".join(f"{name}={value:g}" for name, value in sampled.items()) or "greedy",
-        **{
-            f"target.{key}": value
-            for key, value in run.target.model_dump().items()
-            if key not in ("name", "stored_types")
-        },
+        **{f"target.{key}": value for key, value in run.target.model_dump().items() if key not in ("name", "weights")},
         **{f"versions.{name}": version for name, version in run.machine.versions.items()},
     }
     for name, part in run.parts.items():
@@ -223,6 +222,11 @@ def in_plain_steps(numbers: Mapping[str, Any], milliseconds: float | None) -> fl
     """
     even, of_round = numbers.get("break_even_acceptance_length"), numbers.get("round_ms")
     return milliseconds * even / of_round if milliseconds is not None and even and of_round else None
+
+
+def ends(name: str, interval: Interval | None) -> dict[str, float | None]:
+    """Return the columns of a value and its interval; none without a value."""
+    return {} if interval is None else dict(flattened(name, asdict(interval)))
 
 
 def short(revision: str | None) -> str:

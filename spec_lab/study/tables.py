@@ -14,6 +14,7 @@ from typing import Any
 
 import pandas as pd
 
+from spec_lab.record.answers import answers_cut
 from spec_lab.record.metric import METRICS
 from spec_lab.record.summary import definitions
 from spec_lab.record.wording import ABSENT
@@ -137,7 +138,7 @@ def cell(row: Mapping[str, Any], name: str) -> str:
         return ABSENT
     if isinstance(value, str):
         return value
-    if name == "accuracy" and value == 0 and row.get("accuracy.cut") == row.get("accuracy.n"):
+    if name == "accuracy" and answers_cut(row):
         return "cut"
     ends = [row.get(bound) for end in ("low", "high") if (bound := _bound(row, name, end)) is not None]
     mark = "*" if row.get("imposed") is True and name.startswith("acceptance_") else ""
@@ -173,9 +174,9 @@ def unit_of(name: str) -> str:
     return ""
 
 
-def format_definitions(extra: Mapping[str, str] | None = None) -> str:
+def format_definitions() -> str:
     """Explain every number, in a paragraph each."""
-    every = {**definitions(), **(extra or {})}
+    every = definitions()
     width = max(map(len, every)) + 2
     lines = [
         textwrap.fill(text, WIDEST_TEXT, initial_indent=name.ljust(width), subsequent_indent=" " * width)

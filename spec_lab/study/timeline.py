@@ -21,7 +21,7 @@ import pandas as pd
 from spec_lab.core.errors import UserError
 from spec_lab.record.reading import Found
 from spec_lab.record.statistics import Interval as Ends
-from spec_lab.record.statistics import over_reference
+from spec_lab.record.statistics import mean_ratio, over_reference
 from spec_lab.record.times import STAGES
 from spec_lab.record.trace import (
     LAUNCH,
@@ -35,7 +35,7 @@ from spec_lab.record.trace import (
     union,
 )
 from spec_lab.study.figures import axes_of, signed
-from spec_lab.study.frame import frame, labels, own
+from spec_lab.study.frame import ends, frame, labels, own
 from spec_lab.study.tables import Table, table_of
 
 if TYPE_CHECKING:
@@ -188,19 +188,13 @@ def mode_rounds(runs: Sequence[Found], batch_size: int = 1) -> tuple[pd.DataFram
     timelines = [quietest_round(each.folder) for each in found]
     rows = own(frame(found)).assign(label=lambda rows: labels(rows)).reset_index(drop=True)
     for index, (each, timeline) in enumerate(zip(found, timelines, strict=True)):
-        ratio = over_reference(each.run, "eager", "round_ms")
-        even = (
-            ratio.interval
-            if ratio is not None
-            else Ends(1.0, None, None)
-            if rows.loc[index, "graph"] == "eager"
-            else None
-        )
+        ratio = mean_ratio(over_reference(each.run, "eager", "round_ms"))
+        if ratio is None and rows.loc[index, "graph"] == "eager":
+            ratio = Ends(1.0, None, None)
         rounds = each.run["graph.rounds_per_replay"] or 1
         numbers = {
-            "over_eager": None if even is None else even.value,
-            "over_eager.low": None if even is None else even.low,
-            "over_eager.high": None if even is None else even.high,
+            "over_eager": None,
+            **ends("over_eager", ratio),
             "idle_share": timeline.idle_share,
             "longest_gap_us": timeline.longest_gap_us,
             "profiled_ms": timeline.length_us / 1e3 / rounds,

@@ -152,13 +152,10 @@ class Listener(GivenDrafts):
         self.said: list[Tensor] = []
         self._tokens = tokens
 
-    def first(self, head: DraftHead, hidden: Tensor, rows: DraftedRows) -> Tensor:
+    def pick(self, head: DraftHead, hidden: Tensor, rows: DraftedRows, column: Tensor | None = None) -> Tensor:
         made: Any = head
         self.said.append(made.scored_tokens(hidden).logits)
         return self._tokens[len(self.said) - 1 : len(self.said)]
-
-    def pick(self, head: DraftHead, hidden: Tensor, rows: DraftedRows, column: Tensor) -> Tensor:
-        return self.first(head, hidden, rows)
 
 
 @dataclass(frozen=True, slots=True)

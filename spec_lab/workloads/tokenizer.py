@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from spec_lab.checkpoints.checks import refuse_lfs_pointer
 from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.checkpoints.gguf_tokenizer import gguf_tokenizer
 from spec_lab.core.errors import UserError
@@ -177,7 +176,6 @@ def _from_json(path: Path) -> tokenizers.Tokenizer:
     """Read a `tokenizer.json`. Its settings for truncation and padding, which are for training, are ignored."""
     from tokenizers import Tokenizer
 
-    refuse_lfs_pointer(path)
     tokenizer = Tokenizer.from_file(str(path))
     tokenizer.no_truncation()
     tokenizer.no_padding()

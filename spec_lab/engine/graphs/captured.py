@@ -46,27 +46,32 @@ class Bucket:
         self.copies.append(self.copies.pop(0))
 
 
+@dataclass(eq=False)
 class CapturedMode(ABC):
     """Pads a batch with the scratch slot to the next bucket size: a power of two, or the number of slots.
 
     Each `DecodeRound` has buckets of its own. A bucket is captured in a round of scratch rows only. They emit nothing,
     and write only the scratch page and the scratch rows of per-slot state.
+
+    Attributes:
+        max_kv_len: the longest possible committed length. It is frozen in the graphs, so no replay can use a tighter
+            bound.
     """
 
     rounds_per_replay = 1
     looks_at_lengths = False
 
-    def __init__(self, name: str, recorder: GraphRecorder, num_slots: int, max_kv_len: int) -> None:
-        """`max_kv_len`: the longest possible committed length. It is frozen in the graphs, so no replay can use a
-        tighter bound."""
-        self.counts = GraphCounts(mode=name)
-        self.recorder = recorder
-        self._num_slots = num_slots
-        self._max_kv_len = max_kv_len
+    name: str
+    recorder: GraphRecorder
+    num_slots: int
+    max_kv_len: int
+
+    def __post_init__(self) -> None:
+        self.counts = GraphCounts(mode=self.name)
         self.buckets: dict[tuple[DecodeRound, int], Bucket] = {}
 
     def padded_size(self, num_requests: int) -> int:
-        return min(1 << (num_requests - 1).bit_length(), self._num_slots)
+        return min(1 << (num_requests - 1).bit_length(), self.num_slots)
 
     def prepare(self, decode_round: DecodeRound, num_requests: int) -> None:
         size = self.padded_size(num_requests)
@@ -84,7 +89,7 @@ class CapturedMode(ABC):
 
     def run(self, decode_round: DecodeRound, slots: list[int], max_kv_len: int) -> Verification:
         size = self.padded_size(len(slots))
-        assert max_kv_len <= self._max_kv_len
+        assert max_kv_len <= self.max_kv_len
         bucket = self.buckets[decode_round, size]
         if bucket.held != slots:  # they are mostly those of the last round, and then nothing is copied to the device
             bucket.slot_ids.copy_(decode_round.parts.slots.ids(slots, size))
@@ -115,7 +120,7 @@ class WholeRound(CapturedMode):
 
     def _run(self, bucket: Bucket, decode_round: DecodeRound, slot_ids: torch.Tensor) -> Verification:
         def run(slot_ids: torch.Tensor) -> Verification:
-            return decode_round.run(decode_round.load(slot_ids, self._max_kv_len))
+            return decode_round.run(decode_round.load(slot_ids, self.max_kv_len))
 
         verification: Verification = self._segment(bucket, decode_round, "round", run, stage="graph")(slot_ids)
         return verification

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from spec_lab.core.trees import copy_tensors
 from spec_lab.core.types import AttentionMetadata, DraftStep, Verification, VerifiedRound
-from spec_lab.engine.capture import GraphRecorder
 from spec_lab.engine.experts_read import ReadingStage
 from spec_lab.engine.graphs.captured import Bucket, CapturedMode
 from spec_lab.engine.parts import VerifyOutput
 from spec_lab.engine.round import DecodeRound
 
 
+@dataclass(eq=False)
 class SeparateVerify(CapturedMode):
     """Replays verify as one graph or launches it eagerly, launches accept and commit, and leaves drafting to a
     subclass.
@@ -25,11 +26,7 @@ class SeparateVerify(CapturedMode):
     With a drafter that drafts nothing, verify is all there is to capture.
     """
 
-    def __init__(
-        self, name: str, recorder: GraphRecorder, num_slots: int, max_kv_len: int, capture_verify: bool = True
-    ) -> None:
-        super().__init__(name, recorder, num_slots, max_kv_len)
-        self._capture_verify = capture_verify
+    capture_verify: bool = True
 
     def _run(self, bucket: Bucket, decode_round: DecodeRound, slot_ids: torch.Tensor) -> Verification:
         verified = decode_round.accept(self._verify(bucket, decode_round, slot_ids))
@@ -42,9 +39,9 @@ class SeparateVerify(CapturedMode):
 
     def _verify(self, bucket: Bucket, decode_round: DecodeRound, slot_ids: torch.Tensor) -> VerifyOutput:
         def load_and_verify(slot_ids: torch.Tensor) -> VerifyOutput:
-            return decode_round.verify(decode_round.load(slot_ids, self._max_kv_len))
+            return decode_round.verify(decode_round.load(slot_ids, self.max_kv_len))
 
-        if not self._capture_verify:
+        if not self.capture_verify:
             return load_and_verify(slot_ids)
         output: VerifyOutput = self._segment(bucket, decode_round, "verify", load_and_verify)(slot_ids)
         return output
@@ -88,20 +85,16 @@ class StepInputs:
     drafts: torch.Tensor
 
 
-class DraftCarry(Protocol):
-    """Does the work between two replayed draft steps."""
-
-    def __call__(self, drafts: torch.Tensor, column: torch.Tensor, before: Any, after: Any) -> None:
-        """Prepare the next replay.
-
-        The tokens of state `after` go to `column` [1] of drafts [batch, K]. Every tensor that the step replaced goes to
-        its counterpart in `before`, which the next replay reads.
-        """
-        ...
+DraftCarry = Callable[[torch.Tensor, torch.Tensor, Any, Any], None]
+"""Does the work between two replayed draft steps: `carry_every_tensor`, or an equivalent kernel."""
 
 
 def carry_every_tensor(drafts: torch.Tensor, column: torch.Tensor, before: Any, after: Any) -> None:
-    """Implement `DraftCarry` for a state with any tensors."""
+    """Prepare the next replay.
+
+    The tokens of state `after` go to `column` [1] of drafts [batch, K]. Every tensor that the step replaced goes to its
+    counterpart in `before`, which the next replay reads.
+    """
     drafts.index_copy_(1, column, after.tokens.unsqueeze(1))
     for part in dataclasses.fields(after):
         old, new = getattr(before, part.name), getattr(after, part.name)
@@ -109,6 +102,7 @@ def carry_every_tensor(drafts: torch.Tensor, column: torch.Tensor, before: Any, 
             old.copy_(new)
 
 
+@dataclass(eq=False)
 class StepReplay(SeparateVerify):
     """graph=step_replay: the first step is one graph, and one recurrent step is another, replayed K - 1 times.
 
@@ -119,17 +113,7 @@ class StepReplay(SeparateVerify):
     The number of the step is a device tensor, which selects the column of drafts and draft logits.
     """
 
-    def __init__(
-        self,
-        name: str,
-        recorder: GraphRecorder,
-        num_slots: int,
-        max_kv_len: int,
-        capture_verify: bool = True,
-        carry: DraftCarry = carry_every_tensor,
-    ) -> None:
-        super().__init__(name, recorder, num_slots, max_kv_len, capture_verify)
-        self._carry = carry
+    carry: DraftCarry = carry_every_tensor
 
     def _draft(self, bucket: Bucket, decode_round: DecodeRound, verified: VerifiedRound) -> torch.Tensor:
         drafter = decode_round.parts.drafter
@@ -146,7 +130,7 @@ class StepReplay(SeparateVerify):
             number = index if drafter.requirements.distinct_steps else 1
 
             def step(inputs: StepInputs, number: int = number) -> None:
-                next_step(decode_round, inputs, number, self._carry)
+                next_step(decode_round, inputs, number, self.carry)
 
             self._segment(bucket, decode_round, f"step_{number}", step, stage="recur")(inputs)
         return inputs.drafts

@@ -8,21 +8,21 @@ read. With the graph, a pass takes the time of its products and memory reads ins
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 
-from spec_lab.core.kept import PrunePolicy
-from spec_lab.core.prompts import NO_ROUNDING, LiveRows, PromptRounding, PromptSpan
+from spec_lab.core.prompts import NOT_SAMPLED, LiveRows, PromptEnds, PromptPack, PromptSpan
 from spec_lab.core.results import RowCounts
 from spec_lab.core.types import Sequence
 from spec_lab.engine.capture import CapturedGraph, GraphRecorder
-from spec_lab.engine.prefill import EndedPrompts, PromptPass, PromptRows, RowsComputed
-from spec_lab.engine.round import DecodeRound
+from spec_lab.engine.prefill import PromptPass, RowsComputed
 
 SIZES = (16, 32, 64, *range(128, 513, 64))
 """The numbers of rows that can be captured. A pass of more rows takes longer than its launches."""
 
 
+@dataclass(eq=False)
 class CapturedPromptPass(PromptPass):
     """Replays the pass of a single prompt that is not split, padded to the next captured size; others are not captured.
 
@@ -30,18 +30,11 @@ class CapturedPromptPass(PromptPass):
         sizes: the numbers of rows that are captured, ascending; none below that from which a prompt's bits are its own.
     """
 
-    def __init__(
-        self,
-        recorder: GraphRecorder,
-        decode_round: DecodeRound,
-        prune: PrunePolicy,
-        chunk_size: int,
-        pack_size: int | None = None,
-        rounding: PromptRounding = NO_ROUNDING,
-    ) -> None:
-        super().__init__(decode_round, prune, chunk_size, pack_size, rounding)
-        self.sizes = sorted({min(size, chunk_size) for size in SIZES if min(size, chunk_size) >= rounding.least_rows})
-        self._recorder = recorder
+    recorder: GraphRecorder
+
+    def __post_init__(self) -> None:
+        sizes = {min(size, self.chunk_size) for size in SIZES}
+        self.sizes = sorted(size for size in sizes if size >= self.rounding.least_rows)
         self._graphs: dict[int, PromptGraph] = {}
 
     def prepare(self) -> None:
@@ -66,26 +59,26 @@ class CapturedPromptPass(PromptPass):
 
     def _capture(self, size: int) -> PromptGraph:
         """Capture a pass of `size` rows, and clear the scratch slot afterwards."""
-        slots = self._parts.slots
+        slots = self.round.parts.slots
         scratch = slots.table.scratch_slot
         inputs = torch.zeros(2 * size + 2, dtype=torch.int64, device=slots.kv_lens.device)
         inputs[-2:] = torch.tensor([scratch, 1])
         computed: list[RowsComputed] = []
 
         def run() -> torch.Tensor:
-            ends, of_rows = self.forward(self._fixed_rows(inputs, size))
-            assert ends is not None
-            computed[:] = [of_rows]
-            return ends.tokens
+            pack = self._fixed_rows(inputs, size)
+            computed[:] = [self.forward(pack)]
+            assert pack.ends is not None
+            return pack.ends.tokens
 
-        graph = PromptGraph(self._recorder.capture(run), inputs, computed[0])
+        graph = PromptGraph(self.recorder.capture(run), inputs, computed[0])
         slots.kv_lens[scratch] = 0
         slots.input_ids[scratch].zero_()
         return graph
 
-    def _fixed_rows(self, inputs: torch.Tensor, size: int) -> PromptRows:
+    def _fixed_rows(self, inputs: torch.Tensor, size: int) -> PromptPack:
         """Make the rows of one prompt whose length only the device knows."""
-        parts = self._parts
+        parts = self.round.parts
         token_ids, next_token_ids, slot_ids, lengths = inputs.split((size, size, 1, 1))
         pages = parts.slots.table.pages.index_select(0, slot_ids)
         rows = torch.arange(size, device=inputs.device)
@@ -96,29 +89,29 @@ class CapturedPromptPass(PromptPass):
             (lengths - 1).unsqueeze(1), lengths.clone(), pages, size + parts.drafter.num_draft_tokens
         )
         live = LiveRows(lengths - 1, last, self.rounding.is_promised)
-        ended = EndedPrompts(slot_ids, lengths.clone(), live, size)
-        return PromptRows((), slot_ids, token_ids, next_token_ids, attention, ended)
+        ends = PromptEnds(slot_ids, lengths.clone(), NOT_SAMPLED, live, size)
+        return PromptPack((), slot_ids, token_ids, next_token_ids, None, attention, ends)
 
 
+@dataclass(frozen=True, slots=True)
 class PromptGraph:
     """The captured pass of one prompt in a fixed number of rows.
 
     Attributes:
+        inputs: [2 * rows + 2] the tokens, the token after each, the slot and the length.
         computed: for which rows features and logits were computed.
     """
 
-    def __init__(self, graph: CapturedGraph[torch.Tensor], inputs: torch.Tensor, computed: RowsComputed) -> None:
-        """`inputs`: [2 * rows + 2] the tokens, the token after each, the slot and the length."""
-        self.computed = computed
-        self._graph = graph
-        self._inputs = inputs
+    graph: CapturedGraph[torch.Tensor]
+    inputs: torch.Tensor
+    computed: RowsComputed
 
     def replay(self, span: PromptSpan, prompt_ids: tuple[int, ...]) -> int:
         """Run the prompt in its slot, and return the token sampled after it."""
-        size = (len(self._inputs) - 2) // 2
+        size = (len(self.inputs) - 2) // 2
         unread = [0] * (size - span.end)
         # The row behind the prompt's last is a placeholder, until the sampled token replaces it.
         values = [*prompt_ids, *unread, *prompt_ids[1:], 0, *unread, span.slot, span.end]
-        self._inputs.copy_(torch.tensor(values, pin_memory=self._inputs.is_cuda), non_blocking=True)
-        self._graph.replay()
-        return int(self._graph.outputs)
+        self.inputs.copy_(torch.tensor(values, pin_memory=self.inputs.is_cuda), non_blocking=True)
+        self.graph.replay()
+        return int(self.graph.outputs)

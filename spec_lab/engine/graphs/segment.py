@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -16,6 +17,7 @@ Inputs = TypeVar("Inputs")
 Outputs = TypeVar("Outputs")
 
 
+@dataclass(eq=False)
 class Segment(Generic[Inputs, Outputs]):
     """Runs a function from inputs to outputs, both trees of tensors, as one graph.
 
@@ -25,23 +27,15 @@ class Segment(Generic[Inputs, Outputs]):
     spans inside cannot be timed separately.
     """
 
-    def __init__(
-        self,
-        name: str,
-        stage: str,
-        function: Callable[[Inputs], Outputs],
-        recorder: GraphRecorder,
-        parts: Parts,
-        counts: GraphCounts,
-        fixed: list[torch.Tensor],
-    ) -> None:
-        self._name = name
-        self._stage = stage
-        self._function = function
-        self._recorder = recorder
-        self._parts = parts  # not the timer itself, since a profile replaces it
-        self._counts = counts
-        self._fixed = fixed
+    name: str
+    stage: str
+    function: Callable[[Inputs], Outputs]
+    recorder: GraphRecorder
+    parts: Parts  # not the timer itself, since a profile replaces it
+    counts: GraphCounts
+    fixed: list[torch.Tensor]
+
+    def __post_init__(self) -> None:
         self.graph: CapturedGraph[Outputs] | None = None
         self._inputs: Inputs | None = None
         self._marks: list[Any] = []
@@ -50,30 +44,30 @@ class Segment(Generic[Inputs, Outputs]):
         if self.graph is None:
             self.graph = self._capture(inputs)
         copy_tensors(self._inputs, inputs)
-        with self._parts.timer.replay(self._stage, self._marks):
+        with self.parts.timer.replay(self.stage, self._marks):
             self.graph.replay()
-        self._counts.replays += 1
+        self.counts.replays += 1
         return self.graph.outputs
 
     def _capture(self, inputs: Inputs) -> CapturedGraph[Outputs]:
         def buffer(tensor: torch.Tensor) -> torch.Tensor:
-            return tensor if any(tensor is known for known in self._fixed) else tensor.clone()
+            return tensor if any(tensor is known for known in self.fixed) else tensor.clone()
 
         def note_fixed(tensor: torch.Tensor) -> torch.Tensor:
-            self._fixed.append(tensor)
+            self.fixed.append(tensor)
             return tensor
 
         self._inputs = buffers = map_tensors(inputs, buffer)
-        with self._parts.timer.capture() as marks:
+        with self.parts.timer.capture() as marks:
 
             def function() -> Outputs:
                 marks.clear()  # marks of a warm-up are not in the graph
                 # The function may store derived values in its input containers, so it gets copies of them.
-                return self._function(map_tensors(buffers, lambda tensor: tensor))
+                return self.function(map_tensors(buffers, lambda tensor: tensor))
 
-            graph = self._recorder.capture(function)
+            graph = self.recorder.capture(function)
         self._marks = marks
         map_tensors(graph.outputs, note_fixed)
-        self._counts.captures += 1
-        self._counts.nodes[self._name] = graph.num_nodes
+        self.counts.captures += 1
+        self.counts.nodes[self.name] = graph.num_nodes
         return graph

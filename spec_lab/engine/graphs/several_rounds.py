@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 
 from spec_lab.core.types import Request, Verification
-from spec_lab.engine.capture import GraphRecorder
 from spec_lab.engine.graphs.captured import Bucket, CapturedMode
 from spec_lab.engine.round import DecodeRound
 from spec_lab.engine.stops import StopConditions
 
 
+@dataclass(eq=False)
 class SeveralRounds(CapturedMode):
     """Replays one graph for R rounds. A request that ends in one of them is a padded row from the next one on.
 
@@ -26,23 +26,16 @@ class SeveralRounds(CapturedMode):
     the next one reads, with the scratch slot in place of those of ended requests.
     """
 
-    def __init__(
-        self,
-        name: str,
-        recorder: GraphRecorder,
-        num_slots: int,
-        max_kv_len: int,
-        num_rounds: int,
-        stops: StopConditions,
-        ahead: bool = False,
-    ) -> None:
-        super().__init__(name, recorder, num_slots, max_kv_len)
-        self.rounds_per_replay = self.counts.rounds_per_replay = num_rounds
-        self._stops = stops
-        self._ahead = ahead
+    num_rounds: int
+    stops: StopConditions
+    ahead: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.rounds_per_replay = self.counts.rounds_per_replay = self.num_rounds
 
     def admit(self, slot: int, request: Request) -> None:
-        self._stops.admit(slot, request)
+        self.stops.admit(slot, request)
         for bucket in self.buckets.values():
             bucket.held = []  # on the device, slots of ended requests may have been replaced
 
@@ -61,8 +54,8 @@ class SeveralRounds(CapturedMode):
             with self._marks(decode_round, index):
                 if verifications:
                     running = self._going_on(decode_round, running, verifications[-1])
-                verifications.append(decode_round.run(decode_round.load(running, self._max_kv_len)))
-        if self._ahead:
+                verifications.append(decode_round.run(decode_round.load(running, self.max_kv_len)))
+        if self.ahead:
             with self._marks(decode_round, self.rounds_per_replay):
                 slot_ids.copy_(self._going_on(decode_round, running, verifications[-1]))
         return one_after_another(verifications)
@@ -71,13 +64,13 @@ class SeveralRounds(CapturedMode):
         """Return the timing context of round `index`: marks of its own, or no marks if the next replay overwrites
         them."""
         timer = decode_round.parts.timer
-        return timer.unmarked() if self._ahead else timer.inner_round(index)
+        return timer.unmarked() if self.ahead else timer.inner_round(index)
 
     def _going_on(self, decode_round: DecodeRound, slot_ids: torch.Tensor, verification: Verification) -> torch.Tensor:
         """Return the slots [batch], with the scratch slot in place of those whose request has ended."""
         parts = decode_round.parts
         with parts.timer.span("commit"):
-            return self._stops.going_on(slot_ids, parts.slots.kv_lens, verification, parts.rule.traits.imposed)
+            return self.stops.going_on(slot_ids, parts.slots.kv_lens, verification, parts.rule.traits.imposed)
 
 
 def one_after_another(rounds: Sequence[Verification]) -> Verification:

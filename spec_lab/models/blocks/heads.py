@@ -13,8 +13,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from spec_lab.checkpoints.block_config import BlockConfig
-from spec_lab.checkpoints.block_heads import GruSizes, MarkovForm, MarkovSizes, SelectorSizes
+from spec_lab.checkpoints.block_config import BlockConfig, GruSizes, MarkovForm, MarkovSizes, SelectorSizes
 from spec_lab.core.rows import rows_at
 from spec_lab.models.blocks.scores import SlotScores
 from spec_lab.models.linear import Linear, make_linear

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from spec_lab.checkpoints.block_heads import LatticeSizes
+from spec_lab.checkpoints.block_config import LatticeSizes
 from spec_lab.models.blocks.heads import BlockRows, HeadParts, JoinedSlots, SlotWalk, behind, nothing_carried
 from spec_lab.models.blocks.scores import SlotScores
 from spec_lab.models.linear import Linear, make_linear

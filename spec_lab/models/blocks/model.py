@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from spec_lab.checkpoints.block_config import BlockConfig
-from spec_lab.checkpoints.block_heads import HeadKind
+from spec_lab.checkpoints.block_config import BlockConfig, HeadKind
 from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.layer_protocols import AttentionBackend

@@ -10,9 +10,8 @@ from spec_lab.config.option import knob, option
 from spec_lab.core.errors import UserError
 
 if TYPE_CHECKING:
-    from spec_lab.acceptance.deterministic import DeterministicRule
     from spec_lab.acceptance.phase import RelaxationPhase
-    from spec_lab.acceptance.relaxed import RelaxedForm
+    from spec_lab.acceptance.relaxed import RelaxedForm, RelaxedThinkingAcceptance
     from spec_lab.build.lab import Lab, RuleFacts
     from spec_lab.core.protocols import AcceptanceRule
 
@@ -46,7 +45,7 @@ class RelaxedThinking(AcceptanceConfig):
         form, phase = self._relaxation(lab.rule_facts)
         return RelaxedThinkingTreeAcceptance(form, self.topk, phase)
 
-    def judge(self, facts: RuleFacts) -> DeterministicRule:
+    def judge(self, facts: RuleFacts) -> RelaxedThinkingAcceptance:
         from spec_lab.acceptance.relaxed import RelaxedThinkingAcceptance
 
         form, phase = self._relaxation(facts)

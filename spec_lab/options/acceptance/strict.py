@@ -8,7 +8,7 @@ from spec_lab.config.groups import AcceptanceConfig
 from spec_lab.config.option import option
 
 if TYPE_CHECKING:
-    from spec_lab.acceptance.deterministic import DeterministicRule
+    from spec_lab.acceptance.strict import StrictAcceptance
     from spec_lab.build.lab import Lab, RuleFacts
     from spec_lab.core.protocols import AcceptanceRule
 
@@ -31,7 +31,7 @@ class Strict(AcceptanceConfig):
 
         return self.judge(lab.rule_facts) if lab.run.sizes is None else StrictTreeAcceptance(lab.kernels)
 
-    def judge(self, facts: RuleFacts) -> DeterministicRule:
+    def judge(self, facts: RuleFacts) -> StrictAcceptance:
         from spec_lab.acceptance.strict import StrictAcceptance
 
         return StrictAcceptance(facts.kernels)

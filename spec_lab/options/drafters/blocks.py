@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from spec_lab.checkpoints.block_config import SlotReading, Slots
-from spec_lab.checkpoints.block_heads import HeadKind, MarkovForm
+from spec_lab.checkpoints.block_config import HeadKind, MarkovForm, SlotReading, Slots
 from spec_lab.config.choices import Weights
 from spec_lab.config.option import knob, option
 from spec_lab.config.run import Run
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
     from spec_lab.build.lab import Lab
     from spec_lab.checkpoints.block_config import BlockConfig
-    from spec_lab.checkpoints.random_blocks import BlockParts
+    from spec_lab.checkpoints.random_weights import BlockParts
     from spec_lab.core.protocols import Drafter
     from spec_lab.models.blocks.model import BlockModel
 
@@ -75,12 +74,12 @@ class Dflash(WeightsConfig):
         if self.weights != Weights.random:
             from spec_lab.checkpoints.block_layouts import read_block_file
 
-            size = read_block_file(self.folder(run)).keys["block_size"]
+            size = read_block_file(self.folder(run))[1]["block_size"]
         return max(2 * self.num_draft_tokens, self.num_draft_tokens + 1 + size)
 
     def read(self, lab: Lab) -> tuple[BlockConfig, dict[str, torch.Tensor]]:
         from spec_lab.checkpoints.block_checkpoint import load_block, without_head
-        from spec_lab.checkpoints.random_blocks import random_block
+        from spec_lab.checkpoints.random_weights import random_block
 
         target = lab.target.config
         if self.weights == Weights.random:
@@ -154,7 +153,7 @@ class Dflash(WeightsConfig):
 
     def _parts(self) -> BlockParts:
         """Return the parts for which random weights are made."""
-        from spec_lab.checkpoints.random_blocks import BlockParts
+        from spec_lab.checkpoints.random_weights import BlockParts
 
         parts = BlockParts(
             head=self.head,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from spec_lab.build.lab import Lab
-    from spec_lab.checkpoints.eagle3_config import Eagle3Config
+    from spec_lab.checkpoints.eagle3_checkpoint import Eagle3Config
     from spec_lab.core.protocols import Drafter
     from spec_lab.models.eagle3 import Eagle3Head
 
@@ -49,7 +49,7 @@ class Eagle3(WeightsConfig):
         return lab.models.beside_target(partial(Eagle3Head, window=self.window), config, tensors)
 
     def drafter(self, lab: Lab, model: Eagle3Head) -> Drafter[Any]:
-        from spec_lab.checkpoints.eagle3_config import default_tap_layer_inputs
+        from spec_lab.checkpoints.eagle3_checkpoint import default_tap_layer_inputs
         from spec_lab.core.types import FeatureSpec
 
         config = model.config

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from spec_lab.build.lab import Lab
-    from spec_lab.checkpoints.gemma4_assistant_config import AssistantConfig
+    from spec_lab.checkpoints.gemma4_assistant_checkpoint import AssistantConfig
     from spec_lab.core.protocols import Drafter
     from spec_lab.models.gemma4_assistant import Gemma4Assistant
 
@@ -44,8 +44,7 @@ class FrozenKv(WeightsConfig):
         return shape if self.weights == Weights.random else super().shipped(run)
 
     def read(self, lab: Lab) -> tuple[AssistantConfig, dict[str, torch.Tensor]]:
-        from spec_lab.checkpoints.gemma4_assistant_checkpoint import load_assistant
-        from spec_lab.checkpoints.gemma4_assistant_config import read_assistant_config
+        from spec_lab.checkpoints.gemma4_assistant_checkpoint import load_assistant, read_assistant_config
         from spec_lab.checkpoints.random_weights import random_assistant
 
         folder, target = self.folder(lab.run), lab.target.config
@@ -72,16 +71,11 @@ class FrozenKv(WeightsConfig):
 
     def drafter(self, lab: Lab, model: Gemma4Assistant) -> Drafter[Any]:
         """Make the drafter of one engine, each layer of which reads the cache of a target layer."""
-        from spec_lab.drafters.frozen_kv import ANCHORS, FrozenKVDrafter
-        from spec_lab.drafters.frozen_kv_tree import FrozenKVTreeDrafter
+        from spec_lab.drafters.frozen_kv import ANCHORS, FrozenKVDrafter, FrozenKVTreeDrafter
 
-        anchor = ANCHORS[self.position]
         caches = [lab.target_cache.layers[source] for source in model.config.kv_sources]
+        parts: Any = {"head": model, "caches": caches, "backend": lab.backend, "anchor": ANCHORS[self.position]}
         if lab.run.sizes is None:
-            return FrozenKVDrafter(
-                self.num_draft_tokens, model, caches=caches, backend=lab.backend, picker=lab.picker(self), anchor=anchor
-            )
+            return FrozenKVDrafter(num_draft_tokens=self.num_draft_tokens, picker=lab.picker(self), **parts)
         shape = lab.tree()
-        return FrozenKVTreeDrafter(
-            shape, lab.siblings(shape), head=model, caches=caches, backend=lab.backend, anchor=anchor
-        )
+        return FrozenKVTreeDrafter(num_draft_tokens=shape.depth, shape=shape, siblings=lab.siblings(shape), **parts)

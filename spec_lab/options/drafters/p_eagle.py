@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
     from spec_lab.build.lab import Lab
-    from spec_lab.checkpoints.eagle3_config import Eagle3Config
+    from spec_lab.checkpoints.eagle3_checkpoint import Eagle3Config
     from spec_lab.core.protocols import Drafter
     from spec_lab.models.p_eagle import PEagleHead
 
@@ -29,7 +29,7 @@ class PEagle(WeightsConfig):
     num_layers: int | None = knob(None, "layers of a head of random weights; null is 2", least=1, most=64)
 
     def drafter(self, lab: Lab, model: tuple[Eagle3Config, PEagleHead]) -> Drafter[Any]:
-        from spec_lab.checkpoints.eagle3_config import default_tap_layer_inputs
+        from spec_lab.checkpoints.eagle3_checkpoint import default_tap_layer_inputs
         from spec_lab.core.types import FeatureSpec
         from spec_lab.drafters.block import BlockDrafter, BlockTreeDrafter
         from spec_lab.drafters.p_eagle import PEaglePass
@@ -49,11 +49,11 @@ class PEagle(WeightsConfig):
 
     def read(self, lab: Lab) -> tuple[Eagle3Config, dict[str, torch.Tensor]]:
         from spec_lab.checkpoints.eagle3_checkpoint import load_eagle3
-        from spec_lab.checkpoints.random_weights import random_p_eagle
+        from spec_lab.checkpoints.random_weights import random_eagle3
 
         target = lab.target.config
         if self.weights == Weights.random:
-            return random_p_eagle(target, self.num_layers or 2, lab.dtype, lab.device, lab.run.seed + 1)
+            return random_eagle3(target, None, lab.dtype, lab.device, lab.run.seed + 1, self.num_layers or 2)
         return load_eagle3(self.folder(lab.run), target, lab.dtype, lab.device, "peagle")
 
     def model(

@@ -45,9 +45,10 @@ class Suffix(DrafterConfig):
             )
 
     def build(self, lab: Lab) -> Drafter[Any]:
-        from spec_lab.drafters.suffix import SuffixDrafter
+        from spec_lab.drafters.none import NoDrafter
+        from spec_lab.drafters.suffix import SuffixLookup
 
-        return SuffixDrafter(self.suffix_sizes())
+        return NoDrafter(self.num_draft_tokens, SuffixLookup(self.suffix_sizes()))
 
     def suffix_sizes(self) -> SuffixSizes:
         """Return the sizes of the trees that are searched."""
@@ -93,9 +94,9 @@ class Hybrid(Suffix):
         return folder
 
     def build(self, lab: Lab) -> Drafter[Any]:
-        from spec_lab.drafters.hybrid import HybridDrafter
+        from spec_lab.drafters.hybrid import HybridLookup
 
-        alone = replace(lab, run=lab.run.with_parts(drafter=self.head))
-        return HybridDrafter(
-            self.head.build(alone), (self.parts[0], self.parts[1]), self.head_drafts, self.suffix_sizes()
-        )
+        head: Drafter[Any] = self.head.build(replace(lab, run=lab.run.with_parts(drafter=self.head)))
+        lookup = HybridLookup(self.suffix_sizes(), (self.parts[0], self.parts[1]), self.head_drafts)
+        head.requirements = replace(head.requirements, on_host=lookup)
+        return head

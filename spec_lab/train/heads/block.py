@@ -14,14 +14,12 @@ import torch
 from torch import Tensor
 
 from spec_lab.checkpoints.block_checkpoint import block_tensor_shapes, load_block, tensors_of
-from spec_lab.checkpoints.block_config import BlockConfig, Slots, default_taps
-from spec_lab.checkpoints.block_heads import HeadKind, MarkovForm
+from spec_lab.checkpoints.block_config import BlockConfig, HeadKind, MarkovForm, Slots, default_taps
 from spec_lab.checkpoints.block_layouts import ZLAB
-from spec_lab.checkpoints.block_writing import write_block
-from spec_lab.checkpoints.random_blocks import BlockParts, random_block_config
-from spec_lab.checkpoints.random_weights import random_tensors
+from spec_lab.checkpoints.random_weights import BlockParts, random_block_config, random_tensors
 from spec_lab.checkpoints.taps import Tap
-from spec_lab.export.folders import in_bfloat16
+from spec_lab.export.block_json import block_json
+from spec_lab.export.folders import save_drafter
 from spec_lab.models.blocks.body import BlockBody, BlockPlace
 from spec_lab.models.blocks.heads import HeadParts
 from spec_lab.models.blocks.model import SlotLogits, build_confidence, build_head, drafted_rows
@@ -106,7 +104,7 @@ class Dflash(Anchored):
 
     def taps(self, target: FrozenTarget) -> tuple[Tap, ...]:
         if self.body is not None:
-            return load_block(Path(self.body), target.config, torch.float32, "cpu", "drafter.body")[0].taps
+            return load_block(Path(self.body), target.config, torch.float32, "cpu")[0].taps
         return default_taps(target.config.num_layers, self.num_layers)
 
     def build(self, target: FrozenTarget, texts: Texts, seed: int) -> BlockModule:
@@ -133,7 +131,7 @@ class Dflash(Anchored):
         )
         config = random_block_config(model, parts)
         if self.body is not None:
-            found, tensors = load_block(Path(self.body), model, torch.float32, "cpu", "drafter.body")
+            found, tensors = load_block(Path(self.body), model, torch.float32, "cpu")
             own = {name: getattr(config, name) for name in ("head", "slots", "conv", "confidence_reads")}
             return replace(found, **own), tensors
         config = replace(config, mask_token_id=mask_token(self, texts, model.vocab_size))
@@ -143,7 +141,7 @@ class Dflash(Anchored):
         return replace(config, draft_vocab_size=len(ids)), vocabulary_maps(ids, model.vocab_size)
 
     def save(self, module: BlockModule, target: FrozenTarget, folder: Path) -> None:
-        write_block(folder, module.config, in_bfloat16(module.tensors()), target.config.num_layers, ZLAB)
+        save_drafter(module.tensors(), block_json(module.config, target.config.num_layers, ZLAB), folder)
 
     def load(self, folder: Path, target: FrozenTarget) -> BlockModule:
         config, tensors = load_block(folder, target.config, torch.float32, "cpu")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.eagle3_config import Eagle3Config, default_tap_layer_inputs
+from spec_lab.checkpoints.eagle3_checkpoint import Eagle3Config, default_tap_layer_inputs
 from spec_lab.checkpoints.families import read_decoder
 from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
 from spec_lab.checkpoints.taps import Tap, taps_of_inputs

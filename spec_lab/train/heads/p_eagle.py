@@ -15,8 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spec_lab.checkpoints.eagle3_checkpoint import eagle3_tensor_shapes, load_eagle3
-from spec_lab.checkpoints.eagle3_config import Eagle3Config, default_tap_layer_inputs
+from spec_lab.checkpoints.eagle3_checkpoint import (
+    Eagle3Config,
+    default_tap_layer_inputs,
+    eagle3_tensor_shapes,
+    load_eagle3,
+)
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.checkpoints.random_weights import random_tensors
 from spec_lab.checkpoints.taps import Tap, taps_of_inputs
