@@ -149,7 +149,8 @@ def test_a_job_returns_its_objective_also_where_it_was_finished_before(empty_fol
         returned.append(task(cfg))
         return returned[-1]
 
-    command = ["-m", *CHEAP, "seed=1,2", "objective=summary.acceptance_length"]
+    sampled = ("sampling=sampled", "acceptance=rejection", "acceptance.method=one_hot")
+    command = ["-m", *CHEAP, *sampled, "seed=1,2", "objective=summary.acceptance_length"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "job", job)
         assert main(command) == main(command) == 0

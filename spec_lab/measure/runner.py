@@ -334,7 +334,7 @@ def identity(
             extensions=origins(load_options(config.extensions)),
             register_file=register_file() if config.kernels == KernelsChoice.native else None,
         ),
-        "sampling": dataclasses.asdict(config.sampling),
+        "sampling": {key: value for key, value in dataclasses.asdict(config.sampling).items() if key != "name"},
         "thinking": config.workload.thinking,
     }
 
