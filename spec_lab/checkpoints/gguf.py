@@ -8,6 +8,7 @@ is undone here. What stays is the 1 that its norms have added (`ADDED`).
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -116,11 +117,10 @@ def dequantised(file: GgufFile, place: TensorPlace) -> torch.Tensor:
 
 def quantizations(path: Path) -> list[str]:
     """Return the quantization types of the file's weights, the one with the most weights first."""
-    sizes: dict[str, int] = {}
+    sizes: Counter[str] = Counter()
     for place in read_head(path).places.values():
-        name = GGMLQuantizationType(place.code).name
-        sizes[name] = sizes.get(name, 0) + prod(place.shape)
-    return sorted(sizes, key=lambda name: -sizes[name])
+        sizes[GGMLQuantizationType(place.code).name] += prod(place.shape)
+    return [name for name, _ in sizes.most_common()]
 
 
 def _usual_name(name: str) -> str:

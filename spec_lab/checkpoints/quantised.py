@@ -29,10 +29,8 @@ from spec_lab.core.errors import UserError
 
 PLAIN = frozenset({"F64", "F32", "F16", "BF16", "I64", "BOOL"})
 """The types of tensors in a checkpoint that is not quantised."""
-PARTS = frozenset(
-    {"weight", "weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_global_scale"}
-    | {"qweight", "qzeros", "scales", "g_idx"}
-)
+OF_SCALES = {"weight_scale", "scales"}
+"""The parts that every quantised matrix has one of."""
 NUMBERS = ("weight", "weight_scale", "weight_zero_point")
 NOT_OF_WEIGHTS = (".input_scale", ".output_scale", ".input_global_scale", ".input_zero_point", ".k_scale", ".v_scale")
 FORMATS = ("pack-quantized", "float-quantized", "int-quantized", "naive-quantized", "nvfp4-pack-quantized")
@@ -104,14 +102,14 @@ def with_quantised(stored: Mapping[str, StoredTensor], folder: Path) -> dict[str
     modules: dict[str, dict[str, StoredTensor]] = {}
     for name, tensor in result.items():
         module, _, part = name.rpartition(".")
-        if part in PARTS:
-            modules.setdefault(module, {})[part] = tensor
+        modules.setdefault(module, {})[part] = tensor
     for module, parts in modules.items():
-        form = _form_of(module, options, source) if len(parts) > 1 else None
-        if form is not None and (used := [parts[part] for part in form.parts if part in parts])[1:]:
+        if OF_SCALES & parts.keys():
+            form, name = _form_of(module, options, source), f"{module}.weight"
+            used = [parts[part] for part in form.parts if part in parts]
             for tensor in used:
                 del result[tensor.name]
-            shape, name = form.shape(*(tensor.shape for tensor in used)), f"{module}.weight"
+            shape = form.shape(*(tensor.shape for tensor in used))
             result[name] = used[0].made(form.widen, *used[1:], name=name, shape=shape, dtype="BF16")
     return result
 
