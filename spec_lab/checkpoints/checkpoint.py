@@ -17,7 +17,6 @@ from spec_lab.checkpoints.checkpoint_files import (
     Slices,
     StoredTensor,
     checkpoint_files,
-    few,
     tensors_of,
 )
 from spec_lab.checkpoints.expert_checkpoint import with_experts_of_gpt_oss, with_stacked_experts
@@ -168,7 +167,7 @@ def check_tensors(
             f"{piece.name} is {piece.dtype}" for piece in pieces if piece.dtype not in FLOAT_DTYPES
         ],
     }
-    found = [f"{len(names)} {kind}: {few(names)}" for kind, names in complaints.items() if names]
+    found = [f"{len(names)} {kind}: {', '.join(names[:4])}" for kind, names in complaints.items() if names]
     if found:
         raise UserError(f"{source}: the tensors do not fit its config ({'; '.join(found)}); {SAME_CHECKPOINT}")
 

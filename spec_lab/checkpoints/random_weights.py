@@ -122,7 +122,7 @@ def random_mtp(
     layer = replace(target, layers=(replace(last, window=None, kv_owner=None),))
     shapes = mtp_tensor_shapes(layer)
     modules = [random_tensors(shapes, dtype, device, seed + module) for module in range(num_modules)]
-    return MtpConfig(layer, num_modules), modules
+    return MtpConfig(layer), modules
 
 
 def random_assistant(
