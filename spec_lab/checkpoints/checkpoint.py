@@ -26,7 +26,6 @@ from spec_lab.checkpoints.quantised import with_products_as_stored, with_quantis
 from spec_lab.core.errors import UserError
 
 EMBEDDING = "model.embed_tokens.weight"
-SAME_CHECKPOINT = "take both from the same checkpoint of a supported architecture"
 UNUSED = re.compile(r"rotary_emb\.inv_freq$|\.self_attn\.indexer\.")
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 # These are float32 for every dtype of the run. The first is added to scores, whose differences bfloat16 would lose.
@@ -169,7 +168,7 @@ def check_tensors(
     }
     found = [f"{len(names)} {kind}: {', '.join(names[:4])}" for kind, names in complaints.items() if names]
     if found:
-        raise UserError(f"{source}: the tensors do not fit its config ({'; '.join(found)}); {SAME_CHECKPOINT}")
+        raise UserError(f"{source}: the tensors do not fit its config ({'; '.join(found)})")
 
 
 def read_tensors(

@@ -23,8 +23,6 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 from spec_lab.checkpoints.checkpoint_files import StoredTensor
 from spec_lab.checkpoints.gguf_file import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, GgufFile, TensorPlace, read_head
 
-Form = Callable[[torch.Tensor], torch.Tensor]
-
 PERMUTED = ("llama",)
 """Architectures for which llama.cpp rotates neighbouring channels of a head rather than its two halves."""
 ADDED = ("qwen35", "qwen35moe")
@@ -143,7 +141,7 @@ def _with_gate_above_up(stored: Mapping[str, StoredTensor]) -> dict[str, StoredT
     return result
 
 
-def _forms(file: GgufFile) -> Mapping[str, Form]:
+def _forms(file: GgufFile) -> Mapping[str, Callable[[torch.Tensor], torch.Tensor]]:
     """Return what becomes of a layer's tensors, by their names in the file."""
     sizes: Mapping[str, Any] = file.sizes
     if file.architecture in PERMUTED:

@@ -16,7 +16,6 @@ from typing import Any
 
 from spec_lab.checkpoints.json_input import refuse_values
 
-SUFFIX = ".gguf"
 ROPE_FACTORS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 """This tensor is not a weight but holds the divisors of the rotary embedding's frequencies."""
@@ -29,7 +28,7 @@ SCALARS: Mapping[int, str] = {
 
 def is_gguf(path: Path) -> bool:
     """Return whether a checkpoint is a GGUF file: the path has the suffix, and is not a folder."""
-    return path.suffix.lower() == SUFFIX and not path.is_dir()
+    return path.suffix.lower() == ".gguf" and not path.is_dir()
 
 
 @dataclass(frozen=True, slots=True)

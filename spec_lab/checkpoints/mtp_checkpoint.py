@@ -30,7 +30,6 @@ from spec_lab.core.types import NormSide
 
 # Other engines too use the target's embedding and head instead of these copies.
 SKIPPED_COPIES = ("embed_tokens.weight", "shared_head.head.weight")
-LATENT_TENSOR = "self_attn.kv_a_proj_with_mqa.weight"
 EXPERT_TENSORS = ("mlp.gate.", "mlp.experts.", "mlp.shared_expert")
 EMBEDDING_NORM = "enorm.weight"
 HIDDEN_NORM = "hnorm.weight"
@@ -165,7 +164,7 @@ def _layer_config(decoder: Mapping[str, Any], layout: MtpLayout, names: Collecti
     refuse_values(source, decoder, {"use_sliding_window": (False,)})
     model_type = decoder.get("model_type")
     if model_type not in FAMILIES:
-        model_type = "deepseek_v3" if LATENT_TENSOR in names else layout.model_type
+        model_type = "deepseek_v3" if "self_attn.kv_a_proj_with_mqa.weight" in names else layout.model_type
     one_layer = {"num_hidden_layers": 1, "layer_types": ["full_attention"], "mlp_layer_types": ["sparse"]}
     layer = read_decoder({**decoder, **one_layer, "model_type": model_type}, source)
     plan = replace(

@@ -36,8 +36,6 @@ NOT_OF_WEIGHTS = (".input_scale", ".output_scale", ".input_global_scale", ".inpu
 FORMATS = ("pack-quantized", "float-quantized", "int-quantized", "naive-quantized", "nvfp4-pack-quantized")
 METHODS = ("compressed-tensors", "awq", "gptq", "fp8")
 OF_GPT_OSS = "mxfp4"
-
-STRATEGIES = ("tensor", "channel", "group", "tensor_group", "block")
 Shape = tuple[int, ...]
 
 
@@ -194,7 +192,8 @@ def _of_group(group: Mapping[str, Any], options: Mapping[str, Any], source: str)
         "transform_config": options.get("transform_config") or None,
     }
     refuse_values(source, others, {"format": FORMATS, "sparsity_config.format": ("dense",), "transform_config": ()})
-    refuse_values(source, weights, {"actorder": (False, "weight", "static"), "strategy": STRATEGIES})
+    strategies = "tensor", "channel", "group", "tensor_group", "block"
+    refuse_values(source, weights, {"actorder": (False, "weight", "static"), "strategy": strategies})
     of_groups = f"in groups of {size}" if size > 0 else f"by {weights.get('strategy') or 'tensor'}"
     name = f"{form} {weights['type']}{bits} {of_groups}"
     if form == "nvfp4-pack-quantized":
