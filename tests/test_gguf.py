@@ -153,7 +153,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown key": ({"keys": {"llama.logit_scale": 0.5}}, "llama.logit_scale 0.5"),
     "an amplitude": ({"keys": {"llama.rope.scaling.attn_factor": 1.5}}, "attn_factor 1.5"),
     "experts": ({"keys": {"llama.expert_count": 8}}, "llama.expert_count 8"),
-    "NaN": ({"tensors": {"output_norm.weight": np.full(32, np.nan, np.float32)}}, "output_norm.weight has NaN"),
+    "NaN": ({"tensors": {"output_norm.weight": np.full(32, np.nan, np.float32)}}, "output_norm.weight has values"),
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -109,10 +109,3 @@ def tensors_of(file: Path) -> dict[str, StoredTensor]:
             part = handle.get_slice(name)
             tensors[name] = StoredTensor(file, name, tuple(part.get_shape()), part.get_dtype())
     return tensors
-
-
-def few(names: Iterable[str], limit: int = 4) -> str:
-    """Return the first few names and how many more there are, for an error message."""
-    listed = list(names)
-    more = f" and {len(listed) - limit} more" if len(listed) > limit else ""
-    return ", ".join(listed[:limit]) + more

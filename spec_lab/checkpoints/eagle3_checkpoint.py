@@ -28,7 +28,6 @@ from spec_lab.core.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-LAYER_TYPES = ("llama", "qwen3")
 HeadKind = Literal["eagle3", "peagle"]
 NUM_TAPS = 3
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
@@ -126,7 +125,7 @@ def _layer_config(config: Mapping[str, Any], eagle: Mapping[str, Any], wanted: H
         "use_aux_hidden_state": (True,),
         "use_sliding_window": (False,),
         "mla_use_nope": (False,),
-        **({} if is_latent else {"model_type": LAYER_TYPES}),
+        **({} if is_latent else {"model_type": ("llama", "qwen3")}),
         **({"num_hidden_layers": (1,)} if wanted == "eagle3" else {}),
     }
     refuse_values(source, {**config, **eagle, **layer}, supported)

@@ -8,6 +8,7 @@ is undone here. What stays is the 1 that its norms have added (`ADDED`).
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -21,8 +22,6 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 
 from spec_lab.checkpoints.checkpoint_files import StoredTensor
 from spec_lab.checkpoints.gguf_file import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, GgufFile, TensorPlace, read_head
-
-Form = Callable[[torch.Tensor], torch.Tensor]
 
 PERMUTED = ("llama",)
 """Architectures for which llama.cpp rotates neighbouring channels of a head rather than its two halves."""
@@ -116,11 +115,10 @@ def dequantised(file: GgufFile, place: TensorPlace) -> torch.Tensor:
 
 def quantizations(path: Path) -> list[str]:
     """Return the quantization types of the file's weights, the one with the most weights first."""
-    sizes: dict[str, int] = {}
+    sizes: Counter[str] = Counter()
     for place in read_head(path).places.values():
-        name = GGMLQuantizationType(place.code).name
-        sizes[name] = sizes.get(name, 0) + prod(place.shape)
-    return sorted(sizes, key=lambda name: -sizes[name])
+        sizes[GGMLQuantizationType(place.code).name] += prod(place.shape)
+    return [name for name, _ in sizes.most_common()]
 
 
 def _usual_name(name: str) -> str:
@@ -143,7 +141,7 @@ def _with_gate_above_up(stored: Mapping[str, StoredTensor]) -> dict[str, StoredT
     return result
 
 
-def _forms(file: GgufFile) -> Mapping[str, Form]:
+def _forms(file: GgufFile) -> Mapping[str, Callable[[torch.Tensor], torch.Tensor]]:
     """Return what becomes of a layer's tensors, by their names in the file."""
     sizes: Mapping[str, Any] = file.sizes
     if file.architecture in PERMUTED:
