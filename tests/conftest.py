@@ -64,12 +64,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    slow = json.loads(Path(__file__).with_name("costs.json").read_text())
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what costs.json names, and refuse names of no test: a test that is renamed would run by default unseen."""
+    slow: dict[str, dict[str, float]] = json.loads(Path(__file__).with_name("costs.json").read_text())
+    collected: dict[str, set[str]] = {}
     for item in items:
         file, name = item.nodeid.split("::", 1)
+        collected.setdefault(file, set()).add(name)
         if name in slow.get(file, {}):
             item.add_marker(pytest.mark.slow)
+    if not (config.getoption("lf", False) or any("::" in argument for argument in config.args)):  # whole files
+        gone = [f"{file}::{name}" for file in collected for name in slow.get(file, {}) if name not in collected[file]]
+        gone += [file for file in slow if not (config.rootpath / file).exists()]
+        assert not gone, f"costs.json names tests that are not there: {', '.join(gone)}"
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu_items:
         return
