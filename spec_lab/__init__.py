@@ -21,7 +21,7 @@ from spec_lab.core.version import VERSION
 
 if TYPE_CHECKING:
     from spec_lab.app.compose import Composed
-    from spec_lab.app.notebook import Result
+    from spec_lab.app.run import Result
 
 __version__ = VERSION
 
@@ -32,9 +32,9 @@ def compose(overrides: Sequence[str] = ()) -> Composed:
     Raises:
         UserError: an override is mistyped, does not fit the options chosen, or asks for several runs.
     """
-    from spec_lab.app import compose
+    from spec_lab.app.compose import compose
 
-    return compose.compose(overrides)
+    return compose(overrides)
 
 
 def run(config: Composed) -> Result:
@@ -43,6 +43,6 @@ def run(config: Composed) -> Result:
     Raises:
         UserError: the run is refused, or the machine cannot do it; the message has a remedy.
     """
-    from spec_lab.app import notebook
+    from spec_lab.app.run import run_anew
 
-    return notebook.run(config)
+    return run_anew(config)

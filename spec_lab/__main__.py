@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from collections.abc import Sequence
+from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NoReturn
@@ -38,21 +38,23 @@ def _run(arguments: list[str]) -> int:
     from omegaconf.errors import OmegaConfBaseException
 
     from spec_lab.app.compose import VERSION_BASE, conf_folder, explained, extensions_in, prepared
-    from spec_lab.config.extensions import conf_folder as conf_of
-    from spec_lab.config.extensions import load_options
+    from spec_lab.config.extensions import conf_folders, load_options
     from spec_lab.config.help import help_text
 
     if "--help" in arguments or "-h" in arguments:
-        folders = [conf_folder(), *filter(None, map(conf_of, load_options(extensions_in(arguments))))]
+        folders = [conf_folder(), *conf_folders(load_options(extensions_in(arguments)))]
         print(help_text(folders, [word for word in arguments if "=" not in word and not word.startswith("-")]))
         return 0
     from spec_lab.app.run import job
 
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra raises errors, and does not end the process itself
-    argv, rank = sys.argv, ranks().rank
-    with nullcontext() if rank == 0 else _scratch() as scratch:
+    argv, of_rank = sys.argv, []
+    with ExitStack() as stack:
+        if rank := ranks().rank:  # all ranks of torchrun compose the same run, and the first prints and records
+            of_rank = [f"hydra.run.dir={stack.enter_context(TemporaryDirectory())}"]
+            stack.enter_context(redirect_stdout(stack.enter_context(Path(os.devnull).open("w"))))
         try:
-            sys.argv = [argv[0], *prepared(arguments, *([] if scratch is None else [f"hydra.run.dir={scratch}"]))]
+            sys.argv = [argv[0], *prepared(arguments, *of_rank)]
             hydra.main(version_base=VERSION_BASE, config_path=str(conf_folder()), config_name="config")(job)()
             return 0
         except SystemExit as error:  # of Hydra, and of a multirun
@@ -64,13 +66,6 @@ def _run(arguments: list[str]) -> int:
             raise
         finally:
             sys.argv = argv
-
-
-@contextmanager
-def _scratch() -> Iterator[str]:
-    """Yield a folder for another rank of torchrun. All ranks compose the same run, and the first prints and records."""
-    with TemporaryDirectory() as folder, Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
-        yield folder
 
 
 if __name__ == "__main__":

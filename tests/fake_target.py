@@ -240,7 +240,7 @@ class PaddedGraph(EagerGraph):
 
 
 def make_prune(prefill: str = "all_rows", catchup: str = "none") -> PrunePolicy:
-    return PrunePolicy(get("prune.prefill", prefill)().build(), get("prune.catchup", catchup)().drop)
+    return PrunePolicy(get("prune.prefill", prefill)().build(), get("prune.catchup", catchup)().build())
 
 
 def make_fake_engine(

@@ -16,12 +16,12 @@ from spec_lab.build.limits import engine_limits
 from spec_lab.build.models import load_models
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.config.choices import KernelsChoice
-from spec_lab.config.groups import TrainedDrafterConfig
 from spec_lab.config.option import get
 from spec_lab.config.run import CacheConfig, PruneConfig, Run, SamplingConfig
 from spec_lab.core.kv_cache import SCRATCH_PAGE, LayerCache
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
+from spec_lab.options.drafters.weights import WeightsConfig
 from spec_lab.options.graphs import EagerGraph
 from tests.tiny_checkpoints import Family, make_tiny_eagle3, make_tiny_target
 
@@ -63,7 +63,7 @@ def make_config(
     """
     schema = get("drafter", drafter)
     options: dict[str, Any] = {"num_draft_tokens": 0 if drafter == "none" else num_draft_tokens}
-    if issubclass(schema, TrainedDrafterConfig):
+    if issubclass(schema, WeightsConfig):
         options["path"] = str(pair[1])
     prefill, catchup = PRUNING[prune]
     return Run(

@@ -19,8 +19,6 @@ import spec_lab
 from spec_lab.__main__ import main
 from spec_lab.app import names
 from spec_lab.app.compose import compose, extensions_in, prepared
-from spec_lab.app.labels import label
-from spec_lab.config.run import PruneConfig
 from spec_lab.core.errors import UserError
 from spec_lab.measure.company import Company
 from spec_lab.record.reading import read_requests, read_run
@@ -151,7 +149,8 @@ def test_a_job_returns_its_objective_also_where_it_was_finished_before(empty_fol
         returned.append(task(cfg))
         return returned[-1]
 
-    command = ["-m", *CHEAP, "seed=1,2", "objective=summary.acceptance_length"]
+    sampled = ("sampling=sampled", "acceptance=rejection", "acceptance.method=one_hot")
+    command = ["-m", *CHEAP, *sampled, "seed=1,2", "objective=summary.acceptance_length"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "job", job)
         assert main(command) == main(command) == 0
@@ -248,29 +247,25 @@ def test_options_of_ones_own(runner: FakeRunner, empty_folder: Path) -> None:
     (empty_folder / "conf" / "drafter" / "mine.yaml").write_text("defaults: [ngram, _self_]\nmax_ngram: 7\n")
     assert main(["--config-dir", "conf", "drafter=mine"]) == 0
     [(config, choices, _)] = runner.calls
-    assert (config.drafter.max_ngram, choices["drafter"]) == (7, "mine")
+    assert (config.drafter.max_ngram, choices["drafter"]) == (7, "mine+max_ngram=7")
 
 
 @pytest.mark.parametrize(
     ("overrides", "group", "name"),
     [
         (["prune=catchup"], "prune", "catchup"),
-        (["prune.catchup=pre_attention"], "prune", "none+catchup_pre_attention"),
-        (["acceptance=relaxed_thinking", "acceptance.topk=3"], "acceptance", "relaxed_thinking+topk3"),
-        (["graph=full_loop", "graph.verify=false"], "graph", "full_loop+verify_false"),
-        (["sampling.temperature=0.7"], "sampling", "greedy+temperature0.7"),
+        (["prune.catchup=pre_attention"], "prune", "none+catchup=pre_attention"),
+        (["acceptance=relaxed_thinking", "acceptance.topk=3"], "acceptance", "relaxed_thinking+topk=3"),
+        (["graph=full_loop", "graph.verify=false"], "graph", "full_loop+verify=False"),
+        (["sampling.temperature=0.7"], "sampling", "greedy+temperature=0.7"),
         (["drafter=ngram", "drafter.num_draft_tokens=5"], "drafter", "ngram"),
-        (["target=hf", "target.path=/models/Qwen3-1.7B"], "target", "hf+Qwen3-1.7B"),
+        (["target=hf", "target.path=/models/Qwen3-1.7B"], "target", "hf+path=Qwen3-1.7B"),
         (["logger=wandb", "logger.project=p"], "logger", "wandb"),
         (["kernels=torch"], "graph", "auto"),
     ],
 )
 def test_a_choice_is_named_by_its_option_and_what_differs(overrides: list[str], group: str, name: str) -> None:
     assert compose(overrides).choices[group] == name
-
-
-def test_a_label_fits_a_file() -> None:
-    assert label("none", PruneConfig(prefill="a/b c"), PruneConfig()) == "none+prefill_a_b_c"
 
 
 def test_a_composed_run_may_be_changed_and_several_are_none(empty_folder: Path, runner: FakeRunner) -> None:
@@ -284,15 +279,13 @@ def test_a_composed_run_may_be_changed_and_several_are_none(empty_folder: Path, 
             spec_lab.compose(overrides)
 
 
-def test_arguments_for_hydra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The conf/ of an extension is searched beside typed folders, and flags come behind the overrides."""
-    (tmp_path / "empty_lab" / "conf").mkdir(parents=True)
-    (tmp_path / "empty_lab" / "__init__.py").write_text("")
-    monkeypatch.syspath_prepend(str(tmp_path))
+def test_flags_come_behind_the_overrides() -> None:
+    """Hydra does not take them between overrides."""
     assert extensions_in(["seed=1", "extensions=[a,b]"]) == ("a", "b")
-    words = prepared(["-m", "seed=1,2", "hydra.searchpath=[file:///x]", "extensions=[empty_lab]"])
-    searched = f"hydra.searchpath=['file:///x','{(tmp_path / 'empty_lab' / 'conf').as_uri()}']"
-    assert words == ["seed=1,2", "extensions=[empty_lab]", searched, "-m"]
+    assert prepared(["-m", "seed=1,2", "--config-dir", "x", "batch_size=2"]) == [
+        *("seed=1,2", "batch_size=2"),
+        *("-m", "--config-dir", "x"),
+    ]
 
 
 def test_a_run_that_shares_its_device_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

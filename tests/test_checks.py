@@ -118,19 +118,18 @@ def test_what_can_work_is_taken(overrides: str) -> None:
 
 def test_every_bound_is_checked() -> None:
     """A number past a bound, and NaN, is named with its knob, alone and in a list."""
-    sides = {"least": -1, "most": 1, "above": 0}
+    past = {"at least": -1, "at most": 1, "above": 0}
     for name, field in keys().items():
-        for side, step in sides.items():
-            bound = field.metadata.get(side)
-            for number in () if bound is None else (bound + step, math.nan):
-                holder: Any = dataclasses.make_dataclass(
-                    "Holder", [("it", Any, dataclasses.field(default=0, metadata=field.metadata))]
-                )
+        held = [("it", Any, dataclasses.field(default=0, metadata=field.metadata))]
+        holder: Any = dataclasses.make_dataclass("Holder", held)
+        bounds = field.metadata.get("bounds", {})
+        for word, bound in bounds.items():
+            for number in (bound + past[word], math.nan):
                 for value in (number, [number]):
                     (line,) = out_of_bounds(holder(value))
                     assert line.startswith(f"it={value}"), name
-            if bound is not None and side != "above":
-                assert list(out_of_bounds(holder(bound))) == [] or field.metadata.get("above") is not None
+            if word != "above":
+                assert list(out_of_bounds(holder(bound))) == [] or "above" in bounds
 
 
 def test_all_that_speaks_against_a_run_is_said() -> None:

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from spec_lab.checkpoints.plan import RopeConfig
-from spec_lab.core.kept import Kept
-from spec_lab.core.pruning import Drop
+from spec_lab.core.kept import Drop, Kept
 from spec_lab.core.types import FeatureSpec, NormSide
 from spec_lab.models.linear import make_linear
 from spec_lab.models.rope import rope_tables

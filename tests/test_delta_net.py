@@ -10,9 +10,8 @@ import torch
 
 from spec_lab.checkpoints.plan import DeltaNetSizes
 from spec_lab.checkpoints.tensor_shapes import delta_net_tensor_shapes
-from spec_lab.core.kept import ALL_ROWS, Kept
+from spec_lab.core.kept import ALL_ROWS, Drop, Kept
 from spec_lab.core.passes import Pass
-from spec_lab.core.pruning import Drop
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.engine.states import SlotStates
 from spec_lab.models.delta_net import GatedDeltaNet, build_delta_net

@@ -199,11 +199,11 @@ def with_broken_writes(subject: Subject, place: Callable[[torch.Tensor], torch.T
 
     def build(lab: Lab) -> Drafter[Any]:
         is_loop = lab.backend is subject.models.backend
-        broken = replace(lab, models=lab.models.with_backend(backend)) if is_loop else lab
+        broken = lab.with_backend(backend) if is_loop else lab
         return subject.config.drafter.build(broken)
 
     drafter.build = build  # type: ignore[method-assign]
-    return replace(subject, config=subject.config.with_parts(drafter=drafter))
+    return replace(subject, config=replace(subject.config, drafter=drafter))
 
 
 def test_a_stale_cache(healthy: Subject, keep_readings: KeepReadings) -> None:

@@ -48,8 +48,7 @@ def on(config: Run, engine: str, **knobs: Any) -> Composed:
 
 def composed(config: Run) -> Composed:
     """The run as the command line would give it."""
-    usual = {group: getattr(config, group) for group in ("drafter", "engine")}
-    return Composed(config, {group: part.name for group, part in usual.items()}, usual)
+    return Composed(config, {"drafter": config.drafter.name, "engine": config.engine.name})
 
 
 # What is planned

@@ -134,4 +134,4 @@ def test_an_installed_package_is_found_by_its_entry_point(tmp_path: Path, monkey
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: my_lab\nVersion: 0.3\n")
     (installed / "entry_points.txt").write_text("[spec_lab.extensions]\nmy_lab = my_lab\n")
     monkeypatch.syspath_prepend(str(site))
-    assert compose(["drafter=copycat", "drafter.offset=2"]).choices["drafter"] == "copycat+offset2"
+    assert compose(["drafter=copycat", "drafter.offset=2"]).choices["drafter"] == "copycat+offset=2"

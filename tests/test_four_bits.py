@@ -15,10 +15,11 @@ from spec_kernels.four_bits_reference import (
     widen_reference,
 )
 from spec_kernels.product import product, product_reference
-from spec_kernels.project_heads import project_heads, project_heads_reference
+from spec_kernels.project_heads import project_heads
 from spec_lab.checkpoints.keep_narrow import INT4, MXFP4, NarrowForm
 from spec_lab.models.linear import NarrowLinear, make_linear
 from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
+from tests.test_kernels_project_heads import in_two_launches
 
 FORMS = {"int4": INT4, "mxfp4": MXFP4}
 
@@ -98,10 +99,8 @@ def test_a_product_is_that_of_the_wide_numbers(
     )
     norm = None if num_rows > 16 else randn(in_features, seed=3)
     arrivals = torch.zeros(32, dtype=torch.int32, device=DEVICE)
-    got, expected = (torch.empty(num_rows, out_features, dtype=dtype, device=DEVICE) for _ in range(2))
-    for multiply, out in ((product, got), (product_reference, expected)):
-        multiply(out, rows, packed_codes(codes), arrivals, None, norm, 1e-5, residual, gated, scales=scales)
-    assert_near(got, expected)
+    given = rows, packed_codes(codes), arrivals, None, norm, 1e-5, residual, gated
+    assert_near(product(*given, scales=scales), product_reference(*given, scales=scales))
 
 
 def test_heads_are_projected_with_a_weight_of_4_bits() -> None:
@@ -110,11 +109,11 @@ def test_heads_are_projected_with_a_weight_of_4_bits() -> None:
     rows, turns, slots = randn(3, 256, seed=1), randn(3, 32, seed=2), torch.tensor([1, 4, 0], device=DEVICE)
     arrivals = torch.zeros(32, dtype=torch.int32, device=DEVICE)
     results = []
-    for project in (project_heads, project_heads_reference):
-        queries, kv = torch.empty(3, 4, 32, device=DEVICE), torch.zeros(5, 2, 2, 32, device=DEVICE)
+    for project in (project_heads, in_two_launches):
+        kv = torch.zeros(5, 2, 2, 32, device=DEVICE)
         half = turns[:, :16]
         cos, sin = torch.cat((half, half), 1), torch.cat((-half, half), 1)
-        project(queries, kv, rows, packed_codes(codes), arrivals, None, None, 0.0, cos, sin, slots, scales)
+        queries = project(kv, rows, packed_codes(codes), arrivals, None, None, 0.0, cos, sin, slots, scales)
         results.append((queries, kv))
     for got, expected in zip(*results, strict=True):
         assert_near(got, expected)

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from spec_lab.checkpoints.families import read_model_config
-from spec_lab.core.kept import Kept
-from spec_lab.core.pruning import Drop
+from spec_lab.core.kept import Drop, Kept
 from spec_lab.core.types import FeatureSpec, NormSide
 from tests.covering import each_value
 from tests.target_lane import Lane, made_once, make_lane, random_tokens

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from spec_lab.core.pruning import LayerRows
+from spec_lab.core.kept import Drop
 from spec_lab.engine.graphs.segment import Segment
 from spec_lab.engine.readback import RoundResult, read_later
 from tests.covering import each_value
@@ -189,7 +189,13 @@ def test_a_surplus_round_is_recorded_with_its_rows_and_its_time(lab: Lab) -> Non
         padded = engine.graph.padded_size(num_launched)
         assert record.index == index and 1 <= num_launched <= batch_size
         rows = record.rows.catchup_attention, record.rows.catchup_output, record.rows.catchup_mlp
-        assert rows == LayerRows.of(engine.prune.catchup(padded), padded, padded * (engine.num_draft_tokens + 1))
+        every = padded * (engine.num_draft_tokens + 1)
+        computed = {
+            Drop.AFTER_LAYER: (every, every, every),
+            Drop.AFTER_ATTENTION: (every, padded, padded),
+            Drop.BEFORE_ATTENTION: (padded, padded, padded),
+        }
+        assert rows == computed[engine.prune.catchup(padded)]
         assert record.rows.catchup_live == len(record.request_ids) == len(record.emitted)
     in_rounds = sum(record.seconds for record in result.rounds)
     in_prompts = sum(record.seconds for record in result.prefills)

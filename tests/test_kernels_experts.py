@@ -1,4 +1,4 @@
-"""The kernels of routed experts against their reference, and that no bit of a row depends on the rows beside it."""
+"""The kernels of routed experts against those of torch, and that no bit of a row depends on the rows beside it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from spec_kernels.expert_tiles import MAX_INVARIANT_ROWS
-from spec_kernels.experts import routed_experts, routed_experts_reference
-from spec_kernels.few_experts import few_experts_reference
+from spec_kernels.experts import routed_experts
 from spec_kernels.gate import ACTIVATIONS
+from spec_lab.models.experts import SortedExperts
 from spec_lab.models.linear import gelu_tanh
 from spec_lab.models.routers import Routing
 from spec_lab.operators.triton_experts import TritonExperts
+from spec_lab.operators.triton_linear import ACTIVATIONS as NAMES
 from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
 
 
@@ -28,14 +29,15 @@ class Layer:
     weights: torch.Tensor
 
     def run(self, activation: str = "silu") -> torch.Tensor:
-        """Run the kernels, into an output that is NaN before."""
-        out = torch.full_like(self.rows, float("nan"))
-        routed_experts(out, self.rows, self.gate_up, self.down, self.expert_ids, self.weights, activation)
-        return out
+        """Run the kernels."""
+        return routed_experts(self.rows, self.gate_up, self.down, self.expert_ids, self.weights, activation)
 
     def expected(self, activation: str = "silu") -> torch.Tensor:
-        arguments = (self.rows, self.gate_up, self.down, self.expert_ids, self.weights, activation)
-        return routed_experts_reference(*arguments)
+        """Run the experts of torch in float32 on a CPU."""
+        (function,) = (function for function, name in NAMES.items() if name == activation)
+        gate_up, down, rows = (part.float().cpu() for part in (self.gate_up, self.down, self.rows))
+        routing = Routing(self.expert_ids.cpu(), self.weights.cpu())
+        return SortedExperts(gate_up, down, function)(rows, routing).to(DEVICE, self.rows.dtype)
 
     def some(self, rows: list[int]) -> Layer:
         chosen = (self.rows[rows], self.expert_ids[rows], self.weights[rows])
@@ -66,7 +68,7 @@ def make_layer(
     ("num_rows", "num_experts"),
     [(5, 8), *((1, 3), (2, 64), (7, 4), (17, 8))],
 )
-def test_equals_the_reference(num_rows: int, num_experts: int) -> None:
+def test_equals_the_experts_of_torch(num_rows: int, num_experts: int) -> None:
     """With more experts than pairs and with fewer."""
     layer = make_layer(num_rows, num_experts)
     assert_near(layer.run(), layer.expected())
@@ -74,19 +76,19 @@ def test_equals_the_reference(num_rows: int, num_experts: int) -> None:
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", DTYPES[1:])
-def test_any_dtype_and_activation_equals_the_reference(dtype: torch.dtype, activation: str) -> None:
+def test_any_dtype_and_activation_equals_the_experts_of_torch(dtype: torch.dtype, activation: str) -> None:
     layer = make_layer(5, dtype=dtype)
     assert_near(layer.run(activation), layer.expected(activation))
 
 
-def test_many_pairs_of_one_expert_equal_the_reference() -> None:
+def test_many_pairs_of_one_expert_equal_the_experts_of_torch() -> None:
     """All rows choose expert 2, so that it has several tiles of pairs, and expert 0 has none."""
     layer = make_layer(37, num_experts=5, num_chosen=2)
     layer.expert_ids = torch.tensor([[2, 3], [4, 2]], device=DEVICE).repeat(19, 1)[:37].contiguous()
     assert_near(layer.run(), layer.expected())
 
 
-def test_more_pairs_than_are_sorted_at_once_equal_the_reference() -> None:
+def test_more_pairs_than_are_sorted_at_once_equal_the_experts_of_torch() -> None:
     layer = make_layer(600, num_experts=3, num_chosen=2, hidden=16, inner=16)
     assert_near(layer.run(), layer.expected())
 
@@ -120,17 +122,14 @@ def test_a_row_that_is_not_finite_stays_alone() -> None:
     assert torch.equal(out[[0, 2]], expected[[0, 2]]) and out[1].isnan().all()
 
 
-def test_few_rows_and_many_have_the_sums_of_the_reference() -> None:
+def test_few_rows_and_many_have_the_sums_of_torch() -> None:
     """Of more than 256 rows, a pair's term is rounded before it is added to others."""
     layer = make_layer(17)
     experts = TritonExperts(layer.gate_up, layer.down, gelu_tanh)
     routing = Routing(layer.expert_ids, layer.weights)
     assert torch.equal(experts(layer.rows, routing), layer.run("gelu_tanh"))
     few = layer.some([0, 1, 2, 3, 4])
-    expected = few_experts_reference(
-        few.rows, few.gate_up, few.down, few.expert_ids, few.weights, *[None] * 3, "gelu_tanh"
-    )
-    assert_near(experts(few.rows, Routing(few.expert_ids, few.weights)), expected)
+    assert_near(experts(few.rows, Routing(few.expert_ids, few.weights)), few.expected("gelu_tanh"))
     many = make_layer(300, num_experts=3, num_chosen=2, hidden=16, inner=16, dtype=DTYPES[-1])
     experts = TritonExperts(many.gate_up, many.down, gelu_tanh)
     assert_near(experts(many.rows, Routing(many.expert_ids, many.weights)), many.expected("gelu_tanh"))

@@ -1,5 +1,4 @@
-"""The kernels of a router against their reference and against the routers of torch, and that a row looks at itself
-alone."""
+"""The kernels of a router against the routers of torch, and that a row looks at itself alone."""
 
 from __future__ import annotations
 
@@ -9,9 +8,9 @@ import pytest
 import torch
 
 from spec_kernels.routing import can_choose, choose_experts, route
-from spec_kernels.routing_reference import choose_experts_reference, route_reference
 from spec_lab.checkpoints.plan import ExpertSizes, RouterScores
-from spec_lab.models.routers import SigmoidRouter, SoftmaxRouter, torch_router
+from spec_lab.models.norms import RMSNorm
+from spec_lab.models.routers import Routing, SigmoidRouter, SoftmaxRouter, torch_router
 from spec_lab.operators.triton_experts import TritonRouter, triton_router
 from tests.covering import each_value
 from tests.kernel_lab import DEVICE, DTYPES, randn
@@ -28,30 +27,26 @@ KINDS = {
 }
 
 
-def choose(logits: torch.Tensor, bias: torch.Tensor | None, sizes: ExpertSizes) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run the kernel, into ids and weights that mean nothing before."""
-    ids = torch.full((len(logits), sizes.num_chosen), -7, device=DEVICE)
-    weights = torch.full(ids.shape, float("nan"), device=DEVICE)
-    groups = (sizes.num_groups, sizes.num_chosen_groups)
-    choose_experts(ids, weights, logits, bias, *groups, str(sizes.scores), sizes.renormalized, sizes.scaling)
-    return ids, weights
+def choose(logits: torch.Tensor, bias: torch.Tensor | None, sizes: ExpertSizes) -> Routing:
+    groups = sizes.num_chosen, sizes.num_groups, sizes.num_chosen_groups
+    return Routing(*choose_experts(logits, bias, *groups, str(sizes.scores), sizes.renormalized, sizes.scaling))
+
+
+def assert_alike(got: Routing, expected: Routing) -> None:
+    assert torch.equal(got.expert_ids, expected.expert_ids)
+    torch.testing.assert_close(got.weights, expected.weights, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_choice_equals_the_reference(kind: str) -> None:
+def test_the_choice_equals_that_of_torch(kind: str) -> None:
     """Biased scores are negative, so that a dropped group with 0 in place of -inf would win; some scores are equal."""
     sizes = KINDS[kind]
     logits = randn(6, sizes.num_experts)
     logits[3:, 5] = logits[3:, 2]
     logits[5] = 0.5
     bias = 0.3 * randn(sizes.num_experts, seed=1) - 2 if sizes.correction_bias else None
-    ids, weights = choose(logits, bias, sizes)
-    expected = choose_experts_reference(
-        *(logits, bias, sizes.num_chosen, sizes.num_groups, sizes.num_chosen_groups),
-        *(str(sizes.scores), sizes.renormalized, sizes.scaling),
-    )
-    assert torch.equal(ids, expected[0])
-    torch.testing.assert_close(weights, expected[1], rtol=1e-5, atol=1e-6)
+    identity = torch.eye(sizes.num_experts, device=DEVICE)
+    assert_alike(choose(logits, bias, sizes), torch_router(identity, bias, sizes)(logits))
 
 
 @pytest.mark.parametrize(("kind", "dtype"), each_value(["softmax", "groups"], DTYPES))
@@ -66,9 +61,7 @@ def test_the_router_equals_that_of_torch(kind: str, dtype: torch.dtype) -> None:
     assert isinstance(router, TritonRouter)
     for count in (5, 70):
         rows = randn(count, 40, seed=2, dtype=dtype)
-        got, expected = router(rows), expected_router(rows)
-        assert torch.equal(got.expert_ids, expected.expert_ids)
-        torch.testing.assert_close(got.weights, expected.weights, rtol=1e-4, atol=1e-5)
+        assert_alike(router(rows), expected_router(rows))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -83,29 +76,28 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(dtype: torch.dtype) -> None
 
 
 @pytest.mark.parametrize("kind", ["softmax", "groups"])
-def test_a_route_with_its_norm_equals_the_reference(kind: str) -> None:
+def test_a_route_with_its_norm_equals_that_of_torch(kind: str) -> None:
     """Of strided rows; twice, since the counters have to be zero again."""
     sizes = KINDS[kind]
     rows, gate, norm = 3 * randn(4, 60)[:, 10:50], randn(sizes.num_experts, 40, seed=1), 1 + randn(40, seed=2)
     bias = randn(sizes.num_experts, seed=3) if sizes.correction_bias else None
     arrivals = torch.zeros(4, dtype=torch.int32, device=DEVICE)
-    options = sizes.num_groups, sizes.num_chosen_groups, str(sizes.scores), sizes.renormalized, sizes.scaling
-    expected = route_reference(rows, norm, 1e-5, gate, bias, sizes.num_chosen, *options)
+    groups = sizes.num_chosen, sizes.num_groups, sizes.num_chosen_groups
+    options = *groups, str(sizes.scores), sizes.renormalized, sizes.scaling
+    expected = RMSNorm(norm, 1e-5)(rows)
     for _ in range(2):
-        ids = torch.full((4, sizes.num_chosen), -7, device=DEVICE)
-        weights, normed = torch.full(ids.shape, float("nan"), device=DEVICE), torch.empty(4, 40, device=DEVICE)
-        route(ids, weights, normed, rows, norm, 1e-5, gate, bias, arrivals, *options)
-        assert torch.equal(ids, expected[0]) and not arrivals.any()
-        torch.testing.assert_close(weights, expected[1], rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(normed, expected[2], rtol=1e-5, atol=1e-6)
+        *routing, normed = route(rows, norm, 1e-5, gate, bias, arrivals, *options)
+        assert_alike(Routing(*routing), torch_router(gate, bias, sizes)(expected))
+        assert not arrivals.any()
+        torch.testing.assert_close(normed, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_row_that_is_not_finite_chooses_experts_that_exist() -> None:
     for sizes in (SOFTMAX, GROUPS):
         logits = randn(3, sizes.num_experts)
-        expected, _ = choose(logits, None, sizes)
+        expected = choose(logits, None, sizes).expert_ids
         logits[1] = float("nan")
-        ids, _ = choose(logits, None, sizes)
+        ids = choose(logits, None, sizes).expert_ids
         assert torch.equal(ids[[0, 2]], expected[[0, 2]]) and ((ids >= 0) & (ids < sizes.num_experts)).all()
 
 

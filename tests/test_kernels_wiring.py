@@ -19,10 +19,11 @@ from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.build.engine import build_engine
 from spec_lab.build.kernels import make_kernels
 from spec_lab.build.limits import engine_limits
-from spec_lab.build.models import BackendContext, load_models
+from spec_lab.build.models import load_models
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.plan import RopeConfig
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
+from spec_lab.config.choices import Dtype
 from spec_lab.config.groups import AcceptanceConfig
 from spec_lab.config.option import get
 from spec_lab.config.run import RecordConfig, Run, SamplingConfig
@@ -180,9 +181,7 @@ def test_every_case_gives_the_tokens_of_torch(folders: dict[str, Path], case: st
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="on a GPU nothing is interpreted")
 def test_the_interpreters_wrong_type_is_refused_by_both_knobs() -> None:
     for make in (
-        lambda: part("attention", "triton").build(
-            BackendContext(Run(), 64, torch.device("cpu"), torch.bfloat16, TORCH_FORMS)
-        ),
+        lambda: part("attention", "triton").build(Run(dtype=Dtype.bfloat16), TORCH_FORMS, 64),
         lambda: make_kernels("triton", torch.device("cpu"), torch.bfloat16),
     ):
         with pytest.raises(UserError, match="dtype=bfloat16 wrongly"):

@@ -81,4 +81,4 @@ def test_other_sampling_than_the_tasks_is_refused(wanted: dict[str, Any], temper
 
 def test_a_greedy_task_is_taken_whatever_its_temperature() -> None:
     require_sampling({"do_sample": False, "temperature": 1.0, "until": []}, SamplingConfig())
-    require_sampling({"do_sample": True, "temperature": 0.5, "top_p": 1.0, "top_k": 0}, SamplingConfig(0.5))
+    require_sampling({"do_sample": True, "temperature": 0.5, "top_p": 1.0, "top_k": 0}, SamplingConfig(temperature=0.5))

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from spec_kernels.native.packing import Layout, pack, unpack
+from spec_lab.checkpoints import gguf
 from spec_lab.checkpoints.checkpoint import open_tensors
-from spec_lab.checkpoints.checkpoint_files import OpenedGguf
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.measure.memory import MemoryWatch
@@ -46,8 +46,8 @@ def test_an_opened_tensor_is_read_when_it_is_asked_for_and_not_kept(
     model = make_tiny_target(tmp_path / "folder", "llama", num_hidden_layers=2)
     path = write_gguf(tmp_path / "model.gguf", model)
     read: list[str] = []
-    whole = OpenedGguf.get_tensor
-    monkeypatch.setattr(OpenedGguf, "get_tensor", lambda file, name: read.append(name) or whole(file, name))
+    whole = gguf.dequantised
+    monkeypatch.setattr(gguf, "dequantised", lambda file, place: read.append(place.name) or whole(file, place))
     for source in (path, tmp_path / "folder"):
         tensors = open_tensors(source, decoder_tensor_shapes(read_model_config(source)), torch.float32, "cpu")
         name = "model.norm.weight"

@@ -23,12 +23,12 @@ TARGET = read_decoder(TINY_SIZES | {"model_type": "qwen3", "head_dim": 16}, "tar
 def test_several_modules_come_in_order(tmp_path: Path, family: str) -> None:
     """Qwen's modules share their norms and projection. A part of them can be asked for."""
     references = make_tiny_mtp(tmp_path, family, TARGET, num_modules=3)
-    config, tensors = load_mtp(tmp_path, TARGET, 2, torch.float32, "cpu")
-    assert config.num_modules == 3 and len(tensors) == 2
+    _, tensors = load_mtp(tmp_path, TARGET, 2, torch.float32, "cpu")
+    assert len(tensors) == 2
     for reference, loaded in zip(references, tensors, strict=False):
         assert torch.equal(loaded["mlp.up_proj.weight"], reference.layer.mlp.up_proj.weight)
     assert not torch.equal(tensors[0]["mlp.up_proj.weight"], tensors[1]["mlp.up_proj.weight"])
-    with refused(tmp_path, "has 3 MTP modules, and 4 are needed"):
+    with refused(tmp_path, "has fewer MTP modules than the 4 that are needed"):
         load_mtp(tmp_path, TARGET, 4, torch.float32, "cpu")
 
 

@@ -89,7 +89,7 @@ def test_a_narrow_p_eagle_head_is_what_its_scales_say(target: ModelConfig, tmp_p
     ("scales", "named"),
     [
         (torch.ones(2, 1), f"{MATRIX}_scale_inv is [2, 1], which does not fit"),
-        (torch.full((1, 1), float("nan")), f"{MATRIX} has NaN"),
+        (torch.full((1, 1), float("nan")), f"{MATRIX} has values of inf"),
     ],
     ids=["shape", "nan"],
 )

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from spec_kernels.narrow_kv_reference import narrowed, widened, write_rows
-from spec_kernels.rope_write import rope_write, write_kv, write_kv_reference
+from spec_kernels.rope_write import rope_write, write_kv
 from spec_lab.config.choices import CacheDtype
 from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
 from tests.lab import make_config, make_engine, make_pair, part, random_requests, with_depth_as_k
@@ -63,7 +63,7 @@ def test_the_kernel_writes_the_bits_of_the_reference(
     got, expected = (cache(40, num_kv_heads, head_dim) for _ in range(2))
     rows = keys.to(dtype), values.to(dtype), slots
     write_kv(got[0], *rows, got[1])
-    write_kv_reference(expected[0], *rows, expected[1])
+    write_rows(*expected, torch.stack(rows[:2], dim=1), slots)
     assert_same_bits(got, expected)
 
 
@@ -79,9 +79,8 @@ def test_rotated_keys_are_those_of_the_kernel_that_writes_them_wide(
     weight = randn(num_heads + num_kv_heads, head_dim, seed=6) if is_normed else None
     narrow, expected = (cache(9, num_kv_heads, head_dim) for _ in range(2))
     wide = torch.zeros(9, 2, num_kv_heads, head_dim, device=DEVICE)
-    queries = [torch.empty(num_rows, num_heads, head_dim, device=DEVICE) for _ in range(2)]
-    rope_write(queries[0], narrow[0], qkv, cos, sin, slots, weight, 1e-6, False, narrow[1])
-    rope_write(queries[1], wide, qkv, cos, sin, slots, weight, 1e-6)
+    given = qkv, cos, sin, slots, weight, 1e-6
+    queries = rope_write(num_heads, narrow[0], *given, False, narrow[1]), rope_write(num_heads, wide, *given)
     write_rows(*expected, wide[slots], slots)
     assert torch.equal(*queries)
     assert_same_bits(narrow, expected)

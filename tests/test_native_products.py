@@ -21,10 +21,9 @@ from spec_kernels.native.parts import NativeProduct
 from spec_lab.attention.native_backend import NativeAttention
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.checkpoints.plan import LayerPlan
-from spec_lab.core.kept import Kept
+from spec_lab.core.kept import Drop, Kept
 from spec_lab.core.kernel_set import TORCH_FORMS, Op
 from spec_lab.core.passes import Pass
-from spec_lab.core.pruning import Drop
 from spec_lab.measure.lab import MAIN, load_lab
 from spec_lab.models.draft_parts import DraftInput, LikeliestToken
 from spec_lab.models.layers import AddThenNorm

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -16,11 +17,10 @@ from spec_lab.acceptance.confidences import DraftConfidences
 from spec_lab.attention.native_backend import NativeAttention
 from spec_lab.build.caches import cache_row
 from spec_lab.checkpoints.random_weights import random_eagle3
-from spec_lab.core.kept import ALL_ROWS, Kept, LastPromptRow, PrunePolicy
+from spec_lab.core.kept import ALL_ROWS, Drop, Kept, LastPromptRow, PrunePolicy
 from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.passes import Pass
-from spec_lab.core.pruning import Drop
 from spec_lab.core.types import FeatureSpec, RoundBatch, Verification, VerifiedRound
 from spec_lab.drafters.confidence import ConfidentGreedyPicker
 from spec_lab.drafters.picking import DraftedRows, DraftPicker, GreedyPicker
@@ -238,7 +238,7 @@ def test_numbers_that_do_not_lie_as_c_reads_them_are_refused() -> None:
     tokens, num_emitted = torch.zeros(2, 2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
     logits, drafts, active = torch.zeros(2, 2, 3), tokens[:, 1:], torch.ones(2, dtype=torch.bool)
     for num_drafts in (torch.ones(2, dtype=torch.int32), torch.ones(4, dtype=torch.int64)[::2]):
-        with pytest.raises(AssertionError):
+        with pytest.raises(ctypes.ArgumentError):
             write_strict(tokens, num_emitted, logits, drafts, active, num_drafts)
     with pytest.raises(AssertionError):
         commit_rows(num_emitted.clone(), tokens.clone(), torch.arange(2), tokens, num_emitted, drafts.int())

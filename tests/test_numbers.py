@@ -83,7 +83,7 @@ def test_a_run_that_overflows_later_fails_in_a_line(
     config = run_of(pair, [first_clean(pair), *LETTERS[:8]], references=["plain"])
     capsys.readouterr()
     with pytest.raises(Breakdown, match="target: its logits become NaN or infinite"):
-        run(Composed(config, {}, {}), tmp_path / "run")
+        run(Composed(config, {}), tmp_path / "run")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "failed" and "logits become NaN or infinite" in summary["reason"]
 

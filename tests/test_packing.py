@@ -11,13 +11,13 @@ import torch
 
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.config.choices import Dtype, KernelsChoice, Rollback
-from spec_lab.config.groups import TrainedDrafterConfig
 from spec_lab.config.run import RecurrentConfig, Run, SamplingConfig
 from spec_lab.core.prompts import PromptRounding, PromptSpan
 from spec_lab.core.ragged import build_metadata
 from spec_lab.core.types import Request, Sequence
 from spec_lab.engine.engine import Engine
 from spec_lab.options.acceptance.rejection import Rejection
+from spec_lab.options.drafters.weights import WeightsConfig
 from spec_lab.options.graphs import RoundGraph
 from tests.covering import each_value
 from tests.engine_state import find_tensors
@@ -292,7 +292,7 @@ def test_trees_begin_alike(weights: Weights, drafter: str) -> None:
 def test_offers_begin_alike(weights: Weights) -> None:
     """Where requests may offer fewer drafts, how many wait in the slots is noted for all of a pack."""
     config = weights.config("eagle3", "catchup")
-    assert isinstance(config.drafter, TrainedDrafterConfig)
+    assert isinstance(config.drafter, WeightsConfig)
     config.drafter.plan = "given"
     check_packed_alike(config)
 

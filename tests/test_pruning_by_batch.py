@@ -15,13 +15,12 @@ from tests.layer_rows import count_rows
 
 BY_BATCH = """
 from spec_lab.config.option import option
-from spec_lab.core.pruning import Drop
-from spec_lab.options.pruning import CatchupOption
+from spec_lab.core.kept import Drop
 
 @option("prune.catchup", NAME)
-class ByBatch(CatchupOption):
-    def drop(self, num_requests):
-        return Drop.AFTER_ATTENTION if num_requests >= 2 else Drop.AFTER_LAYER
+class ByBatch:
+    def build(self):
+        return lambda num_requests: Drop.AFTER_ATTENTION if num_requests >= 2 else Drop.AFTER_LAYER
 """
 
 

@@ -11,6 +11,7 @@ import torch
 
 from spec_lab.core.results import GraphCounts
 from spec_lab.core.trees import copy_tensors
+from spec_lab.engine.capture import CaptureError
 from spec_lab.engine.graphs.segment import Segment
 from spec_lab.engine.tape import TapeGraph, TapeRecorder
 from spec_lab.engine.timing import HostTimer
@@ -78,3 +79,11 @@ def test_tensors_are_copied_unless_they_are_the_same_one() -> None:
         copy_tensors(buffer, torch.zeros(3))
     with pytest.raises(AssertionError, match="frozen"):
         copy_tensors({"a": 1}, {"a": 2})
+
+
+def test_what_is_kept_in_python_by_request_is_said_to_be_uncapturable() -> None:
+    """A drafter's dictionary has no entry for the scratch slot of a warm-up."""
+    texts: dict[int, torch.Tensor] = {0: torch.ones(3)}
+    (kept,) = chain(lambda slot_ids: texts[slot_ids.tolist()[0]])
+    with pytest.raises(CaptureError, match=r"KeyError\(1\).*tensors with a row for each slot.*graph=eager"):
+        kept(torch.tensor([1]))

@@ -1,17 +1,19 @@
-"""The paged attention kernel against its reference, and what it promises beyond: no bit depends on the neighbours."""
+"""The paged attention kernel against the backend of torch, and its further promise: no bit depends on neighbours."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
 
 from spec_kernels.attention import _division, paged_attention
-from spec_kernels.attention_reference import paged_attention_reference
 from spec_kernels.attention_tiles import MAX_DECODE_QUERIES
+from spec_kernels.narrow_kv_reference import widened
+from spec_lab.attention.torch_tree import TorchTreeAttention
 from spec_lab.core.draft_tree import TreeRows
+from spec_lab.core.kv_cache import LayerCache
+from spec_lab.core.types import AttentionMetadata
 from tests.covering import each_value
 from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
 
@@ -33,6 +35,17 @@ class Paged:
     @property
     def longest(self) -> int:
         return int(self.seq_lens.max())
+
+    def metadata(self, queries: torch.Tensor, tree: TreeRows | None = None) -> AttentionMetadata:
+        """Make the metadata of the newest rows of each request, as a backend of torch reads it."""
+        unread, num_queries = self.seq_lens, len(queries) // len(self.seq_lens)
+        return AttentionMetadata(unread, unread, self.seq_lens, self.page_table, num_queries, self.longest, tree=tree)
+
+    def seen(self, out: torch.Tensor, metadata: AttentionMetadata) -> torch.Tensor:
+        """Replace rows that see no key by zeros; to torch they see the first."""
+        behind = torch.arange(metadata.num_queries - 1, -1, -1, device=DEVICE)
+        is_seen = (self.seq_lens.unsqueeze(1) > behind).flatten()
+        return out * is_seen.view(-1, *(1,) * (out.dim() - 1))
 
     def select(self, requests: list[int]) -> Paged:
         return Paged(self.kv, self.page_table[requests], self.seq_lens[requests], self.page_size)
@@ -72,23 +85,11 @@ def attend(
     tree: TreeRows | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Run the kernel, into an output that is NaN before."""
-    out = torch.full((queries.shape[0], queries[0].numel()), float("nan"), dtype=queries.dtype, device=DEVICE)
-    max_seq_len = max_seq_len or paged.longest
+    """Run the kernel."""
     tables = (paged.kv, paged.page_table, paged.seq_lens, paged.page_size)
-    paged_attention(
-        out,
-        queries,
-        *tables,
-        max_seq_len,
-        split,
-        SCALE,
-        window,
-        *parts_of(tree),
-        sinks=sinks,
-        powers=paged.powers,
-    )
-    return out
+    shape = max_seq_len or paged.longest, split, SCALE, window
+    rows = () if tree is None else (tree.path_slots, tree.depths, tree.num_tail)
+    return paged_attention(queries, *tables, *shape, *rows, sinks=sinks, powers=paged.powers)
 
 
 def reference(
@@ -98,19 +99,18 @@ def reference(
     tree: TreeRows | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    tables = (paged.kv, paged.page_table, paged.seq_lens)
-    shape = (paged.page_size, paged.longest, SCALE, window)
-    return paged_attention_reference(queries, *tables, *shape, *parts_of(tree), sinks=sinks, powers=paged.powers)
-
-
-def parts_of(tree: TreeRows | None) -> tuple[Any, ...]:
-    return () if tree is None else (tree.path_slots, tree.depths, tree.num_tail)
+    """Attend in torch, in float32."""
+    kv = paged.kv if paged.powers is None else widened(paged.kv, paged.powers, torch.float32)
+    cache, metadata = LayerCache(kv.float().nan_to_num(0.0)), paged.metadata(queries, tree)
+    backend = TorchTreeAttention(paged.page_size, paged.longest)
+    out = backend.attend(queries.float().contiguous(), cache, metadata, window, SCALE, sinks)
+    return paged.seen(out, metadata).to(queries.dtype)
 
 
 @pytest.mark.parametrize(
     ("group", "rows"), each_value([1, 2, 4, 7], [(1, None), (2, 1), (4, 9), (4, None), (16, 20)], times=2)
 )
-def test_equals_the_reference(group: int, rows: tuple[int, int | None]) -> None:
+def test_equals_the_backend_of_torch(group: int, rows: tuple[int, int | None]) -> None:
     """Lengths are ragged, on and beside page borders, and shorter than the rows too; all that is no key is NaN."""
     num_queries, window = rows
     lens = [1, 15, 16, 17, 40]
@@ -121,14 +121,14 @@ def test_equals_the_reference(group: int, rows: tuple[int, int | None]) -> None:
 
 @pytest.mark.parametrize("window", [None, 1, 66])
 @pytest.mark.parametrize(("num_queries", "group"), [(1, 4), (3, 2)])
-def test_equals_the_reference_on_and_beside_split_borders(num_queries: int, group: int, window: int | None) -> None:
+def test_equals_that_of_torch_on_and_beside_split_borders(num_queries: int, group: int, window: int | None) -> None:
     lens = [64, 65, 66, 130]
     paged = fill(lens, num_kv_heads=1)
     queries = randn(len(lens) * num_queries, group, 16, seed=1)
     assert_near(attend(paged, queries, window), reference(paged, queries, window))
 
 
-def test_the_reference_equals_a_loop_over_rows() -> None:
+def test_the_backend_of_torch_equals_a_loop_over_rows() -> None:
     paged = fill([5, 21], page_size=4)
     queries = randn(6, 4, 16, seed=1)
     rows = reference(paged, queries, window=7).view(6, 4, 16)

@@ -18,10 +18,9 @@ from spec_lab.checkpoints.gemma4_assistant_checkpoint import (
     read_assistant_config,
 )
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
-from spec_lab.core.kept import Kept
+from spec_lab.core.kept import Drop, Kept
 from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet
 from spec_lab.core.passes import Pass
-from spec_lab.core.pruning import Drop
 from spec_lab.core.types import FeatureSpec
 from spec_lab.models.gemma4 import Gemma4Target
 from spec_lab.models.gemma4_assistant import Gemma4Assistant

@@ -19,11 +19,10 @@ from spec_lab.checkpoints.keep_narrow import FP8, with_narrow_products, with_wid
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.checkpoints.random_weights import random_eagle3, random_mtp, random_tensors
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
-from spec_lab.core.kept import ALL_ROWS, Kept
+from spec_lab.core.kept import ALL_ROWS, Drop, Kept
 from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.passes import Pass
-from spec_lab.core.pruning import Drop
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide
 from spec_lab.engine.pages import PageTable
 from spec_lab.models.decoder import DecoderTarget

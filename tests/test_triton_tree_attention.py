@@ -98,7 +98,7 @@ def along_path(paged: Paged, tree: TreeRows, request: int, row: int) -> Paged:
 
 
 @pytest.mark.parametrize(("num_rows", "window"), each_value([5, 24], [None, 3, 70]))
-def test_a_tree_equals_the_reference(num_rows: int, window: int | None) -> None:
+def test_a_tree_equals_the_backend_of_torch(num_rows: int, window: int | None) -> None:
     """Trees differ between requests, end on and beside split borders, and one has no keys before it."""
     paged = fill([num_rows, 64 + num_rows // 2, 128])
     tree = tree_rows(paged, [random_parents(num_rows, seed) for seed in range(3)])

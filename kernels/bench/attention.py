@@ -10,7 +10,10 @@ multiprocessors, so the keys are split to use them all. Splitting costs a second
 partial results: `splits * rows * num_heads * (head_dim + 2)` floats. With few keys none of these bytes shows in the
 time: two dependent kernels in a CUDA graph take some microseconds however little they read. The partial results mostly
 stay in L2, so the printed bound leaves them out. If requests and heads alone fill the GPU, a program takes all splits
-of its rows.
+of its rows. With many rows, as a prompt's chunk has, the bound is the number of operations divided by the rate of the
+tensor cores: an H200 multiplies large bf16 matrices at about 790 TFLOP/s. The printed bound is the longer of both:
+
+    python kernels/bench/attention.py --batch 1 --keys 2048 8192 32768 --rows 2048
 
 Times are for one launch inside a CUDA graph of many, which cycles through up to 64 caches. Together these exceed L2
 from about 1 MB a cache on, so that keys are not read from L2. SDPA gets keys and values that are already contiguous, so
@@ -35,7 +38,7 @@ from spec_kernels.attention import paged_attention
 from spec_kernels.attention_tiles import choose_split_keys
 from spec_kernels.narrow_kv_reference import narrowed
 
-BANDWIDTH = 4.2e12
+BANDWIDTH, RATE = 4.2e12, 790e12
 L2_BYTES = 60e6
 LAUNCHES, REPEATS = 64, 20
 
@@ -62,8 +65,14 @@ class Shape:
     @property
     def flops(self) -> int:
         """Return the number of operations of the two products of every query row with the keys that it sees."""
-        seen = self.keys if self.window is None else min(self.keys, self.window)
-        return 4 * self.batch * self.rows * self.num_heads * seen * self.head_dim
+        unseen = self.rows * (self.rows - 1) // 2
+        seen = self.rows * self.keys - unseen if self.window is None else self.rows * min(self.keys, self.window)
+        return 4 * self.batch * self.num_heads * seen * self.head_dim
+
+    @property
+    def floor_us(self) -> float:
+        """Return the longer of the times for bytes and for operations."""
+        return max(self.kv_bytes / BANDWIDTH, self.flops / RATE) * 1e6
 
     def __str__(self) -> str:
         window = "" if self.window is None else f", window {self.window}"
@@ -89,9 +98,16 @@ def microseconds(launch: Callable[[int], object]) -> float:
     return sorted(times)[len(times) // 2]
 
 
-def num_copies(shape: Shape) -> int:
-    """Return how many caches to cycle through: enough to exceed L2 twice, but at most LAUNCHES."""
-    return min(LAUNCHES, 1 + int(2 * L2_BYTES / shape.kv_bytes))
+def num_copies(num_bytes: float) -> int:
+    """Return how many copies of so many bytes to cycle through: enough to exceed L2 twice, but at most LAUNCHES."""
+    return min(LAUNCHES, 1 + int(2 * L2_BYTES / num_bytes))
+
+
+def shuffled_pages(batch: int, keys: int, page_size: int) -> tuple[torch.Tensor, int]:
+    """Return the page table of requests with so many keys, and the number of cache slots."""
+    columns = -(-keys // page_size)
+    pages = torch.randperm(batch * columns, device="cuda").view(batch, columns) + 2
+    return torch.cat((pages, torch.ones_like(pages[:, :1])), dim=1), (batch * columns + 2) * page_size
 
 
 def binary_tree(shape: Shape, page_table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
@@ -110,24 +126,19 @@ def binary_tree(shape: Shape, page_table: torch.Tensor) -> tuple[torch.Tensor, t
 
 def kernel_time(shape: Shape, split_keys: int, of_tree: bool = False, is_narrow: bool = False) -> float:
     """Time the kernel for rows of a chain, or of a tree, over keys in bfloat16 or e4m3."""
-    columns = -(-shape.keys // shape.page_size)
-    pages = torch.randperm(shape.batch * columns, device="cuda").view(shape.batch, columns) + 2
-    page_table = torch.cat((pages, torch.ones_like(pages[:, :1])), dim=1)
-    cells = (num_copies(shape), (shape.batch * columns + 2) * shape.page_size, 2, shape.num_kv_heads, shape.head_dim)
+    page_table, num_slots = shuffled_pages(shape.batch, shape.keys, shape.page_size)
     caches: list[tuple[torch.Tensor, torch.Tensor | None]] = []
-    for _ in range(cells[0]):
-        kv = torch.randn(cells[1:], device="cuda", dtype=torch.bfloat16)
+    for _ in range(num_copies(shape.kv_bytes)):
+        kv = torch.randn(num_slots, 2, shape.num_kv_heads, shape.head_dim, device="cuda", dtype=torch.bfloat16)
         caches.append(narrowed(kv) if is_narrow else (kv, None))
     num_rows = shape.batch * shape.rows
     queries = torch.randn(num_rows, shape.num_heads, shape.head_dim, device="cuda", dtype=torch.bfloat16)
-    out = queries.new_empty(num_rows, shape.num_heads * shape.head_dim)
     seq_lens = torch.full((shape.batch,), shape.keys, device="cuda")
     tree = binary_tree(shape, page_table) if of_tree else ()
 
-    def launch(index: int) -> None:
+    def launch(index: int) -> torch.Tensor:
         kv, powers = caches[index % len(caches)]
-        paged_attention(
-            out,
+        return paged_attention(
             queries,
             kv,
             page_table,
@@ -149,7 +160,7 @@ def sdpa_time(shape: Shape) -> float:
     keys and values are contiguous.
     """
     group = shape.num_heads // shape.num_kv_heads
-    kv_shape = (num_copies(shape), 2, shape.batch, shape.num_kv_heads, shape.keys, shape.head_dim)
+    kv_shape = (num_copies(shape.kv_bytes), 2, shape.batch, shape.num_kv_heads, shape.keys, shape.head_dim)
     kv = torch.randn(kv_shape, device="cuda", dtype=torch.bfloat16)
     heads = (shape.batch, shape.num_kv_heads, group * shape.rows, shape.head_dim)
     queries = torch.randn(heads, device="cuda", dtype=torch.bfloat16)
@@ -197,7 +208,7 @@ def main() -> None:
             options.page_size,
             options.window,
         )
-        floor, sdpa = shape.kv_bytes / BANDWIDTH * 1e6, sdpa_time(shape)
+        floor, sdpa = shape.floor_us, sdpa_time(shape)
         for split_keys in options.split_keys or [choose_split_keys(keys)]:
             kernel = kernel_time(shape, split_keys)
             cells = f"{kernel:11.2f}{sdpa:11.2f}{floor:11.2f}{floor / kernel:11.0%}"

@@ -16,52 +16,55 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from attention import BANDWIDTH, L2_BYTES, LAUNCHES, microseconds
-from delta_net import Net, random_rows
+from attention import BANDWIDTH, microseconds, num_copies
+from delta_net import GPU, NET, STATE_BYTES
 from figures import require_gpu
 
-from spec_kernels import delta_rule
 from spec_kernels.delta_chunks import delta_chunks
+from spec_kernels.delta_rule import delta_rule
 
 Library = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
-def compare(
-    library: Library, net: Net, batch: int, num_rows: int, is_prompt: bool
-) -> tuple[float, float | None, float, float]:
+def random_rows(batch: int, num_rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Make the inputs of the delta rule, with queries and keys of unit length."""
+    heads = torch.randn(batch, num_rows, 2 * NET.num_key_heads, NET.key_head_dim, device=GPU)
+    unit = torch.nn.functional.normalize(heads, dim=-1).flatten(2)
+    values = torch.randn(batch, num_rows, NET.value_size, device=GPU)
+    log_decay, strength = torch.rand(2, batch, num_rows, NET.num_value_heads, device=GPU)
+    return torch.cat((unit, values), dim=-1), -log_decay, strength
+
+
+def compare(library: Library, batch: int, num_rows: int, is_prompt: bool) -> tuple[float, float | None, float, float]:
     """Return the microseconds of our recurrence row by row, of our chunked form (None for verify), and of the library,
     and the largest difference between the library's results and ours."""
-    rows = random_rows(net, batch, num_rows)
-    rows_kept = 1 if is_prompt else num_rows
-    copies = min(LAUNCHES, 1 + int(2 * L2_BYTES / (batch * rows_kept * net.state_bytes)))
-    heads = (net.num_value_heads, net.head_dim, net.head_dim)
-    states = torch.zeros(copies, batch + 1, rows_kept, *heads, device="cuda")
-    begun = torch.zeros(copies, batch, *heads, device="cuda")
-    out = torch.empty(batch, num_rows, *heads[:2], device="cuda")
-    slots, first = torch.arange(batch, device="cuda"), torch.zeros(batch, dtype=torch.int64, device="cuda")
+    rows, rows_kept = random_rows(batch, num_rows), 1 if is_prompt else num_rows
+    copies = num_copies(batch * rows_kept * STATE_BYTES)
+    states = torch.zeros(copies, batch + 1, rows_kept, *NET.state_shape, device=GPU)
+    begun = torch.zeros(copies, batch, *NET.state_shape, device=GPU)
+    places = torch.arange(batch, device=GPU), torch.zeros(batch, dtype=torch.int64, device=GPU)
 
-    def kernel(index: int) -> None:
-        delta_rule.delta_rule(out, states[index % copies], *rows, slots, first, net.num_key_heads, is_prompt)
+    def kernel(index: int) -> torch.Tensor:
+        return delta_rule(states[index % copies], *rows, *places, NET.num_key_heads, is_prompt)
 
-    def chunks(index: int) -> None:
-        delta_chunks(out, states[index % copies], *rows, slots, first, net.num_key_heads)
+    def chunks(index: int) -> torch.Tensor:
+        return delta_chunks(states[index % copies], *rows, *places, NET.num_key_heads)
 
-    given = library_rows(net, *rows)
+    given = library_rows(*rows)
 
     def of_library(index: int) -> tuple[torch.Tensor, torch.Tensor]:
         return library(**given, scale=1.0, initial_state=begun[index % copies], output_final_state=True)
 
-    chunks(0) if is_prompt else kernel(0)
+    out = chunks(0) if is_prompt else kernel(0)
     apart = max(farthest(*pair) for pair in zip(of_library(0), (out, states[0, :batch, -1]), strict=True))
     in_chunks = microseconds(chunks) if is_prompt else None
     return microseconds(kernel), in_chunks, microseconds(of_library), apart
 
 
-def library_rows(net: Net, mixed: torch.Tensor, log_decay: torch.Tensor, strength: torch.Tensor) -> dict[str, Any]:
+def library_rows(mixed: torch.Tensor, log_decay: torch.Tensor, strength: torch.Tensor) -> dict[str, Any]:
     """Return by the library's argument names rows [batch, rows, heads, head_dim] and gates [batch, rows, heads]."""
-    key_size = net.num_key_heads * net.head_dim
-    parts = mixed.split([key_size, key_size, net.num_value_heads * net.head_dim], dim=-1)
-    queries, keys, values = (part.unflatten(-1, (-1, net.head_dim)).bfloat16().contiguous() for part in parts)
+    parts = mixed.split([NET.key_size, NET.key_size, NET.value_size], dim=-1)
+    queries, keys, values = (part.unflatten(-1, (-1, NET.key_head_dim)).bfloat16().contiguous() for part in parts)
     return {"q": queries, "k": keys, "v": values, "g": log_decay.contiguous(), "beta": strength.contiguous()}
 
 
@@ -81,13 +84,12 @@ def main() -> None:
 
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, fla-core {__version__}")
     print("batch  rows  what     kernel us  in chunks  library us   apart   floor us")
-    net = Net()
     shapes = [(batch, num_rows, False) for batch in options.batch for num_rows in options.rows]
     with torch.no_grad():
         for batch, num_rows, is_prompt in (*shapes, *((1, num_rows, True) for num_rows in options.prompts)):
             library = chunk_gated_delta_rule if is_prompt else fused_recurrent_gated_delta_rule
-            ours, in_chunks, theirs, apart = compare(library, net, batch, num_rows, is_prompt)
-            floor_us = batch * (1 + (1 if is_prompt else num_rows)) * net.state_bytes / BANDWIDTH * 1e6
+            ours, in_chunks, theirs, apart = compare(library, batch, num_rows, is_prompt)
+            floor_us = batch * (1 + (1 if is_prompt else num_rows)) * STATE_BYTES / BANDWIDTH * 1e6
             what = "prompt" if is_prompt else "verify"
             chunks = "-" if in_chunks is None else f"{in_chunks:.1f}"
             times = f"{ours:11.1f}{chunks:>11}{theirs:12.1f}"

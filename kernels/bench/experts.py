@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from attention import BANDWIDTH, L2_BYTES, LAUNCHES, microseconds
+from attention import BANDWIDTH, microseconds, num_copies
 from figures import Figure, options_of, write_figures
 
 from spec_kernels.experts import routed_experts
@@ -71,7 +71,7 @@ class Layers:
 def make_layers(shape: ExpertShape, num_rows: int) -> Layers:
     """Make enough layers that each has left L2 when it is used again. For the largest layers one is enough."""
     read = min(shape.num_experts, num_rows * shape.num_chosen) * shape.expert_bytes
-    num_layers = max(1, min(LAUNCHES, 8, 1 + int(2 * L2_BYTES / read)))
+    num_layers = min(8, num_copies(read))
 
     def randn(*sizes: int) -> torch.Tensor:
         return torch.empty(num_layers, *sizes, device="cuda", dtype=torch.bfloat16).normal_(0, 0.02)
@@ -87,11 +87,9 @@ def make_layers(shape: ExpertShape, num_rows: int) -> Layers:
 
 
 def kernel_time(layers: Layers) -> float:
-    out = torch.empty_like(layers.rows[0])
-
-    def call(index: int) -> None:
+    def call(index: int) -> torch.Tensor:
         weights, choice = (layers.gate_up[index], layers.down[index]), (layers.expert_ids[index], layers.weights[index])
-        routed_experts(out, layers.rows[index], *weights, *choice, "silu")
+        return routed_experts(layers.rows[index], *weights, *choice, "silu")
 
     return layers.microseconds(call)
 

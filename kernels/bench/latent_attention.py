@@ -17,13 +17,12 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from attention import BANDWIDTH, L2_BYTES, LAUNCHES, microseconds
+from attention import BANDWIDTH, RATE, microseconds, num_copies, shuffled_pages
 from figures import Figure, options_of, write_figures
 
 from spec_kernels.attention_tiles import choose_latent_split_keys
 from spec_kernels.latent_attention import latent_attention
 
-FLOPS = 790e12
 RANK, ROW_WIDTH, PAGE_SIZE = 512, 576, 16
 
 
@@ -49,12 +48,7 @@ class LatentShape:
     @property
     def floor_us(self) -> float:
         """Return the longer of the times for bytes and for operations."""
-        return max(self.num_bytes / BANDWIDTH, self.flops / FLOPS) * 1e6
-
-    @property
-    def num_copies(self) -> int:
-        """Return how many caches to cycle through: enough to exceed L2 twice, but at most LAUNCHES."""
-        return min(LAUNCHES, 1 + int(2 * L2_BYTES / self.num_bytes))
+        return max(self.num_bytes / BANDWIDTH, self.flops / RATE) * 1e6
 
     def __str__(self) -> str:
         return f"{self.num_heads} heads, batch {self.batch}, {self.keys} keys, {self.rows} rows"
@@ -65,24 +59,22 @@ def randn(*sizes: int) -> torch.Tensor:
 
 
 def kernel_time(shape: LatentShape, split_keys: int) -> float:
-    columns = -(-shape.keys // PAGE_SIZE)
-    pages = torch.randperm(shape.batch * columns, device="cuda").view(shape.batch, columns) + 2
-    page_table = torch.cat((pages, torch.ones_like(pages[:, :1])), dim=1)
-    caches = randn(shape.num_copies, (shape.batch * columns + 2) * PAGE_SIZE, ROW_WIDTH)
+    page_table, num_slots = shuffled_pages(shape.batch, shape.keys, PAGE_SIZE)
+    caches = randn(num_copies(shape.num_bytes), num_slots, ROW_WIDTH)
     queries = randn(shape.batch * shape.rows, shape.num_heads, ROW_WIDTH)
-    out = randn(*queries.shape[:2], RANK)
     seq_lens = torch.full((shape.batch,), shape.keys, device="cuda")
 
-    def launch(index: int) -> None:
+    def launch(index: int) -> torch.Tensor:
         cache = caches[index % len(caches)]
-        latent_attention(out, queries, cache, page_table, seq_lens, PAGE_SIZE, shape.keys, split_keys, 0.05, None)
+        shapes = PAGE_SIZE, shape.keys, split_keys, 0.05, None, RANK
+        return latent_attention(queries, cache, page_table, seq_lens, *shapes)
 
     return microseconds(launch)
 
 
 def sdpa_time(shape: LatentShape) -> float:
     """Time SDPA over rows that are already contiguous, with heads and query rows as rows of one product and no mask."""
-    rows = randn(shape.num_copies, shape.batch, 1, shape.keys, ROW_WIDTH)
+    rows = randn(num_copies(shape.num_bytes), shape.batch, 1, shape.keys, ROW_WIDTH)
     queries = randn(shape.batch, 1, shape.num_heads * shape.rows, ROW_WIDTH)
 
     def launch(index: int) -> torch.Tensor:

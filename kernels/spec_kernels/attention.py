@@ -34,9 +34,8 @@ _EVERY_KEY = 1 << 30
 _LOG2_E = 1.4426950408889634
 
 
-@operator("paged_attention", mutates_args=("out",))
+@operator("paged_attention")
 def paged_attention(
-    out: torch.Tensor,
     queries: torch.Tensor,
     kv: torch.Tensor,
     page_table: torch.Tensor,
@@ -51,8 +50,9 @@ def paged_attention(
     num_tail: int = 0,
     sinks: torch.Tensor | None = None,
     powers: torch.Tensor | None = None,
-) -> None:
-    """Attention of the newest query rows of each request over its paged keys and values.
+) -> torch.Tensor:
+    """Attention of the newest query rows of each request over its paged keys and values: [batch * num_queries,
+    num_heads * head_dim].
 
     In a chain, query row j of a request sees the key positions [max(0, end - window), end) with
     `end = seq_lens - (num_queries - 1 - j)`. A row that sees nothing gives zeros. Positions from `max_seq_len` on, and
@@ -62,7 +62,6 @@ def paged_attention(
     these were consecutive. So a row has the same bits as in a decoded chain of its path.
 
     Args:
-        out: [batch * num_queries, num_heads * head_dim], contiguous, written.
         queries: [batch * num_queries, num_heads, head_dim], any stride but that of the last dimension, which is 1.
         kv: [num_slots, 2, num_kv_heads, head_dim], contiguous, of the queries' dtype, or e4m3; slot = page * page_size
             + offset.
@@ -81,14 +80,18 @@ def paged_attention(
         powers: [num_slots, num_kv_heads, 2] bfloat16, contiguous, of a cache in e4m3 (`narrow_kv_reference`); None for
             another.
     """
-    _assert_shapes(out, queries, kv, page_table)
+    num_rows, num_heads, head_dim = queries.shape
+    assert_rows_of(kv, kv.shape[0], 2, kv.shape[2], head_dim)
+    assert kv.is_contiguous() and queries.stride(2) == 1 and page_table.stride(1) == 1
+    assert num_rows % page_table.shape[0] == 0 and num_heads % kv.shape[2] == 0
     assert_cache_of(kv, powers, queries.dtype)
-    num_queries = queries.shape[0] // page_table.shape[0]
+    num_queries = num_rows // page_table.shape[0]
     reach = (min(max_seq_len, (page_table.shape[1] - 1) * page_size), _EVERY_KEY if window is None else window)
     heads = _heads(queries, kv, page_size)
     assert sinks is None or (sinks.dtype == torch.float32 and sinks.is_contiguous())
     pairs = None if powers is None else powers.view(torch.int32)
     inputs = _Inputs(queries, kv, pairs, page_table, seq_lens, sinks)
+    out = queries.new_empty(num_rows, num_heads * head_dim)
     with launch_on(out):
         if path_slots is not None:
             assert depths is not None and path_slots.is_contiguous() and depths.is_contiguous()
@@ -98,6 +101,7 @@ def paged_attention(
             _launch_chunk(out, inputs, reach, scale, heads)
         else:
             _launch_splits(out, inputs, (seq_lens, seq_lens), 0, reach, scale, split_keys, heads)
+    return out
 
 
 class _Inputs(NamedTuple):
@@ -276,13 +280,3 @@ def _launch_chunk(
         HAS_SINKS=sinks is not None,
         num_warps=tiles.num_warps,
     )
-
-
-def _assert_shapes(out: torch.Tensor, queries: torch.Tensor, kv: torch.Tensor, page_table: torch.Tensor) -> None:
-    """Check shapes, layouts and dtypes."""
-    num_rows, num_heads, head_dim = queries.shape
-    num_slots, _, num_kv_heads, _ = kv.shape
-    assert_rows_of(out, num_rows, num_heads * head_dim)
-    assert_rows_of(kv, num_slots, 2, num_kv_heads, head_dim)
-    assert out.is_contiguous() and kv.is_contiguous() and queries.stride(2) == 1 and page_table.stride(1) == 1
-    assert num_rows % page_table.shape[0] == 0 and num_heads % num_kv_heads == 0

@@ -13,27 +13,6 @@ from spec_kernels.narrow_kv import load_powers
 from spec_kernels.online_softmax import add_keys_across, divisor, key_slots, merge, with_sink
 
 
-@triton.jit
-def _load_keys(
-    kv_ptr: tl.tensor,
-    slots: tl.tensor,
-    is_key: tl.tensor,
-    channels: tl.tensor,
-    is_channel: tl.tensor,
-    slot_stride: tl.tensor,
-    kv_head: tl.tensor,
-    NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:
-    """Loads the keys and values of a tile [keys, channels]. Keys out of range are never loaded, since they may be
-    NaN."""
-    key_ptrs = kv_ptr + (slots * slot_stride + kv_head * HEAD_DIM)[:, None] + channels[None, :]
-    is_cell = is_key[:, None] & is_channel[None, :]
-    key_rows = tl.load(key_ptrs, mask=is_cell, other=0.0)
-    value_rows = tl.load(key_ptrs + NUM_KV_HEADS * HEAD_DIM, mask=is_cell, other=0.0)
-    return key_rows, value_rows
-
-
 @triton.jit(
     do_not_specialize=[
         *("num_queries", "num_tail", "path_len", "num_own", "num_shared", "num_splits", "num_readable", "window"),
@@ -153,9 +132,11 @@ def attend_split(
             slots = tree_slots(path_ptr, pages_ptr, keys, prefix_len, is_key, PAGE_SIZE)
         else:
             slots = key_slots(pages_ptr, keys, low, high, PAGE_SIZE)
-        key_rows, value_rows = _load_keys(
-            kv_ptr, slots, is_key, channels, is_channel, slot_stride, kv_head, NUM_KV_HEADS, HEAD_DIM
-        )
+        # Keys out of range are never loaded, since they may be NaN.
+        key_ptrs = kv_ptr + (slots * slot_stride + kv_head * HEAD_DIM)[:, None] + channels[None, :]
+        is_cell = is_key[:, None] & is_channel[None, :]
+        key_rows = tl.load(key_ptrs, mask=is_cell, other=0.0)
+        value_rows = tl.load(key_ptrs + NUM_KV_HEADS * HEAD_DIM, mask=is_cell, other=0.0)
         powers = None
         scores = tl.dot(key_rows.to(queries.dtype), queries, input_precision="ieee") * scale
         if powers_ptr is not None:

@@ -12,64 +12,7 @@ import triton
 import triton.language as tl
 
 from spec_kernels.narrow_kv import load_powers
-from spec_kernels.online_softmax import divisor, key_slots, with_sink
-from spec_kernels.vocabulary import finite_or_zero
-
-
-@triton.jit
-def _attend_span(
-    maxima: tl.tensor,
-    sums: tl.tensor,
-    acc: tl.tensor,
-    queries: tl.tensor,
-    kv_ptr: tl.tensor,
-    powers_ptr: tl.tensor | None,
-    kv_head: tl.tensor,
-    pages_ptr: tl.tensor,
-    low: tl.tensor,
-    high: tl.tensor,
-    start: tl.tensor,
-    end: tl.tensor,
-    scale: tl.tensor,
-    slot_stride: tl.tensor,
-    NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    CHANNEL_TILE: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
-    KEY_TILE: tl.constexpr,
-    STAGES: tl.constexpr,
-    IS_MASKED: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Adds the keys [low, high) to the rows' running sums. Unless IS_MASKED, all rows see all keys of these tiles."""
-    channels = tl.arange(0, CHANNEL_TILE)
-    is_channel = (channels < HEAD_DIM)[None, :]
-    for first_key in tl.range(low // KEY_TILE * KEY_TILE, high, KEY_TILE, num_stages=STAGES):
-        keys = first_key + tl.arange(0, KEY_TILE)
-        slots = key_slots(pages_ptr, keys, low, high, PAGE_SIZE)
-        is_key = (keys >= low) & (keys < high)
-        is_entry = is_channel
-        if IS_MASKED:
-            is_entry = is_key[:, None] & is_channel
-        key_ptrs = kv_ptr + (slots * slot_stride)[:, None] + channels[None, :]
-        key_rows = tl.load(key_ptrs, mask=is_entry, other=0.0).to(queries.dtype)
-        value_rows = tl.load(key_ptrs + NUM_KV_HEADS * HEAD_DIM, mask=is_entry, other=0.0).to(queries.dtype)
-        scores = tl.dot(queries, tl.trans(key_rows), input_precision="ieee") * scale
-        if powers_ptr is not None:
-            key_powers, value_powers = load_powers(powers_ptr, slots, kv_head, is_key, NUM_KV_HEADS)
-            scores *= key_powers[None, :]
-        if IS_MASKED:
-            is_visible = (keys[None, :] >= start[:, None]) & (keys[None, :] < end[:, None])
-            scores = tl.where(is_visible & is_key[None, :], scores, float("-inf"))
-        new_maxima = tl.maximum(maxima, tl.max(scores, 1))
-        shift = finite_or_zero(new_maxima)
-        weights = tl.exp2(scores - shift[:, None])
-        decay = tl.exp2(maxima - shift)
-        sums = sums * decay + tl.sum(weights, 1)
-        if powers_ptr is not None:
-            weights *= value_powers[None, :]
-        acc = tl.dot(weights.to(value_rows.dtype), value_rows, acc * decay[:, None], input_precision="ieee")
-        maxima = new_maxima
-    return maxima, sums, acc
+from spec_kernels.online_softmax import add_keys_along, divisor, key_slots, with_sink
 
 
 @triton.jit(do_not_specialize=["num_queries", "num_readable", "window"])
@@ -129,30 +72,29 @@ def attend_chunk(
     if not IS_WINDOWED:
         # Every row of the tile sees all keys up to the first row's last key.
         masked_from = tl.maximum(tl.minimum(first_end + tile * ROW_TILE, num_readable), 0) // KEY_TILE * KEY_TILE
+    kv_ptr += head // GROUP * HEAD_DIM
     for is_masked in tl.static_range(1 if IS_WINDOWED else 0, 2):
-        maxima, sums, acc = _attend_span(
-            maxima,
-            sums,
-            acc,
-            queries,
-            kv_ptr + head // GROUP * HEAD_DIM,
-            powers_ptr,
-            head // GROUP,
-            pages_ptr,
-            masked_from if is_masked else 0,
-            high if is_masked else masked_from,
-            start,
-            end,
-            scale,
-            slot_stride,
-            NUM_KV_HEADS,
-            HEAD_DIM,
-            CHANNEL_TILE,
-            PAGE_SIZE,
-            KEY_TILE,
-            STAGES,
-            is_masked,
-        )
+        # Unless masked, all rows see all keys of these tiles.
+        first, last = masked_from if is_masked else 0, high if is_masked else masked_from
+        for first_key in tl.range(first // KEY_TILE * KEY_TILE, last, KEY_TILE, num_stages=STAGES):
+            keys = first_key + tl.arange(0, KEY_TILE)
+            slots = key_slots(pages_ptr, keys, first, last, PAGE_SIZE)
+            is_key = (keys >= first) & (keys < last)
+            is_entry = is_channel
+            if is_masked:
+                is_entry = is_key[:, None] & is_channel
+            key_ptrs = kv_ptr + (slots * slot_stride)[:, None] + channels[None, :]
+            key_rows = tl.load(key_ptrs, mask=is_entry, other=0.0).to(queries.dtype)
+            value_rows = tl.load(key_ptrs + NUM_KV_HEADS * HEAD_DIM, mask=is_entry, other=0.0).to(queries.dtype)
+            scores = tl.dot(queries, tl.trans(key_rows), input_precision="ieee") * scale
+            powers = None
+            if powers_ptr is not None:
+                key_powers, powers = load_powers(powers_ptr, slots, head // GROUP, is_key, NUM_KV_HEADS)
+                scores *= key_powers[None, :]
+            if is_masked:
+                is_visible = (keys[None, :] >= start[:, None]) & (keys[None, :] < end[:, None])
+                scores = tl.where(is_visible & is_key[None, :], scores, float("-inf"))
+            maxima, sums, acc = add_keys_along(maxima, sums, acc, scores, value_rows, powers)
     if HAS_SINKS:
         sums = with_sink(maxima, sums, sinks_ptr, head + query * 0, is_row)
     out_ptrs = out_ptr + (out_row * (NUM_KV_HEADS * GROUP) + head)[:, None] * HEAD_DIM + channels[None, :]

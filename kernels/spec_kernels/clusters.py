@@ -100,21 +100,19 @@ def _best_of_clusters(
         tl.store(arrivals_ptr + row, 0)
 
 
-@operator("likeliest_in_clusters", mutates_args=("tokens", "arrivals"))
+@operator("likeliest_in_clusters", mutates_args=("arrivals",))
 def likeliest_in_clusters(
-    tokens: torch.Tensor,
     rows: torch.Tensor,
     cluster_logits: torch.Tensor,
     weight: torch.Tensor,
     token_ids: torch.Tensor,
     arrivals: torch.Tensor,
     num_chosen: int,
-) -> None:
-    """Find the argmax of each row over the tokens of its likeliest clusters. Of clusters with equal scores the first
-    are chosen, and of tokens with equal logits the lowest id.
+) -> torch.Tensor:
+    """Return the argmax [rows] of each row over the tokens of its likeliest clusters. Of clusters with equal scores the
+    first are chosen, and of tokens with equal logits the lowest id.
 
     Args:
-        tokens: [rows] int64, contiguous, written.
         rows: [rows, hidden_size].
         cluster_logits: [rows, num_clusters].
         weight: [num_clusters, size, hidden_size], contiguous: the head's rows, cluster by cluster.
@@ -124,15 +122,14 @@ def likeliest_in_clusters(
     """
     num_rows, num_clusters = cluster_logits.shape
     size, hidden_size = weight.shape[1:]
-    assert_rows_of(tokens, num_rows)
     assert_rows_of(rows, num_rows, hidden_size)
     assert_rows_of(cluster_logits, num_rows, num_clusters)
     assert_rows_of(weight, num_clusters, size, hidden_size)
     assert_rows_of(token_ids, num_clusters, size)
-    assert tokens.is_contiguous() and weight.is_contiguous() and token_ids.is_contiguous()
+    assert weight.is_contiguous() and token_ids.is_contiguous()
     assert arrivals.shape[0] >= num_rows and num_chosen <= num_clusters
     chosen = torch.empty((num_rows, num_chosen), dtype=torch.int32, device=rows.device)
-    tops = torch.empty_like(chosen, dtype=torch.float32)
+    tokens, tops = chosen.new_empty(num_rows, dtype=torch.int64), torch.empty_like(chosen, dtype=torch.float32)
     with launch_on(rows):
         _choose_clusters[(num_rows, triton.cdiv(num_clusters, _CLUSTER_TILE))](
             chosen,
@@ -163,21 +160,4 @@ def likeliest_in_clusters(
             **placed(True),
             num_warps=8,
         )
-
-
-def likeliest_in_clusters_reference(
-    tokens: torch.Tensor,
-    rows: torch.Tensor,
-    cluster_logits: torch.Tensor,
-    weight: torch.Tensor,
-    token_ids: torch.Tensor,
-    arrivals: torch.Tensor,
-    num_chosen: int,
-) -> None:
-    """Do what `likeliest_in_clusters` does."""
-    # A stable sort, since topk promises no order of equal scores.
-    chosen = cluster_logits.sort(dim=-1, descending=True, stable=True).indices[:, :num_chosen]
-    ids = token_ids[chosen].flatten(1)
-    logits = (weight[chosen].flatten(1, 2).float() @ rows.float().unsqueeze(2)).squeeze(2).to(rows.dtype)
-    best = logits.amax(dim=1, keepdim=True)
-    tokens.copy_(ids.masked_fill(logits < best, int(token_ids.max())).amin(dim=1))
+    return tokens

@@ -101,33 +101,7 @@ def _count_offered(
     tl.store(offered_ptr + requests, tl.minimum(tl.minimum(num_drafted, limits), most), mask=is_request)
 
 
-@operator("count_offered", mutates_args=("offered",))
-def _launch(
-    offered: torch.Tensor,
-    slot_ids: torch.Tensor,
-    active: torch.Tensor,
-    num_drafted: torch.Tensor,
-    limits: torch.Tensor,
-    most: int,
-) -> None:
-    (batch,), (num_slots,) = slot_ids.shape, num_drafted.shape
-    assert 0 < batch <= _MOST_REQUESTS
-    for vector in (offered, slot_ids, active):
-        assert_rows_of(vector, batch)
-    assert_rows_of(limits, num_slots)
-    with launch_on(num_drafted):
-        _count_offered[(1,)](
-            offered,
-            slot_ids,
-            active,
-            num_drafted,
-            limits,
-            most,
-            batch,
-            REQUEST_TILE=triton.next_power_of_2(batch),
-        )
-
-
+@operator("count_offered")
 def count_offered(
     slot_ids: torch.Tensor, active: torch.Tensor, num_drafted: torch.Tensor, limits: torch.Tensor, most: int
 ) -> torch.Tensor:
@@ -140,6 +114,21 @@ def count_offered(
         limits: [num_slots + 1] int64, the most drafts of each slot's request.
         most: the most drafts of any request.
     """
+    (batch,), (num_slots,) = slot_ids.shape, num_drafted.shape
+    assert 0 < batch <= _MOST_REQUESTS
+    for vector in (slot_ids, active):
+        assert_rows_of(vector, batch)
+    assert_rows_of(limits, num_slots)
     offered = torch.empty_like(slot_ids)
-    _launch(offered, slot_ids, active, num_drafted, limits, most)
+    with launch_on(num_drafted):
+        _count_offered[(1,)](
+            offered,
+            slot_ids,
+            active,
+            num_drafted,
+            limits,
+            most,
+            batch,
+            REQUEST_TILE=triton.next_power_of_2(batch),
+        )
     return offered

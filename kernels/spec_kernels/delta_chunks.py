@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from spec_kernels.delta_rule import assert_rows
+from spec_kernels.delta_rule import empty_outputs
 from spec_kernels.operators import operator
 from spec_kernels.utils import launch_on
 
@@ -165,9 +165,8 @@ def _walk_chunks(
     tl.store(states_ptr + own, state, mask=is_state)
 
 
-@operator("delta_chunks", mutates_args=("out", "states"))
+@operator("delta_chunks", mutates_args=("states",))
 def delta_chunks(
-    out: torch.Tensor,
     states: torch.Tensor,
     mixed: torch.Tensor,
     log_decay: torch.Tensor,
@@ -175,20 +174,18 @@ def delta_chunks(
     slot_ids: torch.Tensor,
     committed: torch.Tensor,
     num_key_heads: int,
-) -> None:
+) -> torch.Tensor:
     """Run the prompt rows of each request from the state at row `committed` of its slot; write the last state to row 0.
 
     It does the same as `delta_rule` with `is_prompt`, up to the rounding of products over chunks.
 
     Args:
-        out: [batch, num_rows, num_value_heads, value_head_dim] float32, written.
         states: [num_slots + 1, N, num_value_heads, key_head_dim, value_head_dim] float32, written at `slot_ids`.
-        mixed, log_decay, strength: as `delta_inputs` writes them.
+        mixed, log_decay, strength: as `delta_inputs` returns them.
         slot_ids, committed: [batch] int64; requests may only share the scratch slot.
     """
+    out = empty_outputs(states, (mixed, log_decay, strength, slot_ids, committed))
     batch, num_rows, num_value_heads, value_head_dim = out.shape
-    assert_rows(out, mixed, log_decay, strength, slot_ids, committed)
-    assert states.is_contiguous() and states.dtype == log_decay.dtype == strength.dtype == torch.float32
     num_chunks, key_head_dim = triton.cdiv(num_rows, CHUNK), states.shape[-2]
     shape = (2, batch, num_value_heads, num_chunks, CHUNK, CHUNK)
     systems, reads = torch.empty(shape, dtype=torch.float32, device=out.device)
@@ -223,3 +220,4 @@ def delta_chunks(
             num_warps=CHUNK_WARPS,
             num_stages=STAGES,
         )
+    return out

@@ -13,7 +13,6 @@ from functools import cache
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 
@@ -22,35 +21,6 @@ from spec_kernels.utils import assert_whole, launch_on
 
 _ROW_TILE = 16
 """The same in every launch, so that the order of a norm's summation does not depend on the number of rows."""
-
-
-@triton.jit
-def _decay_and_strength(
-    log_decay_ptr: tl.tensor,
-    strength_ptr: tl.tensor,
-    gates_ptr: tl.tensor,
-    rate_ptr: tl.tensor,
-    time_bias_ptr: tl.tensor,
-    is_row: tl.tensor,
-    out_rows: tl.tensor,
-    row_stride: tl.tensor,
-    NUM_VALUE_HEADS: tl.constexpr,
-    HEAD_TILE: tl.constexpr,
-) -> None:
-    """Write log decay and strength of ROW_TILE rows. `gates_ptr` points to the strengths of row 0. In each row the time
-    steps follow the strengths."""
-    heads = tl.arange(0, HEAD_TILE)
-    is_head = heads < NUM_VALUE_HEADS
-    is_entry = is_row[:, None] & is_head[None, :]
-    gate_ptrs = gates_ptr + (out_rows * row_stride)[:, None] + heads[None, :]
-    strength = tl.load(gate_ptrs, mask=is_entry, other=0.0).to(tl.float32)
-    time_step = tl.load(gate_ptrs + NUM_VALUE_HEADS, mask=is_entry, other=0.0).to(tl.float32)
-    rate = tl.load(rate_ptr + heads, mask=is_head, other=0.0)[None, :]
-    time_step += tl.load(time_bias_ptr + heads, mask=is_head, other=0.0)[None, :]
-    softplus = tl.maximum(time_step, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(time_step)))
-    out = (out_rows * NUM_VALUE_HEADS)[:, None] + heads[None, :]
-    tl.store(log_decay_ptr + out, -rate * softplus, mask=is_entry)
-    tl.store(strength_ptr + out, 1.0 / (1.0 + tl.exp(-strength)), mask=is_entry)
 
 
 class Inputs(NamedTuple):
@@ -156,18 +126,19 @@ def _delta_inputs(
     is_row = rows < num_rows
     out_rows = request * num_rows + rows
     if head == NUM_HEADS:
-        _decay_and_strength(
-            log_decay_ptr,
-            strength_ptr,
-            projected_ptr + GATES,
-            rate_ptr,
-            time_bias_ptr,
-            is_row,
-            out_rows,
-            row_stride,
-            NUM_VALUE_HEADS,
-            HEAD_TILE,
-        )
+        heads = tl.arange(0, HEAD_TILE)
+        is_head = heads < NUM_VALUE_HEADS
+        is_entry = is_row[:, None] & is_head[None, :]
+        # In each row the time steps follow the strengths.
+        gate_ptrs = projected_ptr + GATES + (out_rows * row_stride)[:, None] + heads[None, :]
+        strength = tl.load(gate_ptrs, mask=is_entry, other=0.0).to(tl.float32)
+        time_step = tl.load(gate_ptrs + NUM_VALUE_HEADS, mask=is_entry, other=0.0).to(tl.float32)
+        rate = tl.load(rate_ptr + heads, mask=is_head, other=0.0)[None, :]
+        time_step += tl.load(time_bias_ptr + heads, mask=is_head, other=0.0)[None, :]
+        softplus = tl.maximum(time_step, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(time_step)))
+        out = (out_rows * NUM_VALUE_HEADS)[:, None] + heads[None, :]
+        tl.store(log_decay_ptr + out, -rate * softplus, mask=is_entry)
+        tl.store(strength_ptr + out, 1.0 / (1.0 + tl.exp(-strength)), mask=is_entry)
     else:
         is_value = head >= 2 * NUM_KEY_HEADS
         value_head = head - 2 * NUM_KEY_HEADS
@@ -190,11 +161,8 @@ def _delta_inputs(
             _slide_window(of, num_rows, channels, is_channel, CONV_SIZE, HISTORY, HISTORY_TILE, IS_PROMPT, ROW_TILE)
 
 
-@operator("delta_inputs", mutates_args=("mixed", "log_decay", "strength", "windows"))
+@operator("delta_inputs", mutates_args=("windows",))
 def delta_inputs(
-    mixed: torch.Tensor,
-    log_decay: torch.Tensor,
-    strength: torch.Tensor,
     windows: torch.Tensor,
     projected: torch.Tensor,
     conv_weight: torch.Tensor,
@@ -205,13 +173,14 @@ def delta_inputs(
     num_key_heads: int,
     key_head_dim: int,
     is_prompt: bool,
-) -> None:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Turn projected rows into the inputs of the rule, and update the convolution windows for later rows.
 
+    Returns `mixed` [batch, num_rows, conv_size] float32: queries of unit length / sqrt(key_head_dim) and keys of unit
+    length, of `num_key_heads` heads each, and values; and `log_decay` and `strength`, [batch, num_rows,
+    num_value_heads] float32.
+
     Args:
-        mixed: [batch, num_rows, conv_size] float32, written: queries of unit length / sqrt(key_head_dim) and keys of
-            unit length, of `num_key_heads` heads each, and values.
-        log_decay, strength: [batch, num_rows, num_value_heads] float32, written.
         windows: [num_slots + 1, history + N - 1, conv_size] of the dtype of `projected`, written at `slot_ids`.
         projected: [batch, num_rows, conv_size + value_size + 2 * num_value_heads]: inputs of the convolution, the gate,
             strengths before the sigmoid, time steps.
@@ -221,15 +190,16 @@ def delta_inputs(
         is_prompt: all rows are committed, so the window begins with the last `history` inputs. Else column r + i is the
             i-th (from 0) of the inputs that precede row r + 1.
     """
-    batch, num_rows, conv_size = mixed.shape
+    (batch, num_rows, _), conv_size = projected.shape, conv_weight.shape[0]
     num_value_heads, history = rate.shape[0], conv_weight.shape[1] - 1
     value_head_dim = (conv_size - 2 * num_key_heads * key_head_dim) // num_value_heads
     assert_whole((projected,), batch, num_rows, conv_size + num_value_heads * (value_head_dim + 2))
     assert_whole((windows,), *windows.shape[:2], conv_size)
-    assert_whole((log_decay, strength), batch, num_rows, num_value_heads)
-    assert all(each.is_contiguous() for each in (mixed, conv_weight, rate, time_bias, slot_ids, committed))
+    assert all(each.is_contiguous() for each in (conv_weight, rate, time_bias, slot_ids, committed))
     assert windows.dtype == projected.dtype and history <= _ROW_TILE
     assert is_prompt or windows.shape[1] >= history - 1 + num_rows
+    mixed = conv_weight.new_empty(batch, num_rows, conv_size)
+    log_decay, strength = conv_weight.new_empty(2, batch, num_rows, num_value_heads).unbind()
     with launch_on(projected):
         _delta_inputs[(2 * num_key_heads + num_value_heads + 1, triton.cdiv(num_rows, _ROW_TILE), batch)](
             mixed,
@@ -248,6 +218,7 @@ def delta_inputs(
             IS_PROMPT=is_prompt,
             **_sizes(num_key_heads, num_value_heads, key_head_dim, value_head_dim, history),
         )
+    return mixed, log_decay, strength
 
 
 @cache
@@ -264,40 +235,3 @@ def _sizes(num_key_heads: int, num_value_heads: int, key_dim: int, value_dim: in
         "HISTORY_TILE": triton.next_power_of_2(history),
         "ROW_TILE": _ROW_TILE,
     }
-
-
-def delta_inputs_reference(
-    mixed: torch.Tensor,
-    log_decay: torch.Tensor,
-    strength: torch.Tensor,
-    windows: torch.Tensor,
-    projected: torch.Tensor,
-    conv_weight: torch.Tensor,
-    rate: torch.Tensor,
-    time_bias: torch.Tensor,
-    slot_ids: torch.Tensor,
-    committed: torch.Tensor,
-    num_key_heads: int,
-    key_head_dim: int,
-    is_prompt: bool,
-) -> None:
-    """Do what `delta_inputs` does."""
-    conv_size, kernel_size = conv_weight.shape
-    num_value_heads, key_size = rate.shape[0], num_key_heads * key_head_dim
-    value_size = conv_size - 2 * key_size
-    raw, _, gates, time_step = projected.split((conv_size, value_size, num_value_heads, num_value_heads), dim=-1)
-    columns = committed.unsqueeze(1) + torch.arange(kernel_size - 1, device=committed.device)
-    known = torch.cat((windows[slot_ids.unsqueeze(1), columns], raw), dim=1)
-    kept = known[:, 1 - kernel_size :] if is_prompt else known[:, 1:]
-    windows[slot_ids, : kept.shape[1]] = kept
-    seen = known.float().unfold(1, kernel_size, 1)
-    convolved = F.silu((seen * conv_weight).sum(-1)).to(raw.dtype).float()
-    queries, keys, values = convolved.split((key_size, key_size, value_size), dim=-1)
-
-    def unit(rows: torch.Tensor) -> torch.Tensor:
-        heads = rows.unflatten(-1, (num_key_heads, key_head_dim))
-        return (heads * torch.rsqrt(heads.square().sum(-1, keepdim=True) + 1e-6)).flatten(-2)
-
-    mixed.copy_(torch.cat((unit(queries) * key_head_dim**-0.5, unit(keys), values), dim=-1))
-    log_decay.copy_(-rate * F.softplus(time_step.float() + time_bias))
-    strength.copy_(gates.float().sigmoid())

@@ -88,22 +88,3 @@ def keep_delta_rows(
             HEAD_TILE=triton.next_power_of_2(num_value_heads),
             CHANNEL_TILE=_KEPT_TILE,
         )
-
-
-def keep_delta_rows_reference(
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    kept_log_decay: torch.Tensor,
-    kept_strength: torch.Tensor,
-    mixed: torch.Tensor,
-    log_decay: torch.Tensor,
-    strength: torch.Tensor,
-    slot_ids: torch.Tensor,
-) -> None:
-    """Do what `keep_delta_rows` does."""
-    num_rows, key_size, value_size = mixed.shape[1], keys[0, 0].numel(), values[0, 0].numel()
-    _, new_keys, new_values = mixed.split((key_size, key_size, value_size), dim=-1)
-    keys[slot_ids, :num_rows] = new_keys.unflatten(-1, keys.shape[2:])
-    values[slot_ids, :num_rows] = new_values.unflatten(-1, values.shape[2:])
-    kept_log_decay[slot_ids, :num_rows] = log_decay
-    kept_strength[slot_ids, :num_rows] = strength

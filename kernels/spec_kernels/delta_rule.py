@@ -37,31 +37,6 @@ def _row(
     return tl.sum(state * query[:, None], axis=0), state
 
 
-@triton.jit
-def _replay(
-    state: tl.tensor,
-    keys_ptr: tl.tensor,
-    values_ptr: tl.tensor,
-    log_decay_ptr: tl.tensor,
-    strength_ptr: tl.tensor,
-    num_accepted: tl.tensor,
-    is_key: tl.tensor,
-    is_value: tl.tensor,
-    NUM_KEY_HEADS: tl.constexpr,
-    NUM_VALUE_HEADS: tl.constexpr,
-    KEY_DIM: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-) -> tl.tensor:
-    """Return the state after the first `num_accepted` kept rows; the pointers are to row 0."""
-    for row in range(num_accepted):
-        key = tl.load(keys_ptr + row * NUM_KEY_HEADS * KEY_DIM, mask=is_key, other=0.0)
-        value = tl.load(values_ptr + row * NUM_VALUE_HEADS * VALUE_DIM, mask=is_value, other=0.0)
-        log_decay = tl.load(log_decay_ptr + row * NUM_VALUE_HEADS)
-        strength = tl.load(strength_ptr + row * NUM_VALUE_HEADS)
-        _, state = _row(state, key, key, value, log_decay, strength)
-    return state
-
-
 @triton.jit(do_not_specialize=["num_rows", "rows_kept", "state_every_row", "replays"])
 def _delta_rule(
     out_ptr: tl.tensor,
@@ -107,20 +82,16 @@ def _delta_rule(
         state_ptrs = states_ptr + slot * STATE_SIZE + own
         state = tl.load(state_ptrs, mask=is_state, other=0.0)
         first = slot * rows_kept
-        state = _replay(
-            state,
-            kept_keys_ptr + (first * NUM_KEY_HEADS + key_head) * KEY_DIM + keys,
-            kept_values_ptr + (first * NUM_VALUE_HEADS + head) * VALUE_DIM + values,
-            kept_log_decay_ptr + first * NUM_VALUE_HEADS + head,
-            kept_strength_ptr + first * NUM_VALUE_HEADS + head,
-            committed + 1,
-            is_key,
-            is_value,
-            NUM_KEY_HEADS,
-            NUM_VALUE_HEADS,
-            KEY_DIM,
-            VALUE_DIM,
-        )
+        old_keys = kept_keys_ptr + (first * NUM_KEY_HEADS + key_head) * KEY_DIM + keys
+        old_values = kept_values_ptr + (first * NUM_VALUE_HEADS + head) * VALUE_DIM + values
+        log_decays = kept_log_decay_ptr + first * NUM_VALUE_HEADS + head
+        strengths = kept_strength_ptr + first * NUM_VALUE_HEADS + head
+        for row in range(committed + 1):
+            key = tl.load(old_keys + row * NUM_KEY_HEADS * KEY_DIM, mask=is_key, other=0.0)
+            value = tl.load(old_values + row * NUM_VALUE_HEADS * VALUE_DIM, mask=is_value, other=0.0)
+            log_decay = tl.load(log_decays + row * NUM_VALUE_HEADS)
+            strength = tl.load(strengths + row * NUM_VALUE_HEADS)
+            _, state = _row(state, key, key, value, log_decay, strength)
         tl.store(state_ptrs, state, mask=is_state)
     else:
         state_ptrs = states_ptr + slot * rows_kept * STATE_SIZE + own
@@ -158,9 +129,8 @@ def _delta_rule(
         tl.store(state_ptrs, state, mask=is_state)
 
 
-@operator("delta_rule", mutates_args=("out", "states"))
+@operator("delta_rule", mutates_args=("states",))
 def delta_rule(
-    out: torch.Tensor,
     states: torch.Tensor,
     mixed: torch.Tensor,
     log_decay: torch.Tensor,
@@ -169,29 +139,25 @@ def delta_rule(
     committed: torch.Tensor,
     num_key_heads: int,
     is_prompt: bool,
-) -> None:
+) -> torch.Tensor:
     """Run rows of each request from the state at row `committed` of its slot.
 
     Verify writes the state after each row j to row j of the slot. A prompt only writes its last state, to row 0.
+    Returns the outputs [batch, num_rows, num_value_heads, value_head_dim] float32.
 
     Args:
-        out: [batch, num_rows, num_value_heads, value_head_dim] float32, written.
         states: [num_slots + 1, N, num_value_heads, key_head_dim, value_head_dim] float32, written at `slot_ids`.
-        mixed, log_decay, strength: as `delta_inputs` writes them.
+        mixed, log_decay, strength: as `delta_inputs` returns them.
         slot_ids, committed: [batch] int64; requests may only share the scratch slot.
     """
-    assert_rows(out, mixed, log_decay, strength, slot_ids, committed)
-    assert states.is_contiguous() and states.dtype == torch.float32
-    assert is_prompt or out.shape[1] <= states.shape[1]
+    assert is_prompt or mixed.shape[1] <= states.shape[1]
     unread, num_states = (mixed, mixed, log_decay, strength), states.shape[1]
-    _launch(
-        out, states, mixed, log_decay, strength, slot_ids, committed, unread, num_states, num_key_heads, not is_prompt
-    )
+    rows = mixed, log_decay, strength, slot_ids, committed
+    return _launch(states, rows, unread, num_states, num_key_heads, not is_prompt)
 
 
-@operator("delta_replay", mutates_args=("out", "states"))
+@operator("delta_replay", mutates_args=("states",))
 def delta_replay(
-    out: torch.Tensor,
     states: torch.Tensor,
     mixed: torch.Tensor,
     log_decay: torch.Tensor,
@@ -202,59 +168,51 @@ def delta_replay(
     values: torch.Tensor,
     kept_log_decay: torch.Tensor,
     kept_strength: torch.Tensor,
-) -> None:
+) -> torch.Tensor:
     """Advance the state of each slot by its kept rows 0 to `committed`, then run rows without writing their states.
 
     Args:
-        out, mixed, log_decay, strength, slot_ids, committed: as in `delta_rule`.
+        mixed, log_decay, strength, slot_ids, committed: as in `delta_rule`, as is what is returned.
         states: [num_slots + 1, num_value_heads, key_head_dim, value_head_dim] float32, written at `slot_ids`.
         keys: [num_slots + 1, N, num_key_heads, key_head_dim] float32; this and the next three are of the last round.
         values: [num_slots + 1, N, num_value_heads, value_head_dim].
         kept_log_decay, kept_strength: [num_slots + 1, N, num_value_heads].
     """
-    assert_rows(out, mixed, log_decay, strength, slot_ids, committed)
     kept = (keys, values, kept_log_decay, kept_strength)
-    assert all(tensor.is_contiguous() and tensor.dtype == torch.float32 for tensor in (states, *kept))
-    num_rows, num_key_heads = keys.shape[1:3]
-    _launch(
-        out, states, mixed, log_decay, strength, slot_ids, committed, kept, num_rows, num_key_heads, False, replays=True
-    )
+    assert all(tensor.is_contiguous() and tensor.dtype == torch.float32 for tensor in kept)
+    rows = mixed, log_decay, strength, slot_ids, committed
+    _, num_rows, num_key_heads, _ = keys.shape
+    return _launch(states, rows, kept, num_rows, num_key_heads, False, replays=True)
 
 
-def assert_rows(
-    out: torch.Tensor,
-    mixed: torch.Tensor,
-    log_decay: torch.Tensor,
-    strength: torch.Tensor,
-    slot_ids: torch.Tensor,
-    committed: torch.Tensor,
-) -> None:
-    """Check the preconditions of the rule on its rows, which also hold for `delta_chunks`."""
-    batch, num_rows, num_value_heads, _ = out.shape
+Rows = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+"""What the rule reads of its rows: `mixed`, `log_decay`, `strength`, `slot_ids`, `committed`."""
+
+
+def empty_outputs(states: torch.Tensor, rows: Rows) -> torch.Tensor:
+    """Check the preconditions of the rule, and allocate its outputs [batch, num_rows, num_value_heads,
+    value_head_dim]."""
+    mixed, log_decay, strength, slot_ids, committed = rows
+    batch, num_rows, num_value_heads = log_decay.shape
     assert_rows_of(mixed, batch, num_rows, mixed.shape[2])
-    assert_rows_of(log_decay, batch, num_rows, num_value_heads)
     assert_rows_of(strength, batch, num_rows, num_value_heads)
     assert_rows_of(slot_ids, batch)
     assert_rows_of(committed, batch)
-    given = (out, mixed, log_decay, strength, slot_ids, committed)
-    assert all(tensor.is_contiguous() for tensor in given)
-    assert out.dtype == mixed.dtype == torch.float32
+    assert all(tensor.is_contiguous() for tensor in (states, *rows))
+    assert states.dtype == mixed.dtype == log_decay.dtype == strength.dtype == torch.float32
+    return states.new_empty(batch, num_rows, num_value_heads, states.shape[-1])
 
 
 def _launch(
-    out: torch.Tensor,
     states: torch.Tensor,
-    mixed: torch.Tensor,
-    log_decay: torch.Tensor,
-    strength: torch.Tensor,
-    slot_ids: torch.Tensor,
-    committed: torch.Tensor,
+    rows: Rows,
     kept: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
     rows_kept: int,
     num_key_heads: int,
     state_every_row: bool,
     replays: bool = False,
-) -> None:
+) -> torch.Tensor:
+    out = empty_outputs(states, rows)
     batch, num_rows, num_value_heads, value_head_dim = out.shape
     key_head_dim = states.shape[-2]
     value_tile = min(VALUE_TILE, triton.next_power_of_2(value_head_dim))
@@ -262,11 +220,7 @@ def _launch(
         _delta_rule[(triton.cdiv(value_head_dim, value_tile), num_value_heads, batch)](
             out,
             states,
-            mixed,
-            log_decay,
-            strength,
-            slot_ids,
-            committed,
+            *rows,
             *kept,
             num_rows,
             rows_kept,
@@ -280,3 +234,4 @@ def _launch(
             VALUE_TILE=value_tile,
             num_warps=NUM_WARPS,
         )
+    return out

@@ -44,9 +44,8 @@ def _draft_input(
         tl.store(out_ptr + row * 2 * SIZE + SIZE + channels, half, mask=is_channel)
 
 
-@operator("draft_input", mutates_args=("out",))
+@operator("draft_input")
 def draft_input(
-    out: torch.Tensor,
     tokens: torch.Tensor,
     embedding: torch.Tensor,
     embedding_norm: torch.Tensor,
@@ -54,22 +53,21 @@ def draft_input(
     hidden: torch.Tensor,
     hidden_norm: torch.Tensor,
     hidden_eps: float,
-) -> None:
-    """Write the normed embedding of each token, followed by the normed hidden state.
+) -> torch.Tensor:
+    """Return the normed embedding of each token, followed by the normed hidden state: [rows, 2 * hidden_size].
 
     Args:
-        out: [rows, 2 * hidden_size], contiguous, written.
         tokens: [rows] int64.
         embedding: [vocab, hidden_size], contiguous.
         embedding_norm: [hidden_size], of the embedding's dtype; `hidden_norm` likewise.
         hidden: [rows, hidden_size].
     """
     num_rows, size = hidden.shape
-    assert_rows_of(out, num_rows, 2 * size)
     assert_rows_of(tokens, num_rows)
     assert_rows_of(embedding, embedding.shape[0], size)
     assert_rows_of(hidden, num_rows, size)
-    assert out.is_contiguous() and embedding.is_contiguous() and tokens.is_contiguous()
+    assert embedding.is_contiguous() and tokens.is_contiguous()
+    out = hidden.new_empty(num_rows, 2 * size)
     with launch_on(hidden):
         _draft_input[(num_rows, 2)](
             out,
@@ -85,20 +83,4 @@ def draft_input(
             SIZE_TILE=triton.next_power_of_2(size),
             num_warps=8 if size > 1024 else 4,
         )
-
-
-def draft_input_reference(
-    out: torch.Tensor,
-    tokens: torch.Tensor,
-    embedding: torch.Tensor,
-    embedding_norm: torch.Tensor,
-    embedding_eps: float,
-    hidden: torch.Tensor,
-    hidden_norm: torch.Tensor,
-    hidden_eps: float,
-) -> None:
-    """Do what `draft_input` does."""
-    size = (hidden.shape[1],)
-    embedded = torch.nn.functional.rms_norm(embedding[tokens], size, None, embedding_eps) * embedding_norm
-    normed = torch.nn.functional.rms_norm(hidden, size, None, hidden_eps) * hidden_norm
-    out.copy_(torch.cat((embedded, normed), dim=1))
+    return out

@@ -16,7 +16,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from spec_kernels.expert_tiles import choose_expert_tiles
-from spec_kernels.gate import activate, activate_reference
+from spec_kernels.gate import activate
 from spec_kernels.operators import operator
 from spec_kernels.product_steps import multiply
 from spec_kernels.utils import assert_rows_of, launch_on
@@ -188,9 +188,8 @@ def _add_terms(
     tl.store(out_ptr + row * HIDDEN + channels, acc.to(out_ptr.dtype.element_ty), mask=is_channel)
 
 
-@operator("routed_experts", mutates_args=("out",))
+@operator("routed_experts")
 def routed_experts(
-    out: torch.Tensor,
     rows: torch.Tensor,
     gate_up: torch.Tensor,
     down: torch.Tensor,
@@ -198,11 +197,10 @@ def routed_experts(
     weights: torch.Tensor,
     activation: str,
     residual: torch.Tensor | None = None,
-) -> None:
-    """Compute the weighted sum of each row's experts, plus the residual if there is one.
+) -> torch.Tensor:
+    """Compute the weighted sum [rows, hidden_size] of each row's experts, plus the residual if there is one.
 
     Args:
-        out: [rows, hidden_size], contiguous, written.
         rows: [rows, hidden_size] of any row stride, of the weights' dtype.
         gate_up: [experts, 2 * intermediate_size, hidden_size], contiguous: gates, then ups.
         down: [experts, hidden_size, intermediate_size], contiguous.
@@ -213,9 +211,10 @@ def routed_experts(
     """
     (num_rows, hidden_size), (num_experts, _, inner_size) = rows.shape, down.shape
     num_chosen, num_pairs = expert_ids.shape[1], expert_ids.numel()
-    assert_experts(out, rows, gate_up, down, expert_ids, weights)
+    assert_experts(rows, gate_up, down, expert_ids, weights)
+    out = rows.new_empty(rows.shape)
     if not num_rows:
-        return
+        return out
     tiles = choose_expert_tiles(num_rows, num_pairs / num_experts, rows.element_size())
     inner = rows.new_empty((num_pairs, inner_size))
     is_exact = num_rows <= _ROWS_OF_EXACT_TERMS
@@ -252,6 +251,7 @@ def routed_experts(
             CHANNEL_TILE=_CHANNELS_AT_ONCE,
             HAS_RESIDUAL=residual is not None,
         )
+    return out
 
 
 def _sorted_pairs(expert_ids: torch.Tensor, num_experts: int, pair_tile: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -263,7 +263,6 @@ def _sorted_pairs(expert_ids: torch.Tensor, num_experts: int, pair_tile: int) ->
 
 
 def assert_experts(
-    out: torch.Tensor,
     rows: torch.Tensor,
     gate_up: torch.Tensor,
     down: torch.Tensor,
@@ -273,29 +272,9 @@ def assert_experts(
     """Check shapes, layouts and dtypes."""
     num_rows, hidden_size = rows.shape
     num_experts, _, inner_size = down.shape
-    assert_rows_of(out, num_rows, hidden_size)
     assert_rows_of(rows, num_rows, hidden_size)
     assert_rows_of(gate_up, num_experts, 2 * inner_size, hidden_size)
     assert_rows_of(down, num_experts, hidden_size, inner_size)
     assert_rows_of(weights, *expert_ids.shape)
-    assert all(tensor.is_contiguous() for tensor in (out, gate_up, down, expert_ids, weights))
+    assert all(tensor.is_contiguous() for tensor in (gate_up, down, expert_ids, weights))
     assert rows.dtype == gate_up.dtype == down.dtype and weights.dtype == torch.float32
-
-
-def routed_experts_reference(
-    rows: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    expert_ids: torch.Tensor,
-    weights: torch.Tensor,
-    activation: str,
-) -> torch.Tensor:
-    """Do what `routed_experts` does without a residual, in float32, one expert after another; return [rows,
-    hidden_size] in the rows' dtype."""
-    out = torch.zeros(rows.shape, dtype=torch.float32, device=rows.device)
-    for expert in expert_ids.unique().tolist():
-        chose, choice = torch.where(expert_ids == expert)
-        gate, up = (rows[chose].float() @ gate_up[expert].float().t()).chunk(2, dim=-1)
-        product = (activate_reference(gate, activation) * up) @ down[expert].float().t()
-        out.index_add_(0, chose, product * weights[chose, choice].unsqueeze(-1))
-    return out.to(rows.dtype)

@@ -19,7 +19,7 @@ import triton.language as tl
 
 from spec_kernels.early import placed, wait_for_inputs
 from spec_kernels.expert_tiles import MAX_INVARIANT_ROWS, choose_expert_tiles
-from spec_kernels.experts import assert_experts, routed_experts_reference
+from spec_kernels.experts import assert_experts
 from spec_kernels.few_experts_steps import (
     Tile,
     add_terms_of_tile,
@@ -159,9 +159,8 @@ def _few_experts(
                     tl.store(ready_ptr + experts, 0, mask=experts <= NUM_EXPERTS)
 
 
-@operator("few_experts", mutates_args=("out", "arrivals"))
+@operator("few_experts", mutates_args=("arrivals",))
 def few_experts(
-    out: torch.Tensor,
     rows: torch.Tensor,
     gate_up: torch.Tensor,
     down: torch.Tensor,
@@ -172,12 +171,12 @@ def few_experts(
     residual: torch.Tensor | None,
     arrivals: torch.Tensor,
     activation: str,
-) -> None:
+) -> torch.Tensor:
     """Compute the weighted sum of experts, plus shared expert and residual, for up to 16 rows. The sum is rounded once.
 
     Args:
-        out: [rows, hidden_size], contiguous, written; `rows` to `weights`, and `activation`, as in `routed_experts`. A
-            row's experts are all different.
+        rows: this, the arguments to `weights`, `activation`, and what is returned are as in `routed_experts`. A row's
+            experts are all different.
         shared_gate_up: [2 * intermediate_size, hidden_size], contiguous: an expert of the same size that every row uses
             with weight 1; `shared_down` is [hidden_size, intermediate_size].
         residual: [rows, hidden_size] of any row stride.
@@ -187,7 +186,8 @@ def few_experts(
     (num_rows, hidden_size), num_chosen = rows.shape, expert_ids.shape[1]
     num_experts, _, inner_size = down.shape
     assert 0 < num_rows <= MAX_INVARIANT_ROWS and len(arrivals) >= num_experts_arrivals(hidden_size, num_experts)
-    assert_experts(out, rows, gate_up, down, expert_ids, weights)
+    assert_experts(rows, gate_up, down, expert_ids, weights)
+    out = rows.new_empty(rows.shape)
     has_shared = _has_shared(down, shared_gate_up, shared_down)
     num_slots = num_rows * num_chosen + has_shared
     inner = rows.new_empty((num_rows * (num_chosen + has_shared), inner_size))
@@ -223,6 +223,7 @@ def few_experts(
                 **placed(has_gate_up and has_down),
                 **constants,
             )
+    return out
 
 
 @cache
@@ -267,23 +268,3 @@ def num_experts_arrivals(hidden_size: int, num_experts: int) -> int:
     """Return the number of counters needed: for tiles of the outputs, for finished tiles, and for each expert,
     including the shared one."""
     return triton.cdiv(hidden_size, _MIN_COLUMNS) + 1 + num_experts + 1
-
-
-def few_experts_reference(
-    rows: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    expert_ids: torch.Tensor,
-    weights: torch.Tensor,
-    shared_gate_up: torch.Tensor | None,
-    shared_down: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    activation: str,
-) -> torch.Tensor:
-    """Do what `few_experts` does in float32; return [rows, hidden_size] in the rows' dtype."""
-    if shared_gate_up is not None and shared_down is not None:
-        gate_up, down = (torch.cat((all_, one[None])) for all_, one in ((gate_up, shared_gate_up), (down, shared_down)))
-        expert_ids = torch.cat((expert_ids, torch.full_like(expert_ids[:, :1], len(down) - 1)), dim=1)
-        weights = torch.cat((weights, torch.ones_like(weights[:, :1])), dim=1)
-    out = routed_experts_reference(rows.float(), gate_up.float(), down.float(), expert_ids, weights, activation)
-    return (out if residual is None else out + residual.float()).to(rows.dtype)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 
@@ -46,23 +45,22 @@ def _gated_norm(
     tl.store(out_ptr + places, (normed * (gate / (1.0 + tl.exp(-gate)))).to(dtype), mask=is_entry)
 
 
-@operator("gated_norm", mutates_args=("out",))
-def gated_norm(out: torch.Tensor, outputs: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+@operator("gated_norm")
+def gated_norm(outputs: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Norm each head, multiply by the weight, then by silu of the gate.
 
     Args:
-        out: [rows, num_heads, head_dim], contiguous, written.
-        outputs: the same shape, contiguous, float32.
-        gate: the same shape, of the dtype of `out` and any row stride.
-        weight: [head_dim], of the dtype of `out`.
+        outputs: [rows, num_heads, head_dim], contiguous, float32.
+        gate: the same shape, of the result's dtype and any row stride.
+        weight: [head_dim], of the gate's dtype.
     """
-    num_rows, num_heads, head_dim = out.shape
-    assert_rows_of(outputs, num_rows, num_heads, head_dim)
+    num_rows, num_heads, head_dim = outputs.shape
     assert_rows_of(gate, num_rows, num_heads, head_dim)
     assert_rows_of(weight, head_dim)
-    assert out.is_contiguous() and outputs.is_contiguous() and outputs.dtype == torch.float32
+    assert outputs.is_contiguous() and outputs.dtype == torch.float32
     assert gate.stride(1) == head_dim or num_heads == 1
-    assert gate.dtype == weight.dtype == out.dtype
+    assert gate.dtype == weight.dtype
+    out = torch.empty_like(outputs, dtype=gate.dtype)
     with launch_on(out):
         _gated_norm[(triton.cdiv(num_rows * num_heads, _PAIR_TILE),)](
             out,
@@ -77,11 +75,4 @@ def gated_norm(out: torch.Tensor, outputs: torch.Tensor, gate: torch.Tensor, wei
             PAIR_TILE=_PAIR_TILE,
             CHANNEL_TILE=triton.next_power_of_2(head_dim),
         )
-
-
-def gated_norm_reference(
-    out: torch.Tensor, outputs: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
-) -> None:
-    """Do what `gated_norm` does."""
-    normed = F.rms_norm(outputs, outputs.shape[-1:], None, eps).to(out.dtype) * weight
-    out.copy_(normed * F.silu(gate.float()))
+    return out

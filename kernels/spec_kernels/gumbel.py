@@ -91,9 +91,8 @@ def finish_race(
     tl.store(tokens_ptr + request, token)
 
 
-@operator("sample_draft", mutates_args=("tokens", "kept_logits"))
-def write_draft(
-    tokens: torch.Tensor,
+@operator("sample_draft", mutates_args=("kept_logits",))
+def sample_draft(
     kept_logits: torch.Tensor,
     logits: torch.Tensor,
     slot_ids: torch.Tensor,
@@ -101,11 +100,12 @@ def write_draft(
     kv_lens: torch.Tensor,
     column: torch.Tensor,
     temperature: float,
-) -> None:
+) -> torch.Tensor:
     """Draw a token for each request from softmax(logits / temperature), and keep logits / temperature for verification.
 
+    Returns the tokens [batch].
+
     Args:
-        tokens: [batch] int64, written.
         kept_logits: [num_slots + 1, K, vocab] float32, written at (`slot_ids`, `column`). Padded rows have the scratch
             slot, the last.
         logits: [batch, vocab] float32, float16 or bfloat16; -inf outside the draft vocabulary.
@@ -117,7 +117,7 @@ def write_draft(
     """
     batch, vocab_size = logits.shape
     assert temperature > 0, "greedy drafts are an argmax"
-    for vector in (tokens, slot_ids, kv_lens):
+    for vector in (slot_ids, kv_lens):
         assert_rows_of(vector, batch)
     assert_rows_of(column, 1)
     assert_rows_of(kept_logits, kept_logits.shape[0], kept_logits.shape[1], vocab_size)
@@ -126,6 +126,7 @@ def write_draft(
     num_tiles = num_tiles_of(vocab_size, RACE_TILE)
     scores = torch.empty((batch, num_tiles), dtype=torch.float64, device=logits.device)
     score_ids = torch.empty_like(scores, dtype=torch.int32)
+    tokens = torch.empty_like(slot_ids)
     with launch_on(logits):
         _race_in_tiles[(batch, num_tiles)](
             scores,
@@ -144,18 +145,4 @@ def write_draft(
             RACE_TILE=RACE_TILE,
         )
         finish_race[(batch,)](tokens, scores, score_ids, num_tiles, TILE_TILE=triton.next_power_of_2(num_tiles))
-
-
-def sample_draft(
-    kept_logits: torch.Tensor,
-    logits: torch.Tensor,
-    slot_ids: torch.Tensor,
-    slot_seeds: torch.Tensor,
-    kv_lens: torch.Tensor,
-    column: torch.Tensor,
-    temperature: float,
-) -> torch.Tensor:
-    """Call `write_draft`, and return the tokens."""
-    tokens = torch.empty_like(slot_ids)
-    write_draft(tokens, kept_logits, logits, slot_ids, slot_seeds, kv_lens, column, temperature)
     return tokens

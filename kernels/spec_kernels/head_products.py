@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from spec_kernels.early import loads_ahead, placed, wait_behind_others
-from spec_kernels.latent_rows import Latents, turned_reference, write_row
+from spec_kernels.latent_rows import Latents, write_row
 from spec_kernels.operators import operator
 from spec_kernels.utils import assert_rows_of, assert_whole, launch_on
 
@@ -223,18 +223,17 @@ def _absorb_and_write(
         )
 
 
-@operator("multiply_heads", mutates_args=("out",))
+@operator("multiply_heads")
 def multiply_heads(
-    out: torch.Tensor,
     heads: torch.Tensor,
     maps: torch.Tensor,
     cos: torch.Tensor | None,
     signed_sin: torch.Tensor | None,
-) -> None:
-    """Multiply each head of up to 16 rows by that head's matrix, and rotate further channels if there are any.
+) -> torch.Tensor:
+    """Multiply each head of up to 16 rows by that head's matrix, and rotate further channels if there are any. Returns
+    [rows, num_heads, out_width (+ rotated)].
 
     Args:
-        out: [rows, num_heads, out_width (+ rotated)], written.
         heads: [rows, num_heads, in_width (+ rotated)].
         maps: [num_heads, in_width, out_width], contiguous.
         cos: [rows, rotated]; None if no channels are rotated. `signed_sin` likewise, negated in its first half.
@@ -244,12 +243,12 @@ def multiply_heads(
     rotated = 0 if cos is None else cos.shape[1]
     assert 0 < num_rows <= MAX_HEAD_ROWS and (cos is None) == (signed_sin is None)
     assert_rows_of(heads, num_rows, num_heads, in_width + rotated)
-    assert_rows_of(out, num_rows, num_heads, out_width + rotated)
     assert_rows_of(maps, num_heads, in_width, out_width)
     assert maps.is_contiguous() and heads.dtype == maps.dtype
     if cos is not None and signed_sin is not None:
         assert_rows_of(cos, num_rows, rotated)
         assert cos.stride() == signed_sin.stride() and signed_sin.shape == cos.shape
+    out = heads.new_empty(num_rows, num_heads, out_width + rotated)
     with launch_on(heads):
         _multiply_heads[(triton.cdiv(out_width, _COLUMNS), num_heads)](
             out,
@@ -267,6 +266,7 @@ def multiply_heads(
             **placed(True),
             **_sizes(in_width, out_width, rotated),
         )
+    return out
 
 
 @cache
@@ -285,9 +285,8 @@ def _sizes(in_width: int, out_width: int, rotated: int) -> dict[str, int]:
     }
 
 
-@operator("absorb_and_write", mutates_args=("queries", "cache"))
+@operator("absorb_and_write", mutates_args=("cache",))
 def absorb_and_write(
-    queries: torch.Tensor,
     heads: torch.Tensor,
     maps: torch.Tensor,
     cos: torch.Tensor,
@@ -297,24 +296,23 @@ def absorb_and_write(
     norm_weight: torch.Tensor,
     slot_mapping: torch.Tensor,
     eps: float,
-) -> None:
+) -> torch.Tensor:
     """Do `multiply_heads` with rotation, and `write_latents` for the same rows, in one launch before latent attention.
 
     Args:
-        queries: [rows, num_heads, row_width], contiguous in the last dimension, written; `heads` to `signed_sin` as in
-            `multiply_heads`, where `queries` is `out`.
+        heads: this and the arguments to `signed_sin` are as in `multiply_heads`, and so is what is returned.
         cache: [num_slots, row_width], written; this and the following arguments are as in `write_latents`.
     """
     num_rows, num_heads, query_width = heads.shape
     _, in_width, rank = maps.shape
     rotated = cos.shape[1]
     assert 0 < num_rows <= MAX_HEAD_ROWS and query_width == in_width + rotated and maps.is_contiguous()
-    assert_rows_of(queries, num_rows, num_heads, rank + rotated)
     assert_rows_of(projected, num_rows, rank + rotated)
     assert_whole((cache,), cache.shape[0], rank + rotated)
     assert_rows_of(norm_weight, rank)
     assert cos.stride() == signed_sin.stride() and heads.stride(2) == 1 and slot_mapping.shape == (num_rows,)
-    assert heads.dtype == maps.dtype == queries.dtype
+    assert heads.dtype == maps.dtype
+    queries = heads.new_empty(num_rows, num_heads, rank + rotated)
     with launch_on(heads):
         _absorb_and_write[(triton.cdiv(rank, _COLUMNS), num_heads + 1)](
             queries,
@@ -339,15 +337,4 @@ def absorb_and_write(
             **placed(True),
             **_sizes(in_width, rank, rotated),
         )
-
-
-def multiply_heads_reference(
-    heads: torch.Tensor, maps: torch.Tensor, cos: torch.Tensor | None, signed_sin: torch.Tensor | None
-) -> torch.Tensor:
-    """Do what `multiply_heads` does in float32; return it in the dtype of `heads`."""
-    width = maps.shape[1]
-    out = torch.einsum("rhi,hio->rho", heads[..., :width].float(), maps.float())
-    if cos is not None and signed_sin is not None:
-        turned = turned_reference(heads[..., width:], cos.unsqueeze(1), signed_sin.unsqueeze(1))
-        out = torch.cat((out, turned), dim=-1)
-    return out.to(heads.dtype)
+    return queries

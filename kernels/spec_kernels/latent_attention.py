@@ -140,9 +140,8 @@ def _attend_latents(
     tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=is_entry)
 
 
-@operator("latent_attention", mutates_args=("out",))
+@operator("latent_attention")
 def latent_attention(
-    out: torch.Tensor,
     queries: torch.Tensor,
     cache: torch.Tensor,
     page_table: torch.Tensor,
@@ -152,13 +151,14 @@ def latent_attention(
     split_keys: int,
     scale: float,
     window: int | None,
-) -> None:
-    """Attention of the newest query rows of each request over its paged latent rows.
+    value_width: int,
+) -> torch.Tensor:
+    """Attention of the newest query rows of each request over its paged latent rows: [batch * num_queries, num_heads,
+    value_width].
 
     `paged_attention` defines which keys a row sees. There may be any number of query rows, but it is made for 1 to 16.
 
     Args:
-        out: [batch * num_queries, num_heads, value_width], contiguous, written.
         queries: [batch * num_queries, num_heads, row_width], any stride but that of the last dimension, which is 1.
         cache: [num_slots, row_width], contiguous, of the queries' dtype. Whole rows are keys, and their first
             `value_width` numbers are values; slot = page * page_size + offset.
@@ -167,12 +167,15 @@ def latent_attention(
         max_seq_len: upper bound of `seq_lens` known to the host; bounds the launch grid and the positions read.
         split_keys: keys in a split, a multiple of 64; see `choose_latent_split_keys`.
         window: the number of newest keys that a row sees; None for all.
+        value_width: less than the width of a row.
     """
     batch, num_columns = page_table.shape
-    num_rows, num_heads, row_width = queries.shape
-    rank = out.shape[2]
+    (num_rows, num_heads, row_width), rank = queries.shape, value_width
     window = _EVERY_KEY if window is None else window
-    _assert_shapes(out, queries, cache, page_table)
+    assert_rows_of(cache, cache.shape[0], row_width)
+    assert cache.is_contiguous() and queries.stride(2) == 1 and page_table.stride(1) == 1
+    assert num_rows % batch == 0 and rank < row_width and queries.dtype == cache.dtype
+    out = queries.new_empty(num_rows, num_heads, rank)
     tiles = choose_latent_tiles(num_heads, split_keys, queries.element_size())
     assert split_keys % tiles.keys == 0
     num_queries = num_rows // batch
@@ -207,6 +210,7 @@ def latent_attention(
         if not is_whole:
             most_splits = triton.cdiv((num_columns - 1) * page_size, split_keys)
             merge_latents(out, partials, seq_lens, (num_readable, window), split_keys, most_splits)
+    return out
 
 
 @cache
@@ -226,45 +230,3 @@ def _constants(tiles: Tiles, num_heads: int, rank: int, row_width: int, page_siz
         "KEYS_ACROSS": tiles.rows < 64,
         "num_warps": tiles.num_warps,
     }
-
-
-def _assert_shapes(out: torch.Tensor, queries: torch.Tensor, cache: torch.Tensor, page_table: torch.Tensor) -> None:
-    """Check shapes, layouts and dtypes."""
-    num_rows, num_heads, row_width = queries.shape
-    assert_rows_of(out, num_rows, num_heads, out.shape[2])
-    assert_rows_of(cache, cache.shape[0], row_width)
-    assert out.is_contiguous() and cache.is_contiguous() and queries.stride(2) == 1 and page_table.stride(1) == 1
-    assert num_rows % page_table.shape[0] == 0 and out.shape[2] < row_width and queries.dtype == cache.dtype
-
-
-def latent_attention_reference(
-    queries: torch.Tensor,
-    cache: torch.Tensor,
-    page_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    page_size: int,
-    max_seq_len: int,
-    scale: float,
-    window: int | None,
-    value_width: int,
-) -> torch.Tensor:
-    """Compute what `latent_attention` computes, in float32: [batch * num_queries, num_heads, value_width] in the
-    queries' dtype."""
-    batch, num_columns = page_table.shape
-    num_rows, num_heads, row_width = queries.shape
-    num_queries = num_rows // batch
-    positions = torch.arange(min(max_seq_len, (num_columns - 1) * page_size), device=cache.device)
-    slots = page_table[:, positions // page_size] * page_size + positions % page_size
-    behind = torch.arange(num_queries - 1, -1, -1, device=cache.device)
-    ends = (seq_lens.unsqueeze(1) - behind).unsqueeze(2)
-    is_visible = positions < ends
-    if window is not None:
-        is_visible &= positions >= ends - window
-    # Cache rows are selected, not multiplied by 0, since those that no query row sees may be NaN.
-    rows = torch.where(is_visible.any(1).unsqueeze(2), cache[slots], 0).float()
-    grouped = queries.float().view(batch, num_queries, num_heads, row_width)
-    scores = torch.einsum("bqhd,bkd->bqhk", grouped, rows) * scale
-    scores = scores.masked_fill(~is_visible.unsqueeze(2), float("-inf"))
-    weights = scores.softmax(-1).nan_to_num(0.0)  # for rows that see no key
-    out = torch.einsum("bqhk,bkd->bqhd", weights, rows[..., :value_width])
-    return out.reshape(num_rows, num_heads, value_width).to(queries.dtype)

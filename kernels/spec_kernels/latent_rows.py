@@ -201,19 +201,3 @@ def turn_queries(queries: torch.Tensor, heads: torch.Tensor, cos: torch.Tensor, 
             HEAD_TILE=_HEADS_AT_ONCE,
             HALF_TILE=triton.next_power_of_2(rotated // 2),
         )
-
-
-def write_latents_reference(
-    projected: torch.Tensor, norm_weight: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor, eps: float
-) -> torch.Tensor:
-    """Return the rows that `write_latents` writes, computed in float32: [rows, row_width] in the dtype of
-    `projected`."""
-    latents, key = projected.float().tensor_split((len(norm_weight),), dim=-1)
-    normed = latents * torch.rsqrt(latents.square().mean(-1, keepdim=True) + eps) * norm_weight.float()
-    return torch.cat((normed, turned_reference(key, cos, signed_sin)), dim=-1).to(projected.dtype)
-
-
-def turned_reference(channels: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
-    """Rotate [..., rotated] channels in float32."""
-    swapped = torch.roll(channels.float(), channels.shape[-1] // 2, -1)
-    return channels.float() * cos.float() + swapped * signed_sin.float()

@@ -49,9 +49,8 @@ def _layer_embeddings(
     tl.store(out_ptr + row * (NUM_LAYERS * WIDTH) + at, out, mask=is_channel)
 
 
-@operator("layer_embeddings", mutates_args=("out",))
+@operator("layer_embeddings")
 def layer_embeddings(
-    out: torch.Tensor,
     tokens: torch.Tensor,
     table: torch.Tensor,
     table_scale: float,
@@ -60,23 +59,24 @@ def layer_embeddings(
     weight: torch.Tensor,
     eps: float,
     scale: float,
-) -> None:
-    """Compute (norm(projected * projected_scale) + table[tokens] * table_scale) * scale, rounded after each step.
+) -> torch.Tensor:
+    """Compute (norm(projected * projected_scale) + table[tokens] * table_scale) * scale, rounded after each step;
+    returns [rows, num_layers, width].
 
     Args:
-        out: [rows, num_layers, width], contiguous, written.
         tokens: [rows] int64, contiguous.
         table: [vocab, num_layers * width], contiguous.
         projected: [rows, num_layers * width].
         weight: [width], of the RMSNorm of each layer's part; `eps` is this norm's. The normed row is rounded after the
             product with it, and also before if the weight has the dtype of `projected`.
     """
-    num_rows, num_layers, width = out.shape
+    (num_rows, all_widths), (width,) = projected.shape, weight.shape
+    num_layers = all_widths // width
     assert_rows_of(tokens, num_rows)
     assert_rows_of(table, table.shape[0], num_layers * width)
     assert_rows_of(projected, num_rows, num_layers * width)
-    assert_rows_of(weight, width)
-    assert out.is_contiguous() and table.is_contiguous() and tokens.is_contiguous()
+    assert table.is_contiguous() and tokens.is_contiguous()
+    out = projected.new_empty(num_rows, num_layers, width)
     with launch_on(out):
         _layer_embeddings[(num_rows, num_layers)](
             out,
@@ -94,22 +94,4 @@ def layer_embeddings(
             WIDTH_TILE=triton.next_power_of_2(width),
             num_warps=1,
         )
-
-
-def layer_embeddings_reference(
-    out: torch.Tensor,
-    tokens: torch.Tensor,
-    table: torch.Tensor,
-    table_scale: float,
-    projected: torch.Tensor,
-    projected_scale: float,
-    weight: torch.Tensor,
-    eps: float,
-    scale: float,
-) -> None:
-    """Do what `layer_embeddings` does."""
-    of_context = (projected * projected_scale).unflatten(1, out.shape[1:])
-    wide = of_context if weight.dtype == of_context.dtype else of_context.float()
-    normed = (torch.nn.functional.rms_norm(wide, weight.shape, None, eps) * weight).to(out.dtype)
-    of_token = table[tokens].unflatten(1, out.shape[1:]) * table_scale
-    out.copy_((normed + of_token) * scale)
+    return out

@@ -14,9 +14,8 @@ import triton
 import triton.language as tl
 
 from spec_kernels.operators import operator
-from spec_kernels.product import product_reference
-from spec_kernels.product_loads import load_norm, load_rows, load_weight
-from spec_kernels.product_steps import multiply, normed
+from spec_kernels.product_loads import Operands, ProductForm, Tiling
+from spec_kernels.product_steps import sums_of_split
 from spec_kernels.product_tiles import choose_tiles, row_tile
 from spec_kernels.utils import assert_rows_of, assert_whole, launch_on
 from spec_kernels.vocabulary import NO_TOKEN, add_sums, finite_or_zero, lowest_top, merge_sums, nan_as_largest
@@ -89,23 +88,18 @@ def _likeliest(
     row = tl.arange(0, ROW_TILE)
     token = tile * COLUMN_TILE + tl.arange(0, COLUMN_TILE)
     is_row = row < num_rows
-    sums = tl.zeros((COLUMN_TILE, ROW_TILE) if TURNED else (ROW_TILE, COLUMN_TILE), tl.float32)
-    squares = tl.zeros((ROW_TILE, DEPTH), tl.float32)
-    norm = tl.zeros((DEPTH,), tl.float32)
+    sums, _, square_sum = sums_of_split(
+        Operands(rows_ptr, weight_ptr, weight_ptr, norm_ptr, sums_ptr, arrivals_ptr),
+        tile * 0,
+        token,
+        num_rows,
+        num_tokens,
+        rows_stride,
+        Tiling(IN_FEATURES, 1, 0, ROW_TILE, COLUMN_TILE, DEPTH, 0, STAGES, TURNED, WHOLE_TILES),
+        ProductForm(0, NORMED, False, False, False),
+    )
     if NORMED:
-        norm = load_norm(norm_ptr, tl.arange(0, DEPTH), IN_FEATURES)
-    for start in tl.range(0, IN_FEATURES, DEPTH, num_stages=STAGES):
-        inputs = start + tl.arange(0, DEPTH)
-        rows = load_rows(rows_ptr, row, inputs, num_rows, rows_stride, IN_FEATURES, WHOLE_TILES)
-        if NORMED:
-            rows, squares = normed(rows, norm, squares)
-            norm = load_norm(norm_ptr, inputs + DEPTH, IN_FEATURES)
-        weight = load_weight(weight_ptr, token, inputs, num_tokens, IN_FEATURES, WHOLE_TILES)
-        sums = multiply(rows, weight, sums, TURNED)
-    if TURNED:
-        sums = tl.trans(sums)
-    if NORMED:
-        sums = sums * tl.rsqrt(tl.sum(squares, 1) / IN_FEATURES + eps)[:, None]
+        sums = sums * tl.rsqrt(square_sum / IN_FEATURES + eps)[:, None]
 
     # Logits are rounded to the dtype before they are compared, so that ties are the same as for stored logits.
     # `product` may sum in another order: it loads a small head at once, and may split the inputs of others. A
@@ -134,30 +128,29 @@ def _likeliest(
         tl.store(arrivals_ptr, 0)
 
 
-@operator("likeliest", mutates_args=("tokens", "arrivals", "probabilities"))
+@operator("likeliest", mutates_args=("arrivals",))
 def likeliest(
-    tokens: torch.Tensor,
     rows: torch.Tensor,
     weight: torch.Tensor,
     arrivals: torch.Tensor,
     norm_weight: torch.Tensor | None,
     eps: float,
     token_map: torch.Tensor | None,
-    probabilities: torch.Tensor | None,
-) -> None:
+    weighed: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Find the argmax of each row's logits for up to 64 rows; ties go to the lowest id in the head.
 
+    Returns the tokens [rows], and their float32 probabilities [rows] in the softmax of the head's logits, which are
+    computed if `weighed`.
+
     Args:
-        tokens: [rows] int64, contiguous, written.
         rows: [rows, in_features].
         weight: [vocab, in_features], contiguous: a head.
         arrivals: [1 or more] int32 zeros, and zero again afterwards; only kernels of one stream may share it.
         norm_weight: [in_features] float32, of an RMSNorm of the rows with `eps`; None for no norm.
         token_map: [vocab] int64, the target id of each id of the head; None if they are equal.
-        probabilities: [rows] float32, contiguous, written: the token's probability in the softmax of the head's logits.
     """
     (num_rows, in_features), num_tokens = rows.shape, weight.shape[0]
-    assert_whole((tokens,) if probabilities is None else (tokens, probabilities), num_rows)
     assert_whole((weight,), num_tokens, in_features)
     assert_rows_of(rows, num_rows, in_features)
     assert rows.dtype == weight.dtype
@@ -166,11 +159,12 @@ def likeliest(
     num_tiles = triton.cdiv(num_tokens, tiles.columns)
     tops = torch.empty((num_rows, num_tiles), dtype=torch.float32, device=rows.device)
     top_ids = torch.empty_like(tops, dtype=torch.int32)
-    sums = tops if probabilities is None else torch.empty_like(tops)
+    sums = torch.empty_like(tops) if weighed else tops
+    tokens, probabilities = top_ids.new_empty(num_rows, dtype=torch.int64), tops.new_empty(num_rows)
     with launch_on(rows):
         _likeliest[(num_tiles,)](
             tokens,
-            tops if probabilities is None else probabilities,
+            probabilities,
             rows,
             weight,
             tops if norm_weight is None else norm_weight,
@@ -192,26 +186,8 @@ def likeliest(
             WHOLE_TILES=num_tokens % tiles.columns == 0 and in_features % tiles.depth == 0,
             NORMED=norm_weight is not None,
             MAPPED=token_map is not None,
-            WEIGHED=probabilities is not None,
+            WEIGHED=weighed,
             MERGE_TILE=_MERGE_TILE,
             num_warps=tiles.num_warps,
         )
-
-
-def likeliest_reference(
-    tokens: torch.Tensor,
-    rows: torch.Tensor,
-    weight: torch.Tensor,
-    arrivals: torch.Tensor,
-    norm_weight: torch.Tensor | None,
-    eps: float,
-    token_map: torch.Tensor | None,
-    probabilities: torch.Tensor | None,
-) -> None:
-    """Do what `likeliest` does."""
-    logits = rows.new_empty(rows.shape[0], weight.shape[0])
-    product_reference(logits, rows, weight, arrivals, None, norm_weight, eps, None, False)
-    ids = logits.argmax(dim=1)
-    tokens.copy_(ids if token_map is None else token_map[ids])
-    if probabilities is not None:
-        probabilities.copy_(torch.softmax(logits, dim=1, dtype=torch.float32).amax(dim=1))
+    return tokens, probabilities

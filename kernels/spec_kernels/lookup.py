@@ -72,44 +72,7 @@ def _look_up(
     tl.store(drafts_ptr + request * num_drafts + offsets, drafts, mask=offsets < num_drafts)
 
 
-@operator("look_up", mutates_args=("drafts", "texts"))
-def _launch(
-    drafts: torch.Tensor,
-    texts: torch.Tensor,
-    slot_ids: torch.Tensor,
-    starts: torch.Tensor,
-    tokens: torch.Tensor,
-    counts: torch.Tensor,
-    max_ngram: int,
-    min_ngram: int,
-) -> None:
-    (batch, num_drafts), num_tokens = drafts.shape, tokens.shape[1]
-    assert_rows_of(tokens, batch, num_tokens)
-    for tensor in (slot_ids, starts, counts):
-        assert_rows_of(tensor, batch)
-    assert texts.is_contiguous() and drafts.is_contiguous() and min_ngram >= 1
-    capacity = texts.shape[1]
-    with launch_on(texts):
-        _look_up[(batch,)](
-            drafts,
-            texts,
-            slot_ids,
-            starts,
-            tokens,
-            counts,
-            capacity,
-            tokens.stride(0),
-            num_tokens,
-            min_ngram,
-            num_drafts,
-            MAX_NGRAM=max_ngram,
-            TOKEN_TILE=triton.next_power_of_2(num_tokens),
-            DRAFT_TILE=triton.next_power_of_2(num_drafts),
-            PLACE_TILE=min(triton.next_power_of_2(capacity), _MOST_PLACES),
-            num_warps=8,
-        )
-
-
+@operator("look_up", mutates_args=("texts",))
 def extend_and_look_up(
     texts: torch.Tensor,
     slot_ids: torch.Tensor,
@@ -137,6 +100,30 @@ def extend_and_look_up(
     Returns:
         [batch, num_draft_tokens] int64: 0 where nothing matches, and past the end of the text.
     """
-    drafts = slot_ids.new_empty((slot_ids.shape[0], num_draft_tokens))
-    _launch(drafts, texts, slot_ids, starts, tokens, counts, max_ngram, min_ngram)
+    batch, num_tokens = tokens.shape
+    assert_rows_of(tokens, batch, num_tokens)
+    for tensor in (slot_ids, starts, counts):
+        assert_rows_of(tensor, batch)
+    assert texts.is_contiguous() and min_ngram >= 1
+    capacity = texts.shape[1]
+    drafts = slot_ids.new_empty((batch, num_draft_tokens))
+    with launch_on(texts):
+        _look_up[(batch,)](
+            drafts,
+            texts,
+            slot_ids,
+            starts,
+            tokens,
+            counts,
+            capacity,
+            tokens.stride(0),
+            num_tokens,
+            min_ngram,
+            num_draft_tokens,
+            MAX_NGRAM=max_ngram,
+            TOKEN_TILE=triton.next_power_of_2(num_tokens),
+            DRAFT_TILE=triton.next_power_of_2(num_draft_tokens),
+            PLACE_TILE=min(triton.next_power_of_2(capacity), _MOST_PLACES),
+            num_warps=8,
+        )
     return drafts

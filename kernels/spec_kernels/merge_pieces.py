@@ -62,19 +62,17 @@ def merge_rows(
     tl.store(out_ptr + out_offsets, out.to(out_ptr.dtype.element_ty), mask=is_entry)
 
 
-@operator("merge_pieces", mutates_args=("out",))
-def merge_pieces(out: torch.Tensor, pieces: Sequence[torch.Tensor], totals: Sequence[torch.Tensor]) -> None:
-    """Merge attention over several ranges of keys.
+@operator("merge_pieces")
+def merge_pieces(pieces: Sequence[torch.Tensor], totals: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Merge attention over several ranges of keys: [rows, num_heads * head_dim], zeros for rows that saw no key at all.
 
     Args:
-        out: [rows, num_heads * head_dim], contiguous, written; zeros for rows that saw no key at all.
         pieces: [rows, num_heads, head_dim] each, of the same strides.
         totals: [rows, num_heads] float32 each, of the same strides: the logarithms of their sums of exponentials. It is
             -inf for a row that saw no key of a piece, whose values in the piece are then ignored.
     """
     num_rows, num_heads, head_dim = pieces[0].shape
-    assert_rows_of(out, num_rows, num_heads * head_dim)
-    assert out.is_contiguous() and len(pieces) == len(totals)
+    out = pieces[0].new_empty(num_rows, num_heads * head_dim)
     for piece, total in zip(pieces, totals, strict=True):
         assert_rows_of(piece, num_rows, num_heads, head_dim)
         assert total.shape == (num_rows, num_heads) and total.dtype == torch.float32
@@ -94,10 +92,11 @@ def merge_pieces(out: torch.Tensor, pieces: Sequence[torch.Tensor], totals: Sequ
             ROW_TILE=_ROW_TILE,
             CHANNEL_TILE=triton.next_power_of_2(head_dim),
         )
+    return out
 
 
-def merge_pieces_reference(out: torch.Tensor, pieces: Sequence[torch.Tensor], totals: Sequence[torch.Tensor]) -> None:
+def merge_pieces_reference(pieces: Sequence[torch.Tensor], totals: Sequence[torch.Tensor]) -> torch.Tensor:
     """Do what `merge_pieces` does."""
     weights = torch.stack(tuple(totals)).softmax(dim=0).nan_to_num(0.0).unsqueeze(-1)
     terms = torch.where(weights > 0, weights * torch.stack(tuple(pieces)).float(), 0.0)
-    out.copy_(terms.sum(dim=0).flatten(1))
+    return terms.sum(dim=0).flatten(1).to(pieces[0].dtype)

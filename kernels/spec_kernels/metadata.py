@@ -47,35 +47,31 @@ def _build(
     tl.store(lens_ptr + request, tl.maximum(seq_len, 1), mask=is_row & (row % num_queries == 0))
 
 
-@operator("build_metadata", mutates_args=("row_positions", "slot_mapping", "lens"))
+@operator("build_metadata")
 def build_metadata(
-    row_positions: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    lens: torch.Tensor,
     positions: torch.Tensor,
     seq_lens: torch.Tensor,
     page_table: torch.Tensor,
     page_size: int,
     max_positions: int,
-) -> None:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Compute positions, cache slots and lengths of the rows of a forward.
 
+    Returns the positions [batch * num_queries], clamped to 0 .. `max_positions - 1`; the cache slots [batch *
+    num_queries], which are those of the last column's page, the scratch page, for positions outside the table; and
+    `seq_lens`, at least 1.
+
     Args:
-        row_positions: [batch * num_queries] int64, written: the positions, clamped to 0 .. `max_positions - 1`.
-        slot_mapping: [batch * num_queries] int64, written: the cache slots. Positions outside the table get slots of
-            the last column's page, which is the scratch page.
-        lens: [batch] int64, written: `seq_lens`, at least 1.
         positions: [batch, num_queries] int64, contiguous.
         seq_lens: [batch] int64.
         page_table: [batch, num_pages + 1] int64.
     """
     batch, num_queries = positions.shape
     num_rows = batch * num_queries
-    for tensor in (row_positions, slot_mapping):
-        assert_rows_of(tensor, num_rows)
-    for tensor in (lens, seq_lens):
-        assert_rows_of(tensor, batch)
+    assert_rows_of(seq_lens, batch)
     assert positions.is_contiguous() and page_table.shape[0] == batch
+    row_positions, slot_mapping = (positions.new_empty(num_rows) for _ in range(2))
+    lens = torch.empty_like(seq_lens)
     with launch_on(seq_lens):
         _build[(triton.cdiv(num_rows, _REQUEST_TILE),)](
             row_positions,
@@ -92,25 +88,7 @@ def build_metadata(
             PAGE_SIZE=page_size,
             ROW_TILE=_REQUEST_TILE,
         )
-
-
-def build_metadata_reference(
-    row_positions: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    lens: torch.Tensor,
-    positions: torch.Tensor,
-    seq_lens: torch.Tensor,
-    page_table: torch.Tensor,
-    page_size: int,
-    max_positions: int,
-) -> None:
-    """Does what `build_metadata` does, in torch."""
-    last_column = page_table.shape[1] - 1
-    columns = positions.div(page_size, rounding_mode="floor").clamp(max=last_column)
-    columns = torch.where(columns < 0, last_column, columns)
-    slot_mapping.copy_((page_table.gather(1, columns) * page_size + positions.remainder(page_size)).flatten())
-    row_positions.copy_(positions.clamp(0, max_positions - 1).flatten())
-    lens.copy_(seq_lens.clamp(min=1))
+    return row_positions, slot_mapping, lens
 
 
 @triton.jit(do_not_specialize=["batch"])
@@ -170,19 +148,3 @@ def advance_metadata(
             PAGE_SIZE=page_size,
             REQUEST_TILE=_REQUEST_TILE,
         )
-
-
-def advance_metadata_reference(
-    positions: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    seq_lens: torch.Tensor,
-    page_table: torch.Tensor,
-    page_size: int,
-    max_positions: int,
-) -> None:
-    """Does what `advance_metadata` does, in torch."""
-    columns = (seq_lens // page_size).clamp(max=page_table.shape[1] - 1)
-    pages = page_table.gather(1, columns.unsqueeze(1)).squeeze(1)
-    slot_mapping.copy_(pages * page_size + seq_lens % page_size)
-    positions.copy_(seq_lens.clamp(max=max_positions - 1))
-    seq_lens.add_(1)

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from spec_kernels.early import placed_if_few, wait_behind_others
 from spec_kernels.operators import operator
-from spec_kernels.utils import assert_rows_of, assert_whole, launch_on
+from spec_kernels.utils import assert_rows_of, launch_on
 
 
 @triton.jit
@@ -58,20 +58,19 @@ def _rms_norm(
     tl.store(out_ptr + row * SIZE + channels, out, mask=is_channel)
 
 
-@operator("rms_norm", mutates_args=("out",))
-def rms_norm(out: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+@operator("rms_norm")
+def rms_norm(rows: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Compute rows / rms(rows) * weight, with a program for each row.
 
     Args:
-        out: [rows, size], contiguous, written.
         rows: [rows, size].
         weight: [size]. If it has the rows' dtype, the norm rounds before and after the product with it. If it is
             float32, the norm rounds only after that product.
     """
     num_rows, size = rows.shape
-    assert_whole((out,), num_rows, size)
     assert_rows_of(rows, num_rows, size)
     assert_rows_of(weight, size)
+    out = rows.new_empty(rows.shape)
     with launch_on(rows):
         _rms_norm[(num_rows,)](
             out,
@@ -84,12 +83,7 @@ def rms_norm(out: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, eps: f
             **placed_if_few(num_rows),
             num_warps=8 if size > 1024 else 4,
         )
-
-
-def rms_norm_reference(out: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
-    """Do what `rms_norm` does."""
-    wide = rows if weight.dtype == rows.dtype else rows.float()
-    out.copy_(torch.nn.functional.rms_norm(wide, (rows.shape[1],), None, eps) * weight)
+    return out
 
 
 @triton.jit
@@ -119,22 +113,21 @@ def _add_rms_norm(
     tl.store(out_ptr + row * SIZE + channels, out, mask=is_channel)
 
 
-@operator("add_rms_norm", mutates_args=("out", "stream"))
+@operator("add_rms_norm")
 def add_rms_norm(
-    out: torch.Tensor, stream: torch.Tensor, rows: torch.Tensor, added: torch.Tensor, weight: torch.Tensor, eps: float
-) -> None:
-    """Write rows + added to `stream`, and its norm to `out`.
+    rows: torch.Tensor, added: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return rows + added, and its norm.
 
     Args:
-        out: [rows, size], contiguous, written; `stream` likewise.
         rows: [rows, size]; `added` likewise.
         weight: [size].
     """
     num_rows, size = rows.shape
-    for tensor in (out, stream, rows, added):
+    for tensor in (rows, added):
         assert_rows_of(tensor, num_rows, size)
     assert_rows_of(weight, size)
-    assert out.is_contiguous() and stream.is_contiguous()
+    stream, out = rows.new_empty(rows.shape), rows.new_empty(rows.shape)
     with launch_on(rows):
         _add_rms_norm[(num_rows,)](
             out,
@@ -150,14 +143,7 @@ def add_rms_norm(
             **placed_if_few(num_rows),
             num_warps=8 if size > 1024 else 4,
         )
-
-
-def add_rms_norm_reference(
-    out: torch.Tensor, stream: torch.Tensor, rows: torch.Tensor, added: torch.Tensor, weight: torch.Tensor, eps: float
-) -> None:
-    """Do what `add_rms_norm` does."""
-    stream.copy_(rows + added)
-    rms_norm_reference(out, stream, weight, eps)
+    return stream, out
 
 
 @triton.jit
@@ -200,10 +186,8 @@ def _add_normed(
         tl.store(out_ptr + row * SIZE + channels, normed_by(stream, next_weights, next_eps, SIZE), mask=is_channel)
 
 
-@operator("add_normed", mutates_args=("stream", "out"))
+@operator("add_normed")
 def add_normed(
-    stream: torch.Tensor,
-    out: torch.Tensor | None,
     rows: torch.Tensor,
     added: torch.Tensor,
     weight: torch.Tensor,
@@ -211,27 +195,25 @@ def add_normed(
     scale: torch.Tensor | None,
     next_weight: torch.Tensor | None,
     next_eps: float,
-) -> None:
-    """Write (rows + norm(added)) * scale to `stream`, and the next norm of `stream` to `out` (Gemma's layers).
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the stream (rows + norm(added)) * scale, and the next norm of it, which is empty if there is none (Gemma's
+    layers).
 
     Args:
-        stream: [rows, size], contiguous, written; not one of the inputs.
-        out: [rows, size], contiguous, written; None if there is no next norm.
         rows: [rows, size]; `added` likewise.
         weight: [size], as `rms_norm` takes it.
         scale: [1]; None for 1.
-        next_weight: like `weight`, for the next norm; None without `out`.
+        next_weight: like `weight`, for the next norm; None if there is none.
     """
     num_rows, size = rows.shape
-    for tensor in (stream, rows, added):
+    for tensor in (rows, added):
         assert_rows_of(tensor, num_rows, size)
     assert_rows_of(weight, size)
-    assert stream.is_contiguous() and (out is None) == (next_weight is None)
-    assert out is None or (out.shape == stream.shape and out.is_contiguous())
+    stream, out = rows.new_empty(rows.shape), rows.new_empty(0 if next_weight is None else rows.shape)
     with launch_on(rows):
         _add_normed[(num_rows,)](
             stream,
-            stream if out is None else out,
+            stream if next_weight is None else out,
             rows,
             added,
             weight,
@@ -244,27 +226,8 @@ def add_normed(
             SIZE=size,
             SIZE_TILE=triton.next_power_of_2(size),
             SCALED=scale is not None,
-            HAS_NEXT=out is not None,
+            HAS_NEXT=next_weight is not None,
             **placed_if_few(num_rows),
             num_warps=8 if size > 1024 else 4,
         )
-
-
-def add_normed_reference(
-    stream: torch.Tensor,
-    out: torch.Tensor | None,
-    rows: torch.Tensor,
-    added: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
-    scale: torch.Tensor | None,
-    next_weight: torch.Tensor | None,
-    next_eps: float,
-) -> None:
-    """Do what `add_normed` does."""
-    normed = torch.empty_like(added)
-    rms_norm_reference(normed, added, weight, eps)
-    total = rows + normed
-    stream.copy_(total if scale is None else total * scale)
-    if out is not None and next_weight is not None:
-        rms_norm_reference(out, stream, next_weight, next_eps)
+    return stream, out

@@ -48,7 +48,12 @@ def add_keys_across(
 
 @triton.jit
 def add_keys_along(
-    maxima: tl.tensor, sums: tl.tensor, acc: tl.tensor, scores: tl.tensor, value_rows: tl.tensor
+    maxima: tl.tensor,
+    sums: tl.tensor,
+    acc: tl.tensor,
+    scores: tl.tensor,
+    value_rows: tl.tensor,
+    powers: tl.tensor | None = None,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Does the same as `add_keys_across`, but `scores` is [rows, keys] and `acc` is [rows, channels]."""
     new_maxima = tl.maximum(maxima, tl.max(scores, 1))
@@ -56,6 +61,8 @@ def add_keys_along(
     weights = tl.exp2(scores - shift[:, None])
     decay = tl.exp2(maxima - shift)
     sums = tl.fma(sums, decay, tl.sum(weights, 1))
+    if powers is not None:
+        weights *= powers[None, :]
     acc = tl.dot(weights.to(value_rows.dtype), value_rows, acc * decay[:, None], input_precision="ieee")
     return new_maxima, sums, acc
 

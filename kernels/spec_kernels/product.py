@@ -20,7 +20,7 @@ from spec_kernels.operators import operator
 from spec_kernels.product_loads import Operands, ProductForm, Tiling
 from spec_kernels.product_steps import tile_sums
 from spec_kernels.product_tiles import launch_of, row_tile, tiles_of_product
-from spec_kernels.utils import assert_rows_of, assert_whole, launch_on
+from spec_kernels.utils import assert_rows_of, launch_on
 
 
 @triton.jit(do_not_specialize=["num_rows", "out_features"])
@@ -94,9 +94,8 @@ def _product(
         tl.store(out_ptrs, sums.to(out_ptr.dtype.element_ty), mask=is_entry)
 
 
-@operator("product", mutates_args=("out", "arrivals"))
+@operator("product", mutates_args=("arrivals",))
 def product(
-    out: torch.Tensor,
     rows: torch.Tensor,
     weight: torch.Tensor,
     arrivals: torch.Tensor,
@@ -108,12 +107,11 @@ def product(
     activation: str = "silu",
     multiplied: torch.Tensor | None = None,
     scales: torch.Tensor | None = None,
-) -> None:
+) -> torch.Tensor:
     """Norm up to 64 rows, multiply them by a weight, and apply bias, activation and residual; the result is rounded
     once.
 
     Args:
-        out: [rows, out_features], contiguous, written; not one of the inputs.
         rows: [rows, in_features].
         weight: [out_features, in_features], contiguous; if gated, [2 * out_features, in_features], gates first. A
             narrow weight is as returned by `block_fp8_reference.packed`, or `four_bits_reference.packed_codes`.
@@ -127,9 +125,12 @@ def product(
         scales: for an e4m3 weight, float32 [blocks of 128 rows, blocks of 128 inputs], or [rows, blocks of 128 inputs].
             For 4 bits as in `four_bits_reference`, of the rows' dtype.
     """
-    (num_rows, in_features), out_features = rows.shape, out.shape[1]
+    (num_rows, in_features), out_features = rows.shape, weight.shape[0] // (2 if gated else 1)
     assert not (gated and (bias is not None or multiplied is not None)) and activation in ACTIVATIONS
-    _assert_entries(out, rows, multiplied, residual)
+    assert_rows_of(rows, num_rows, in_features)
+    for entries in (multiplied, residual):
+        assert entries is None or (entries.shape == (num_rows, out_features) and entries.stride(1) == 1)
+    out = rows.new_empty(num_rows, out_features)
     tile_rows = row_tile(num_rows)
     tiles = tiles_of_product(tile_rows, out_features, in_features, gated, weight.element_size(), scales is not None)
     launch = launch_of(tiles, tile_rows, out_features, in_features, gated)
@@ -163,17 +164,7 @@ def product(
             **placed(is_ahead),
             **launch.constants,
         )
-
-
-def _assert_entries(
-    out: torch.Tensor, rows: torch.Tensor, multiplied: torch.Tensor | None, residual: torch.Tensor | None
-) -> None:
-    """Check the preconditions of a product on its rows."""
-    num_rows, in_features = rows.shape
-    assert_whole((out,), num_rows, out.shape[1])
-    assert_rows_of(rows, num_rows, in_features)
-    for entries in (multiplied, residual):
-        assert entries is None or (entries.shape == out.shape and entries.stride(1) == 1)
+    return out
 
 
 def scaled_of(weight: torch.Tensor, scales: torch.Tensor | None, rows: torch.Tensor, out_features: int) -> int:
@@ -189,7 +180,6 @@ def scaled_of(weight: torch.Tensor, scales: torch.Tensor | None, rows: torch.Ten
 
 
 def product_reference(
-    out: torch.Tensor,
     rows: torch.Tensor,
     weight: torch.Tensor,
     arrivals: torch.Tensor,
@@ -201,7 +191,7 @@ def product_reference(
     activation: str = "silu",
     multiplied: torch.Tensor | None = None,
     scales: torch.Tensor | None = None,
-) -> None:
+) -> torch.Tensor:
     """Do what `product` does."""
     wide = rows.float()
     scale = torch.rsqrt(wide.square().mean(1, keepdim=True) + eps)
@@ -224,4 +214,4 @@ def product_reference(
         sums = activate_reference(gate, activation) * up
     if multiplied is not None:
         sums = activate_reference(sums, activation) * multiplied.float()
-    out.copy_(sums if residual is None else sums + residual.float())
+    return (sums if residual is None else sums + residual.float()).to(rows.dtype)

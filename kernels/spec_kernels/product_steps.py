@@ -103,7 +103,7 @@ def _add_product(
 
 
 @triton.jit
-def _sums_of_split(
+def sums_of_split(
     operands: Operands,
     split: tl.tensor,
     column: tl.tensor,
@@ -227,7 +227,7 @@ def tile_sums(
     else:
         split = tl.program_id(1)
         is_entry = (tl.arange(0, tiling.ROW_TILE) < num_rows)[:, None] & (column < out_features)[None, :]
-        sums, up_sums, square_sum = _sums_of_split(
+        sums, up_sums, square_sum = sums_of_split(
             operands, split, column, num_rows, out_features, rows_stride, tiling, form
         )
         if tiling.SPLITS > 1:

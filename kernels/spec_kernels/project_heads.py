@@ -16,11 +16,10 @@ from spec_kernels.block_fp8_reference import BLOCK_SIZE
 from spec_kernels.early import placed
 from spec_kernels.four_bits_reference import pairs_of
 from spec_kernels.operators import operator
-from spec_kernels.product import product_reference, scaled_of
+from spec_kernels.product import scaled_of
 from spec_kernels.product_loads import Operands, ProductForm, Tiling
 from spec_kernels.product_steps import tile_sums
 from spec_kernels.product_tiles import INVARIANT_ROWS, launch_of, tiles_of_product
-from spec_kernels.rope_write import rope_write_reference
 from spec_kernels.utils import assert_rows_of, assert_whole, launch_on
 
 
@@ -118,9 +117,8 @@ def _project_heads(
         tl.store(kv_ptrs + HALF, right, mask=is_pair & (head >= NUM_HEADS)[None, :])
 
 
-@operator("project_heads", mutates_args=("queries", "kv", "arrivals"))
+@operator("project_heads", mutates_args=("kv", "arrivals"))
 def project_heads(
-    queries: torch.Tensor,
     kv: torch.Tensor,
     rows: torch.Tensor,
     weight: torch.Tensor,
@@ -132,11 +130,11 @@ def project_heads(
     signed_sin: torch.Tensor,
     slot_mapping: torch.Tensor,
     scales: torch.Tensor | None = None,
-) -> None:
-    """Do `product`, then `rope_write`, for up to 16 rows of heads whose channels are all rotated.
+) -> torch.Tensor:
+    """Do `product`, then `rope_write`, for up to 16 rows of heads whose channels are all rotated. Returns the rotated
+    queries [rows, num_heads, head_dim].
 
     Args:
-        queries: [rows, num_heads, head_dim], contiguous, written: the rotated queries.
         kv: [num_slots, 2, num_kv_heads, head_dim], contiguous, written.
         rows: [rows, in_features].
         weight: [(num_heads + 2 * num_kv_heads) * head_dim, in_features], contiguous: query, key, value heads. A narrow
@@ -149,11 +147,17 @@ def project_heads(
         slot_mapping: [rows] int64.
         scales: for a narrow weight, as in `product`; only for heads that pass `fits_scales`.
     """
-    num_rows, num_heads, head_dim = queries.shape
-    num_kv_heads, is_narrow = kv.shape[2], scales is not None
-    out_features, in_features = (num_heads + 2 * num_kv_heads) * head_dim, rows.shape[1]
-    _assert_shapes(queries, kv, rows, cos, signed_sin, slot_mapping)
-    assert not is_narrow or fits_scales(head_dim)
+    (num_rows, in_features), out_features = rows.shape, weight.shape[0]
+    num_kv_heads, head_dim = kv.shape[2:]
+    num_heads, is_narrow = out_features // head_dim - 2 * num_kv_heads, scales is not None
+    assert num_rows <= INVARIANT_ROWS and head_dim % 2 == 0
+    assert_rows_of(rows, num_rows, in_features)
+    assert_whole((kv,), kv.shape[0], 2, num_kv_heads, head_dim)
+    for turns in (cos, signed_sin):
+        assert_rows_of(turns, num_rows, head_dim)
+    assert_rows_of(slot_mapping, num_rows)
+    assert kv.dtype == rows.dtype and (not is_narrow or fits_scales(head_dim))
+    queries = rows.new_empty(num_rows, num_heads, head_dim)
     tiles = tiles_of_product(INVARIANT_ROWS, out_features, in_features, False, weight.element_size(), is_narrow)
     launch = launch_of(tiles, INVARIANT_ROWS, out_features, in_features, False)
     with launch_on(rows):
@@ -185,48 +189,9 @@ def project_heads(
             **placed(tiles.groups > 0),
             **launch.constants,
         )
-
-
-def _assert_shapes(
-    queries: torch.Tensor,
-    kv: torch.Tensor,
-    rows: torch.Tensor,
-    cos: torch.Tensor,
-    signed_sin: torch.Tensor,
-    slot_mapping: torch.Tensor,
-) -> None:
-    """Check the preconditions on all but the weight."""
-    num_rows, _, head_dim = queries.shape
-    assert num_rows <= INVARIANT_ROWS and head_dim % 2 == 0
-    assert_rows_of(rows, num_rows, rows.shape[1])
-    assert_whole((kv,), kv.shape[0], 2, kv.shape[2], head_dim)
-    for turns in (cos, signed_sin):
-        assert_rows_of(turns, num_rows, head_dim)
-    assert_rows_of(slot_mapping, num_rows)
-    assert queries.is_contiguous() and queries.dtype == kv.dtype == rows.dtype
+    return queries
 
 
 def fits_scales(head_dim: int) -> bool:
     """Return whether every tile of channels of heads of this size is within one block of scales."""
     return BLOCK_SIZE % head_dim == 0
-
-
-def project_heads_reference(
-    queries: torch.Tensor,
-    kv: torch.Tensor,
-    rows: torch.Tensor,
-    weight: torch.Tensor,
-    arrivals: torch.Tensor,
-    bias: torch.Tensor | None,
-    norm_weight: torch.Tensor | None,
-    eps: float,
-    cos: torch.Tensor,
-    signed_sin: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    scales: torch.Tensor | None = None,
-) -> None:
-    """Do what `project_heads` does."""
-    projected = rows.new_empty(rows.shape[0], weight.shape[0])
-    product_reference(projected, rows, weight, arrivals, bias, norm_weight, eps, None, False, scales=scales)
-    heads = projected.unflatten(1, (-1, queries.shape[2]))
-    rope_write_reference(queries, kv, heads, cos, signed_sin, slot_mapping)

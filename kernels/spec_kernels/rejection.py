@@ -188,10 +188,8 @@ def _put_last(
     tl.store(tokens_ptr + request * num_rows + num_rows - 1, last)
 
 
-@operator("rejection_sample", mutates_args=("tokens", "num_emitted"))
-def write_rejection(
-    tokens: torch.Tensor,
-    num_emitted: torch.Tensor,
+@operator("rejection_sample")
+def rejection_sample(
     logits: torch.Tensor,
     draft_tokens: torch.Tensor,
     draft_logits: torch.Tensor | None,
@@ -199,19 +197,17 @@ def write_rejection(
     slot_ids: torch.Tensor,
     slot_seeds: torch.Tensor,
     kv_lens: torch.Tensor,
-    temperature: float,
+    temperature: float | None,
     num_drafts: torch.Tensor | None,
-) -> None:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Accept leading drafts by p / q, and draw the token after them from max(p - q, 0). Draw it from p after the last
     draft, or if max(p - q, 0) is 0 everywhere.
 
     p is softmax(logits / temperature), q is softmax(draft_logits), both in float32. Without `draft_logits`, q is
-    one-hot. After the offered drafts q is 0, so the token there is drawn from p. For temperature 0 use `strict_accept`.
-    For top-k and top-p, pass the truncated, scaled logits and temperature 1.
+    one-hot. After the offered drafts q is 0, so the token there is drawn from p. Temperature 0 is `strict_accept`. For
+    top-k and top-p, pass the truncated, scaled logits.
 
     Args:
-        tokens: [batch, K + 1] int64, contiguous, written in full; junk from column `num_emitted` on.
-        num_emitted: [batch] int64, written: 1 to K + 1, or 0 if inactive.
         logits: [batch, K + 1, vocab] float32, float16 or bfloat16.
         draft_tokens: [batch, K] int64 of the vocabulary, of any row stride.
         draft_logits: [batch, K, vocab] from which the drafts were sampled, temperature included; None for a one-hot q.
@@ -219,12 +215,19 @@ def write_rejection(
         slot_ids: [batch] int64.
         slot_seeds: [num_slots + 1] int64 request seed of each slot.
         kv_lens: [batch] int64 length L of each request at the start of the round.
-        temperature: above 0.
+        temperature: None if the logits are already scaled.
         num_drafts: [batch] int64, the number of drafts that each request offers, up to K; None if all are offered.
+
+    Returns:
+        The tokens [batch, K + 1], junk from column `num_emitted` on, and `num_emitted` [batch]: 1 to K + 1, or 0 if
+        inactive.
     """
-    assert temperature > 0, "greedy verification is strict_accept"
+    if temperature == 0:
+        return strict_accept(logits, draft_tokens, active, num_drafts)
+    temperature = 1.0 if temperature is None else temperature
+    tokens, num_emitted = empty_verdict(logits)
     offered = kv_lens if num_drafts is None else num_drafts
-    _check(tokens, logits, draft_tokens, draft_logits, (num_emitted, active, slot_ids, kv_lens, offered), slot_seeds)
+    _check(logits, draft_tokens, draft_logits, (active, slot_ids, kv_lens, offered), slot_seeds)
     batch, num_rows, vocab_size = logits.shape
     is_sampled = draft_logits is not None and num_rows > 1
     q_logits = logits if draft_logits is None else draft_logits
@@ -259,6 +262,7 @@ def write_rejection(
             TILE_TILE=next_power_of_2(num_tiles),
         )
         _draw_last(tokens, num_accepted, reached, logits, q_logits, draft_tokens, draws, strides, kind)
+    return tokens, num_emitted
 
 
 def _draw_last(
@@ -297,7 +301,6 @@ def _draw_last(
 
 
 def _check(
-    tokens: torch.Tensor,
     logits: torch.Tensor,
     draft_tokens: torch.Tensor,
     draft_logits: torch.Tensor | None,
@@ -306,44 +309,9 @@ def _check(
 ) -> None:
     """Check the kernels' preconditions; `vectors` have an entry for each request."""
     batch, num_rows, vocab_size = logits.shape
-    assert_rows_of(tokens, batch, num_rows)
     assert_rows_of(draft_tokens, batch, num_rows - 1)
     if draft_logits is not None:
         assert_rows_of(draft_logits, batch, num_rows - 1, vocab_size)
     for vector in vectors:
         assert_rows_of(vector, batch)
-    assert tokens.is_contiguous() and logits.stride(2) == 1 and slot_seeds.is_contiguous()
-
-
-def rejection_sample(
-    logits: torch.Tensor,
-    draft_tokens: torch.Tensor,
-    draft_logits: torch.Tensor | None,
-    active: torch.Tensor,
-    slot_ids: torch.Tensor,
-    slot_seeds: torch.Tensor,
-    kv_lens: torch.Tensor,
-    temperature: float | None,
-    num_drafts: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return tokens and num_emitted as `write_rejection` writes them; at temperature 0, those of `strict_accept`.
-
-    `temperature`: None if the logits are already scaled.
-    """
-    if temperature == 0:
-        return strict_accept(logits, draft_tokens, active, num_drafts)
-    tokens, num_emitted = empty_verdict(logits)
-    write_rejection(
-        tokens,
-        num_emitted,
-        logits,
-        draft_tokens,
-        draft_logits,
-        active,
-        slot_ids,
-        slot_seeds,
-        kv_lens,
-        1.0 if temperature is None else temperature,
-        num_drafts,
-    )
-    return tokens, num_emitted
+    assert logits.stride(2) == 1 and slot_seeds.is_contiguous()

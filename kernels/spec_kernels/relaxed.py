@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from spec_kernels.operators import operator
+from spec_kernels.operators import empty_verdict, operator
 from spec_kernels.utils import assert_rows_of, launch_on
 from spec_kernels.vocabulary import (
     NO_TOKEN,
@@ -108,35 +108,27 @@ def _merge_standing(
     tl.store(top_probability_ptr + out, tl.div_rn(tl.exp(top - finite_or_zero(top)), total), mask=is_draft)
 
 
-@operator("draft_standing", mutates_args=("is_top", "rank", "probability", "top", "top_tokens"))
-def write_standing(
-    is_top: torch.Tensor,
-    rank: torch.Tensor,
-    probability: torch.Tensor,
-    top: torch.Tensor,
-    top_tokens: torch.Tensor,
-    logits: torch.Tensor,
-    draft_tokens: torch.Tensor,
-) -> None:
+@operator("draft_standing")
+def draft_standing(
+    logits: torch.Tensor, draft_tokens: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Find the standing of each draft in the row that judges it, and the argmax of every row.
 
     Args:
-        is_top: [batch, K] bool, contiguous, written: whether the draft is the argmax.
-        rank: [batch, K] int64, contiguous, written: the number of tokens with a larger logit, or an equal one and a
-            lower id.
-        probability: [batch, K] float32, contiguous, written: the draft's probability, by a softmax in float32.
-        top: [batch, K] float32, contiguous, written: the largest probability of the row.
-        top_tokens: [batch, K + 1] int64, contiguous, written: the argmax, lowest id on ties.
         logits: [batch, K + 1, vocab] float32, float16 or bfloat16.
         draft_tokens: [batch, K] int64 of the vocabulary, of any row stride.
+
+    Returns:
+        [batch, K] each: whether the draft is the argmax; its rank, the number of tokens with a larger logit, or an
+        equal one and a lower id; its probability, by a softmax in float32; and the largest probability of the row. And
+        [batch, K + 1]: the argmax, lowest id on ties.
     """
     batch, num_rows, vocab_size = logits.shape
-    for written in (is_top, rank, probability, top):
-        assert_rows_of(written, batch, num_rows - 1)
-        assert written.is_contiguous()
-    assert_rows_of(top_tokens, batch, num_rows)
     assert_rows_of(draft_tokens, batch, num_rows - 1)
-    assert top_tokens.is_contiguous() and logits.stride(2) == 1
+    assert logits.stride(2) == 1
+    is_top = torch.empty(draft_tokens.shape, dtype=torch.bool, device=logits.device)
+    rank, top_tokens = torch.empty_like(is_top, dtype=torch.int64), empty_verdict(logits)[0]
+    probability, top = torch.empty((2, *is_top.shape), dtype=torch.float32, device=logits.device).unbind()
     num_tiles = num_tiles_of(vocab_size, VOCAB_TILE)
     tops, sums = torch.empty((2, batch * num_rows, num_tiles), dtype=torch.float32, device=logits.device).unbind()
     top_ids, num_ahead = torch.empty((2, *tops.shape), dtype=torch.int32, device=logits.device).unbind()
@@ -171,15 +163,4 @@ def write_standing(
             *strides,
             TILE_TILE=triton.next_power_of_2(num_tiles),
         )
-
-
-def draft_standing(logits: torch.Tensor, draft_tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return `is_top`, `rank`, `probability`, `top` and `top_tokens` as `write_standing` writes them."""
-    shape, device = draft_tokens.shape, logits.device
-    is_top = torch.empty(shape, dtype=torch.bool, device=device)
-    rank = torch.empty(shape, dtype=torch.int64, device=device)
-    probability = torch.empty(shape, dtype=torch.float32, device=device)
-    top = torch.empty(shape, dtype=torch.float32, device=device)
-    top_tokens = torch.empty(logits.shape[:2], dtype=torch.int64, device=device)
-    write_standing(is_top, rank, probability, top, top_tokens, logits, draft_tokens)
     return is_top, rank, probability, top, top_tokens

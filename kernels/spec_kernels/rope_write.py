@@ -10,13 +10,12 @@ from __future__ import annotations
 from functools import cache
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 
 from spec_kernels.early import placed_if_few, wait_behind_others
 from spec_kernels.narrow_kv import narrowed, store_row
-from spec_kernels.narrow_kv_reference import assert_cache_of, write_rows
+from spec_kernels.narrow_kv_reference import assert_cache_of
 from spec_kernels.operators import operator
 from spec_kernels.utils import assert_rows_of, assert_whole, launch_on
 
@@ -107,17 +106,6 @@ def write_kv(
             PAIR_TILE=_PAIR_TILE,
             CHANNEL_TILE=triton.next_power_of_2(head_dim),
         )
-
-
-def write_kv_reference(
-    kv: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    powers: torch.Tensor | None = None,
-) -> None:
-    """Do what `write_kv` does."""
-    write_rows(kv, powers, torch.stack((keys, values), dim=1), slot_mapping)
 
 
 @triton.jit
@@ -264,9 +252,9 @@ def _rope_write(
             tl.store(kv_ptrs + 2 * HALF + still, rest_out.to(kept), mask=is_still & (~is_query))
 
 
-@operator("rope_write", mutates_args=("queries", "kv", "powers"))
+@operator("rope_write", mutates_args=("kv", "powers"))
 def rope_write(
-    queries: torch.Tensor,
+    num_heads: int,
     kv: torch.Tensor | None,
     qkv: torch.Tensor,
     cos: torch.Tensor,
@@ -276,11 +264,13 @@ def rope_write(
     eps: float = 0.0,
     norms_values: bool = False,
     powers: torch.Tensor | None = None,
-) -> None:
+) -> torch.Tensor:
     """Rotate queries and keys (rotate-half layout, in float32, rounded once), write K and V to `slot_mapping`.
 
+    Returns the rotated queries [rows, num_heads, head_dim].
+
     Args:
-        queries: [rows, num_heads, head_dim], contiguous, written: the rotated queries.
+        num_heads: of queries.
         kv: [num_slots, 2, num_kv_heads, head_dim], contiguous, written; None if there are only queries.
         qkv: [rows, num_heads + 2 * num_kv_heads, head_dim] after the projection: query, key, value heads. Without value
             heads, the keys before norm and rotation are the values (Gemma 4).
@@ -292,14 +282,14 @@ def rope_write(
         norms_values: value heads are normed too, without a weight (Gemma 4).
         powers: as in `write_kv`.
     """
-    num_rows, num_heads, head_dim = queries.shape
+    num_rows, _, head_dim = qkv.shape
     num_kv_heads, rotary_dim = 0 if kv is None else kv.shape[2], cos.shape[1]
     keys_are_values = kv is not None and qkv.shape[1] == num_heads + num_kv_heads
     assert_rows_of(qkv, num_rows, num_heads + (1 if keys_are_values else 2) * num_kv_heads, head_dim)
     assert_rows_of(cos, num_rows, rotary_dim)
     assert_rows_of(signed_sin, num_rows, rotary_dim)
     assert_rows_of(slot_mapping, num_rows)
-    assert queries.is_contiguous() and qkv.stride(1) == head_dim
+    assert qkv.stride(1) == head_dim and rotary_dim % 2 == 0
     if kv is not None:
         assert_rows_of(kv, kv.shape[0], 2, num_kv_heads, head_dim)
         assert kv.is_contiguous()
@@ -307,7 +297,7 @@ def rope_write(
     if norm_weight is not None:
         assert_whole((norm_weight,), num_heads + num_kv_heads, head_dim)
     assert norm_weight is not None or not norms_values
-    assert queries.dtype == qkv.dtype and rotary_dim % 2 == 0
+    queries = qkv.new_empty(num_rows, num_heads, head_dim)
     sizes = _sizes(num_heads, num_kv_heads, head_dim, rotary_dim)
     num_programs = triton.cdiv(num_rows * (num_heads + 2 * num_kv_heads), sizes["PAIR_TILE"])
     with launch_on(queries):
@@ -332,6 +322,7 @@ def rope_write(
             KEYS_ARE_VALUES=keys_are_values,
             **placed_if_few(num_programs),
         )
+    return queries
 
 
 @cache
@@ -347,33 +338,3 @@ def _sizes(num_heads: int, num_kv_heads: int, head_dim: int, rotary_dim: int) ->
         "HALF_TILE": triton.next_power_of_2(rotary_dim // 2),
         "REST_TILE": triton.next_power_of_2(max(rest, 1)),
     }
-
-
-def rope_write_reference(
-    queries: torch.Tensor,
-    kv: torch.Tensor | None,
-    qkv: torch.Tensor,
-    cos: torch.Tensor,
-    signed_sin: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    norm_weight: torch.Tensor | None = None,
-    eps: float = 0.0,
-    norms_values: bool = False,
-    powers: torch.Tensor | None = None,
-) -> None:
-    """Do what `rope_write` does."""
-    num_heads, rotary_dim = queries.shape[1], cos.shape[1]
-    num_kv_heads = 0 if kv is None else kv.shape[2]
-    heads, values = qkv[:, : num_heads + num_kv_heads], qkv[:, qkv.shape[1] - num_kv_heads :]
-    if norm_weight is not None:
-        wide = heads if norm_weight.dtype == heads.dtype else heads.float()
-        heads = (F.rms_norm(wide, wide.shape[-1:], None, eps) * norm_weight).to(qkv.dtype)
-    if norms_values:
-        values = F.rms_norm(values.float(), values.shape[-1:], None, eps).to(qkv.dtype)
-    turned = heads[..., :rotary_dim].float()
-    swapped = turned.roll(rotary_dim // 2, -1)
-    roped = (turned * cos.float().unsqueeze(1) + swapped * signed_sin.float().unsqueeze(1)).to(qkv.dtype)
-    roped = torch.cat((roped, heads[..., rotary_dim:]), dim=-1)
-    queries.copy_(roped[:, :num_heads])
-    if kv is not None:
-        write_kv_reference(kv, roped[:, num_heads:], values, slot_mapping, powers)

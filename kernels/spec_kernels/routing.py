@@ -20,7 +20,7 @@ from spec_kernels.early import placed, wait_for_inputs
 from spec_kernels.norms import normed_by
 from spec_kernels.operators import operator
 from spec_kernels.ordering import TAKEN, in_order
-from spec_kernels.utils import assert_rows_of, assert_whole, launch_on
+from spec_kernels.utils import assert_whole, launch_on
 
 MAX_ROUTED_ROWS = 64
 """The most rows for which `route` computes the logits too. For more, a product of torch computes them, since in it the
@@ -200,51 +200,46 @@ def _route(
         )
 
 
-@operator("route", mutates_args=("expert_ids", "weights", "normed", "arrivals"))
+@operator("route", mutates_args=("arrivals",))
 def route(
-    expert_ids: torch.Tensor,
-    weights: torch.Tensor,
-    normed: torch.Tensor | None,
     rows: torch.Tensor,
     norm_weight: torch.Tensor | None,
     eps: float,
     gate: torch.Tensor,
     bias: torch.Tensor | None,
     arrivals: torch.Tensor,
+    num_chosen: int,
     num_groups: int,
     num_chosen_groups: int,
     scores: str,
     renormalized: bool,
     scaling: float,
-) -> None:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Choose experts for each row, or for its norm if there is a `norm_weight`.
 
+    Returns what `choose_experts` does, and the RMSNorm of the rows [rows, hidden_size], which is empty without one.
+
     Args:
-        expert_ids: [rows, chosen] int64, contiguous, written; this and all arguments not listed are as in
-            `choose_experts`.
-        normed: [rows, hidden_size], contiguous, written: the RMSNorm of the rows, if there is a `norm_weight`.
         rows: [rows, hidden_size] of any row stride and dtype.
         norm_weight: [hidden_size], as `rms_norm` takes it.
         gate: [experts, hidden_size], contiguous, of any dtype.
-        arrivals: [rows or more] int32 zeros, and zero again afterwards; only kernels of one stream may share it.
+        arrivals: [rows or more] int32 zeros, and zero again afterwards; only kernels of one stream may share it. The
+            arguments that are not listed are as in `choose_experts`.
     """
     num_rows, hidden_size = rows.shape
     num_experts = gate.shape[0]
-    assert (normed is None) == (norm_weight is None)
     assert_whole((gate,), num_experts, hidden_size)
     assert rows.stride(1) == 1 and len(arrivals) >= num_rows
-    if normed is not None:
-        assert_whole((normed,), num_rows, hidden_size)
-        assert normed.dtype == rows.dtype
+    normed = rows.new_empty(0 if norm_weight is None else rows.shape)
     logits = torch.empty((num_rows, num_experts), dtype=torch.float32, device=rows.device)
-    choice = _choice(expert_ids, weights, logits, bias, num_groups, num_chosen_groups, scores, renormalized)
+    expert_ids, weights, choice = _choice(logits, bias, num_chosen, num_groups, num_chosen_groups, scores, renormalized)
     hidden_tile = triton.next_power_of_2(hidden_size)
     with launch_on(rows):
         at_once = 1 if num_rows <= _FEW_ROWS else _EXPERTS_AT_ONCE
         _route[(triton.cdiv(num_experts, at_once), num_rows)](
             expert_ids,
             weights,
-            logits if normed is None else normed,
+            logits if norm_weight is None else normed,
             logits,
             rows,
             logits if norm_weight is None else norm_weight,
@@ -262,33 +257,33 @@ def route(
             num_warps=max(1, min(4, hidden_tile // 2048)),
             **choice,
         )
+    return expert_ids, weights, normed
 
 
-@operator("choose_experts", mutates_args=("expert_ids", "weights"))
+@operator("choose_experts")
 def choose_experts(
-    expert_ids: torch.Tensor,
-    weights: torch.Tensor,
     logits: torch.Tensor,
     bias: torch.Tensor | None,
+    num_chosen: int,
     num_groups: int,
     num_chosen_groups: int,
     scores: str,
     renormalized: bool,
     scaling: float,
-) -> None:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Choose the experts of each row, and compute their weights.
 
+    Returns the ids [rows, chosen] int64, the highest score first, where ties go to the lower id; and the weights [rows,
+    chosen] float32: the scores without bias, divided by their sum if `renormalized`, times `scaling`.
+
     Args:
-        expert_ids: [rows, chosen] int64, contiguous, written: the highest score first; ties go to the lower id.
-        weights: [rows, chosen] float32, contiguous, written: the scores without bias, divided by their sum if
-            `renormalized`, times `scaling`.
         logits: [rows, experts] float32, contiguous.
         bias: [experts] float32, added to the scores only for the choice.
         num_groups: number of equal groups of experts. A row uses the `num_chosen_groups` with the highest sum of their
             two best. If these are not all groups, the numbers of experts and groups must be powers of two.
         scores: `sigmoid`, or `softmax` over all experts.
     """
-    choice = _choice(expert_ids, weights, logits, bias, num_groups, num_chosen_groups, scores, renormalized)
+    expert_ids, weights, choice = _choice(logits, bias, num_chosen, num_groups, num_chosen_groups, scores, renormalized)
     with launch_on(logits):
         _choose[(len(logits),)](
             expert_ids,
@@ -299,27 +294,25 @@ def choose_experts(
             num_warps=1 if logits.shape[1] <= 128 else 2,
             **choice,
         )
+    return expert_ids, weights
 
 
 def _choice(
-    expert_ids: torch.Tensor,
-    weights: torch.Tensor,
     logits: torch.Tensor,
     bias: torch.Tensor | None,
+    num_chosen: int,
     num_groups: int,
     num_chosen_groups: int,
     scores: str,
     renormalized: bool,
-) -> dict[str, int | bool]:
-    """Return the compile-time constants of both kernels, and check their preconditions."""
+) -> tuple[torch.Tensor, torch.Tensor, dict[str, int | bool]]:
+    """Allocate expert ids and weights, return the compile-time constants of both kernels, and check their
+    preconditions."""
     num_rows, num_experts = logits.shape
-    num_chosen = expert_ids.shape[1]
-    assert_rows_of(expert_ids, num_rows, num_chosen)
-    assert_rows_of(weights, num_rows, num_chosen)
-    assert expert_ids.is_contiguous() and weights.is_contiguous() and logits.is_contiguous()
-    assert logits.dtype == weights.dtype == torch.float32 and scores in ("sigmoid", "softmax")
+    assert logits.is_contiguous() and logits.dtype == torch.float32 and scores in ("sigmoid", "softmax")
     assert can_choose(num_experts, num_groups, num_chosen_groups) and num_chosen <= num_experts
-    return {
+    weights = logits.new_empty(num_rows, num_chosen)
+    constants: dict[str, int | bool] = {
         "NUM_EXPERTS": num_experts,
         "EXPERT_TILE": triton.next_power_of_2(num_experts),
         "NUM_CHOSEN": num_chosen,
@@ -329,6 +322,7 @@ def _choice(
         "HAS_BIAS": bias is not None,
         "IS_RENORMALIZED": renormalized,
     }
+    return torch.empty_like(weights, dtype=torch.int64), weights, constants
 
 
 def can_choose(num_experts: int, num_groups: int, num_chosen_groups: int) -> bool:

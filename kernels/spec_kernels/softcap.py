@@ -29,21 +29,12 @@ def _softcap(
     tl.store(out_ptr + row * size + tokens, (2 * tl.sigmoid(2 * (logits / cap)) - 1) * cap, mask=is_token)
 
 
-@operator("softcap", mutates_args=("out",))
-def softcap(out: torch.Tensor, logits: torch.Tensor, cap: float) -> None:
-    """Compute cap * tanh(logits / cap).
-
-    Args:
-        out: [rows, vocab] float32, contiguous, written.
-        logits: [rows, vocab].
-    """
-    num_rows, size = out.shape
+@operator("softcap")
+def softcap(logits: torch.Tensor, cap: float) -> torch.Tensor:
+    """Compute cap * tanh(logits / cap) in float32 for logits [rows, vocab]."""
+    num_rows, size = logits.shape
     assert_rows_of(logits, num_rows, size)
-    assert out.is_contiguous() and out.dtype == torch.float32
+    out = logits.new_empty(logits.shape, dtype=torch.float32)
     with launch_on(out):
         _softcap[(num_rows, triton.cdiv(size, _TILE))](out, logits, logits.stride(0), size, cap, TILE=_TILE)
-
-
-def softcap_reference(out: torch.Tensor, logits: torch.Tensor, cap: float) -> None:
-    """Do what `softcap` does."""
-    out.copy_(torch.tanh(logits.float() / cap) * cap)
+    return out

@@ -46,44 +46,7 @@ def _going_on(
     tl.store(next_ids_ptr + request, tl.where((num_found > 0) | has_all, scratch_slot, slot))
 
 
-@operator("going_on", mutates_args=("next_ids",))
-def _launch(
-    next_ids: torch.Tensor,
-    slot_ids: torch.Tensor,
-    tokens: torch.Tensor,
-    num_emitted: torch.Tensor,
-    kv_lens: torch.Tensor,
-    end_lens: torch.Tensor,
-    heeds_eos: torch.Tensor,
-    eos_token_ids: torch.Tensor,
-    only_last: bool,
-) -> None:
-    batch, num_rows = tokens.shape
-    num_slots, num_ends = kv_lens.shape[0], eos_token_ids.shape[0]
-    for tensor in (next_ids, slot_ids, num_emitted):
-        assert_rows_of(tensor, batch)
-    for tensor in (kv_lens, end_lens, heeds_eos):
-        assert_rows_of(tensor, num_slots)
-    assert tokens.is_contiguous() and eos_token_ids.is_contiguous()
-    with launch_on(tokens):
-        _going_on[(batch,)](
-            next_ids,
-            slot_ids,
-            tokens,
-            num_emitted,
-            kv_lens,
-            end_lens,
-            heeds_eos,
-            eos_token_ids,
-            num_rows,
-            num_ends,
-            num_slots - 1,
-            ROW_TILE=triton.next_power_of_2(num_rows),
-            END_TILE=triton.next_power_of_2(max(num_ends, 1)),
-            ONLY_LAST=only_last,
-        )
-
-
+@operator("going_on")
 def going_on(
     slot_ids: torch.Tensor,
     tokens: torch.Tensor,
@@ -105,6 +68,29 @@ def going_on(
         eos_token_ids: [any number].
         only_last: only the last emitted token can be an end of sequence.
     """
+    batch, num_rows = tokens.shape
+    num_slots, num_ends = kv_lens.shape[0], eos_token_ids.shape[0]
+    for tensor in (slot_ids, num_emitted):
+        assert_rows_of(tensor, batch)
+    for tensor in (kv_lens, end_lens, heeds_eos):
+        assert_rows_of(tensor, num_slots)
+    assert tokens.is_contiguous() and eos_token_ids.is_contiguous()
     next_ids = torch.empty_like(slot_ids)
-    _launch(next_ids, slot_ids, tokens, num_emitted, kv_lens, end_lens, heeds_eos, eos_token_ids, only_last)
+    with launch_on(tokens):
+        _going_on[(batch,)](
+            next_ids,
+            slot_ids,
+            tokens,
+            num_emitted,
+            kv_lens,
+            end_lens,
+            heeds_eos,
+            eos_token_ids,
+            num_rows,
+            num_ends,
+            num_slots - 1,
+            ROW_TILE=triton.next_power_of_2(num_rows),
+            END_TILE=triton.next_power_of_2(max(num_ends, 1)),
+            ONLY_LAST=only_last,
+        )
     return next_ids

@@ -90,34 +90,29 @@ def tops_of_tiles(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return tops, top_ids
 
 
-@operator("strict_accept", mutates_args=("tokens", "num_emitted"))
-def write_strict(
-    tokens: torch.Tensor,
-    num_emitted: torch.Tensor,
-    logits: torch.Tensor,
-    draft_tokens: torch.Tensor,
-    active: torch.Tensor,
-    num_drafts: torch.Tensor | None,
-) -> None:
+@operator("strict_accept")
+def strict_accept(
+    logits: torch.Tensor, draft_tokens: torch.Tensor, active: torch.Tensor, num_drafts: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Find the argmax of each row in float32, ties to the lowest id, and 1 + the number of leading offered drafts equal
     to it.
 
     Args:
-        tokens: [batch, N] int64, contiguous, written in full; junk from column `num_emitted` on.
-        num_emitted: [batch] int64, written: 1 to N, or 0 if inactive.
         logits: [batch, N, vocab] float32, float16 or bfloat16; row j judges draft j.
         draft_tokens: [batch, N - 1] int64, of any row stride.
         active: [batch] bool.
         num_drafts: [batch] int64, the number of drafts that each request offers; None if all are offered.
+
+    Returns:
+        The tokens [batch, N], junk from column `num_emitted` on, and `num_emitted` [batch]: 1 to N, or 0 if inactive.
     """
     batch, num_rows, _ = logits.shape
-    assert_rows_of(tokens, batch, num_rows)
-    assert_rows_of(num_emitted, batch)
     assert_rows_of(draft_tokens, batch, num_rows - 1)
     assert_rows_of(active, batch)
     if num_drafts is not None:
         assert_rows_of(num_drafts, batch)
-    assert tokens.is_contiguous() and logits.stride(2) == 1
+    assert logits.stride(2) == 1
+    tokens, num_emitted = empty_verdict(logits)
     with launch_on(logits):
         tops, top_ids = tops_of_tiles(logits)
         _count_matches[(batch,)](
@@ -135,12 +130,4 @@ def write_strict(
             ROW_TILE=triton.next_power_of_2(num_rows),
             TILE_TILE=triton.next_power_of_2(tops.shape[1]),
         )
-
-
-def strict_accept(
-    logits: torch.Tensor, draft_tokens: torch.Tensor, active: torch.Tensor, num_drafts: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return tokens and num_emitted as `write_strict` writes them."""
-    tokens, num_emitted = empty_verdict(logits)
-    write_strict(tokens, num_emitted, logits, draft_tokens, active, num_drafts)
     return tokens, num_emitted

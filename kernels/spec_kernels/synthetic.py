@@ -58,10 +58,8 @@ def _accept_at_rates(
     tl.store(num_emitted_ptr + request, tl.where(is_active, num_accepted + 1, 0))
 
 
-@operator("synthetic_accept", mutates_args=("tokens", "num_emitted"))
-def write_synthetic(
-    tokens: torch.Tensor,
-    num_emitted: torch.Tensor,
+@operator("synthetic_accept")
+def synthetic_accept(
     logits: torch.Tensor,
     draft_tokens: torch.Tensor,
     rates: torch.Tensor,
@@ -70,14 +68,12 @@ def write_synthetic(
     slot_seeds: torch.Tensor,
     kv_lens: torch.Tensor,
     num_drafts: torch.Tensor | None,
-) -> None:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Accept as many drafts as there are rates above the round's draw, but no more than are offered.
 
-    Then emit the argmax of the row reached.
+    Then emit the argmax of the row reached. Returns tokens [batch, N] and `num_emitted` [batch], 0 if inactive.
 
     Args:
-        tokens: [batch, N] int64, contiguous, written in full.
-        num_emitted: [batch] int64, written: 1 to N, or 0 if inactive.
         logits: [batch, N, vocab] float32, float16 or bfloat16.
         draft_tokens: [batch, N - 1] int64, of any row stride.
         rates: [N - 1 or more] float64, not increasing.
@@ -86,11 +82,11 @@ def write_synthetic(
         num_drafts: [batch] int64, the number of drafts that each request offers; None if all are offered.
     """
     batch, num_rows, _ = logits.shape
-    assert_rows_of(tokens, batch, num_rows)
     assert_rows_of(draft_tokens, batch, num_rows - 1)
-    for tensor in (num_emitted, active, slot_ids, kv_lens):
+    for tensor in (active, slot_ids, kv_lens):
         assert_rows_of(tensor, batch)
-    assert rates.shape[0] >= num_rows - 1 and tokens.is_contiguous()
+    assert rates.shape[0] >= num_rows - 1
+    tokens, num_emitted = empty_verdict(logits)
     with launch_on(logits):
         tops, top_ids = tops_of_tiles(logits)
         _accept_at_rates[(batch,)](
@@ -112,19 +108,4 @@ def write_synthetic(
             ROW_TILE=triton.next_power_of_2(num_rows),
             TILE_TILE=triton.next_power_of_2(tops.shape[1]),
         )
-
-
-def synthetic_accept(
-    logits: torch.Tensor,
-    draft_tokens: torch.Tensor,
-    rates: torch.Tensor,
-    active: torch.Tensor,
-    slot_ids: torch.Tensor,
-    slot_seeds: torch.Tensor,
-    kv_lens: torch.Tensor,
-    num_drafts: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return tokens and num_emitted as `write_synthetic` writes them."""
-    tokens, num_emitted = empty_verdict(logits)
-    write_synthetic(tokens, num_emitted, logits, draft_tokens, rates, active, slot_ids, slot_seeds, kv_lens, num_drafts)
     return tokens, num_emitted

@@ -10,7 +10,7 @@ import triton.language as tl
 from spec_kernels.gumbel import finish_race, race_of_tile
 from spec_kernels.noise import USE_EMIT, round_key
 from spec_kernels.operators import operator
-from spec_kernels.tree_walk import empty_walk, follow_chosen
+from spec_kernels.tree_walk import follow_chosen
 from spec_kernels.utils import assert_rows_of, launch_on
 from spec_kernels.vocabulary import RACE_TILE, load_logits, num_tiles_of, scaled_by
 
@@ -42,19 +42,17 @@ def _race_of_rows(
     tl.store(score_ids_ptr + out, winner)
 
 
-@operator("draw_rows", mutates_args=("chosen",))
+@operator("draw_rows")
 def draw_rows(
-    chosen: torch.Tensor,
     logits: torch.Tensor,
     slot_ids: torch.Tensor,
     slot_seeds: torch.Tensor,
     kv_lens: torch.Tensor,
     temperature: float,
-) -> None:
-    """Draw a token after each row from softmax(logits / temperature).
+) -> torch.Tensor:
+    """Draw a token after each row from softmax(logits / temperature): [batch, N] int64.
 
     Args:
-        chosen: [batch, N] int64, contiguous, written.
         logits: [batch, N, vocab] float32, float16 or bfloat16.
         slot_ids: [batch] int64. A row's noise depends on its place, and on its request's seed and length.
         slot_seeds: [num_slots + 1] int64.
@@ -63,13 +61,13 @@ def draw_rows(
     """
     batch, num_rows, vocab_size = logits.shape
     assert temperature > 0, "a greedy walk follows the argmax"
-    assert_rows_of(chosen, batch, num_rows)
     for vector in (slot_ids, kv_lens):
         assert_rows_of(vector, batch)
-    assert chosen.is_contiguous() and logits.stride(2) == 1
+    assert logits.stride(2) == 1
     num_tiles = num_tiles_of(vocab_size, RACE_TILE)
     scores = torch.empty((batch * num_rows, num_tiles), dtype=torch.float64, device=logits.device)
     score_ids = torch.empty_like(scores, dtype=torch.int32)
+    chosen = torch.empty((batch, num_rows), dtype=torch.int64, device=logits.device)
     with launch_on(logits):
         _race_of_rows[(batch * num_rows, num_tiles)](
             scores,
@@ -87,6 +85,7 @@ def draw_rows(
         finish_race[(batch * num_rows,)](
             chosen, scores, score_ids, num_tiles, TILE_TILE=triton.next_power_of_2(num_tiles)
         )
+    return chosen
 
 
 def draw_tree(
@@ -104,8 +103,5 @@ def draw_tree(
 
     `temperature`: None if the logits are already scaled.
     """
-    chosen = torch.empty_like(drafts, memory_format=torch.contiguous_format)
-    draw_rows(chosen, logits, slot_ids, slot_seeds, kv_lens, 1.0 if temperature is None else temperature)
-    tokens, num_emitted, path = empty_walk(drafts, depth)
-    follow_chosen(tokens, num_emitted, path, chosen, drafts, parents, active)
-    return tokens, num_emitted, path
+    chosen = draw_rows(logits, slot_ids, slot_seeds, kv_lens, 1.0 if temperature is None else temperature)
+    return follow_chosen(chosen, drafts, parents, active, depth)

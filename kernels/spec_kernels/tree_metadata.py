@@ -69,45 +69,37 @@ def _place_tree(
         slots = _slots(pages_ptr, prefix_len + at, last_column, is_row, PAGE_SIZE)
 
 
-@operator("place_tree", mutates_args=("positions", "slot_mapping", "seq_lens", "depths", "path_slots"))
+@operator("place_tree")
 def place_tree(
-    positions: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    seq_lens: torch.Tensor,
-    depths: torch.Tensor,
-    path_slots: torch.Tensor,
     parents: torch.Tensor,
+    depth: int,
     prefix_lens: torch.Tensor,
     page_table: torch.Tensor,
     page_size: int,
     max_positions: int,
-) -> None:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Compute the metadata of the rows of trees after their prefixes; all tensors are int64.
 
+    Returns:
+        Positions [batch * N]: prefix + depth, at most `max_positions - 1`.
+        The cache slots [batch * N] of the positions prefix + row. Positions past the table's end get slots of the last
+        column's page, which is the scratch page.
+        Lengths [batch]: prefix + N.
+        Depths [batch, N]: the number of steps up from each row to a row that is its own parent.
+        The slots [batch, N, depth + 1] of a row's ancestors, from the root on, then its own; the rest is not written.
+
     Args:
-        positions: [batch * N], written: prefix + depth, at most `max_positions - 1`.
-        slot_mapping: [batch * N], written: the cache slots of the positions prefix + row. Positions past the table's
-            end get slots of the last column's page, which is the scratch page.
-        seq_lens: [batch], written: prefix + N.
-        depths: [batch, N], written: the number of steps up from each row to a row that is its own parent.
-        path_slots: [batch, N, depth + 1], written: the slots of a row's ancestors, from the root on, then its own; the
-            rest is not written.
         parents: [batch, N], contiguous; no row is more than `depth` steps below the root.
         prefix_lens: [batch].
         page_table: [batch, num_pages + 1].
     """
-    batch, num_rows, path_len = path_slots.shape
-    _assert_places(positions, slot_mapping, seq_lens, depths, path_slots)
-    assert_rows_of(parents, batch, num_rows)
+    (batch, num_rows), path_len = parents.shape, depth + 1
     assert parents.is_contiguous()
     assert_rows_of(prefix_lens, batch)
+    places = _empty_places(parents, path_len)
     with launch_on(parents):
         _place_tree[(batch,)](
-            positions,
-            slot_mapping,
-            seq_lens,
-            depths,
-            path_slots,
+            *places,
             parents,
             prefix_lens,
             page_table,
@@ -120,6 +112,7 @@ def place_tree(
             ROW_TILE=triton.next_power_of_2(num_rows),
             num_warps=1,
         )
+    return places
 
 
 @triton.jit(
@@ -175,13 +168,8 @@ def _place_branches(
     tl.store(path_ptrs, paths, mask=is_row[:, None] & (places < path_len)[None, :])
 
 
-@operator("place_branches", mutates_args=("positions", "slot_mapping", "seq_lens", "depths", "path_slots"))
+@operator("place_branches")
 def place_branches(
-    positions: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    seq_lens: torch.Tensor,
-    depths: torch.Tensor,
-    path_slots: torch.Tensor,
     slots_before: torch.Tensor | None,
     came_from: torch.Tensor,
     prefix_lens: torch.Tensor,
@@ -189,34 +177,31 @@ def place_branches(
     num_before: int,
     page_size: int,
     max_positions: int,
-) -> None:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Compute the metadata of a new level's branches, after `num_before` branches of earlier levels; all are int64.
 
+    Returns:
+        Positions [batch * width] and depths [batch, width], as `place_tree`.
+        The cache slots [batch * width] of the positions prefix + `num_before` + branch.
+        Lengths [batch]: prefix + `num_before` + width.
+        The slots [batch, width, levels] of a branch's ancestors, then its own.
+
     Args:
-        positions: [batch * width], written as by `place_tree`; so is `depths` [batch, width].
-        slot_mapping: [batch * width], written: the cache slots of the positions prefix + `num_before` + branch.
-        seq_lens: [batch], written: prefix + `num_before` + width.
-        path_slots: [batch, width, levels], written: the slots of a branch's ancestors, then its own.
         slots_before: [batch, width before, levels - 1], contiguous: those of the level before; None for the first
             level.
         came_from: [batch, width], any strides: each branch's parent, as an index into the level before.
         prefix_lens: [batch].
         page_table: [batch, num_pages + 1].
     """
-    batch, width, path_len = path_slots.shape
-    _assert_places(positions, slot_mapping, seq_lens, depths, path_slots)
-    assert came_from.shape == (batch, width)
+    batch, width = came_from.shape
+    width_before, path_len = (1, 1) if slots_before is None else (slots_before.shape[1], slots_before.shape[2] + 1)
     assert_rows_of(prefix_lens, batch)
-    width_before = 1 if slots_before is None else slots_before.shape[1]
-    assert path_len == 1 or (slots_before is not None and slots_before.is_contiguous())
+    assert slots_before is None or slots_before.is_contiguous()
+    places = _empty_places(came_from, path_len)
     with launch_on(prefix_lens):
         _place_branches[(batch,)](
-            positions,
-            slot_mapping,
-            seq_lens,
-            depths,
-            path_slots,
-            path_slots if slots_before is None else slots_before,
+            *places,
+            came_from if slots_before is None else slots_before,
             came_from,
             prefix_lens,
             page_table,
@@ -233,19 +218,13 @@ def place_branches(
             PLACE_TILE=triton.next_power_of_2(path_len),
             num_warps=1,
         )
+    return places
 
 
-def _assert_places(
-    positions: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    seq_lens: torch.Tensor,
-    depths: torch.Tensor,
-    path_slots: torch.Tensor,
-) -> None:
-    """Check the preconditions of both kernels on their outputs."""
-    batch, num_rows, _ = path_slots.shape
-    for tensor in (positions, slot_mapping):
-        assert_rows_of(tensor, batch * num_rows)
-    assert_rows_of(seq_lens, batch)
-    assert_rows_of(depths, batch, num_rows)
-    assert depths.is_contiguous() and path_slots.is_contiguous()
+def _empty_places(
+    rows: torch.Tensor, path_len: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Allocate what both kernels write for `rows` [batch, N]: positions, cache slots, lengths, depths and paths."""
+    batch, num_rows = rows.shape
+    positions, slots = (rows.new_empty(batch * num_rows) for _ in range(2))
+    return positions, slots, rows.new_empty(batch), rows.new_empty(rows.shape), rows.new_empty(*rows.shape, path_len)

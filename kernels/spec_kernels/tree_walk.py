@@ -147,40 +147,32 @@ def _impose(
     tl.store(num_emitted_ptr + request, tl.where(is_active, num_accepted + 1, 0))
 
 
-def _check_walk(
-    tokens: torch.Tensor,
-    num_emitted: torch.Tensor,
-    path: torch.Tensor,
-    drafts: torch.Tensor,
-    parents: torch.Tensor,
-    active: torch.Tensor,
-) -> None:
+Walk = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def _empty_walk(drafts: torch.Tensor, parents: torch.Tensor, active: torch.Tensor, depth: int) -> Walk:
+    """Check what a walk reads, and allocate the tokens, num_emitted and path that it writes."""
     batch, num_rows = drafts.shape
-    assert_rows_of(tokens, *path.shape)
-    assert_rows_of(num_emitted, batch)
     assert_rows_of(active, batch)
     assert_rows_of(drafts, batch, num_rows)
     assert_rows_of(parents, batch, num_rows)
-    assert tokens.is_contiguous() and path.is_contiguous() and path.shape[0] == batch
+    tokens, path = drafts.new_empty((2, batch, depth + 1))
+    return tokens, drafts.new_empty(batch), path
 
 
-def _launch_follow(
-    tokens: torch.Tensor,
-    num_emitted: torch.Tensor,
-    path: torch.Tensor,
+def _follow_tree(
     tops: torch.Tensor | None,
     chosen: torch.Tensor,
     drafts: torch.Tensor,
     parents: torch.Tensor,
     active: torch.Tensor,
-) -> None:
+    depth: int,
+) -> Walk:
     """Launch the walk over chosen tokens, or over the top of each tile."""
-    batch, num_rows = drafts.shape
-    num_columns, num_tiles = path.shape[1], 1 if tops is None else tops.shape[1]
+    walk = _empty_walk(drafts, parents, active, depth)
+    (batch, num_rows), num_tiles = drafts.shape, 1 if tops is None else tops.shape[1]
     _follow[(batch,)](
-        tokens,
-        num_emitted,
-        path,
+        *walk,
         chosen if tops is None else tops,
         chosen,
         drafts,
@@ -188,72 +180,56 @@ def _launch_follow(
         active,
         num_rows,
         num_tiles,
-        num_columns - 1,
+        depth,
         drafts.stride(0),
         parents.stride(0),
         IS_CHOSEN=tops is None,
         ROW_TILE=triton.next_power_of_2(num_rows),
         TILE_TILE=triton.next_power_of_2(num_tiles),
-        COLUMN_TILE=triton.next_power_of_2(num_columns),
+        COLUMN_TILE=triton.next_power_of_2(depth + 1),
         num_warps=1,
     )
+    return walk
 
 
-@operator("follow_chosen", mutates_args=("tokens", "num_emitted", "path"))
+@operator("follow_chosen")
 def follow_chosen(
-    tokens: torch.Tensor,
-    num_emitted: torch.Tensor,
-    path: torch.Tensor,
-    chosen: torch.Tensor,
-    drafts: torch.Tensor,
-    parents: torch.Tensor,
-    active: torch.Tensor,
-) -> None:
+    chosen: torch.Tensor, drafts: torch.Tensor, parents: torch.Tensor, active: torch.Tensor, depth: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Walk down from the root. Each step goes to the child that holds the token chosen after the current row, and the
     walk ends where there is none.
 
     Args:
-        tokens: [batch, depth + 1] int64, contiguous, written: the tokens chosen along the path.
-        num_emitted: [batch] int64, written: the number of rows on the path, 0 if inactive.
-        path: [batch, depth + 1] int64, contiguous, written; after its end column j holds row j, or the last row if
-            there is no row j.
         chosen: [batch, N] int64, contiguous.
         drafts, parents: [batch, N] int64, of any row stride.
         active: [batch] bool.
+
+    Returns:
+        The tokens chosen along the path [batch, depth + 1]; the number of rows on the path [batch], 0 if inactive; and
+        the path [batch, depth + 1]. After its end column j holds row j, or the last row if there is no row j.
     """
-    _check_walk(tokens, num_emitted, path, drafts, parents, active)
     assert_rows_of(chosen, *drafts.shape)
     assert chosen.is_contiguous()
     with launch_on(chosen):
-        _launch_follow(tokens, num_emitted, path, None, chosen, drafts, parents, active)
+        return _follow_tree(None, chosen, drafts, parents, active, depth)
 
 
-@operator("follow_argmax", mutates_args=("tokens", "num_emitted", "path"))
-def follow_argmax(
-    tokens: torch.Tensor,
-    num_emitted: torch.Tensor,
-    path: torch.Tensor,
-    logits: torch.Tensor,
-    drafts: torch.Tensor,
-    parents: torch.Tensor,
-    active: torch.Tensor,
-) -> None:
+@operator("follow_argmax")
+def follow_tree(
+    logits: torch.Tensor, drafts: torch.Tensor, parents: torch.Tensor, active: torch.Tensor, depth: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Do what `follow_chosen` does with the argmax of each row, compared in float32; ties go to the lowest id.
 
     Args:
         logits: [batch, N, vocab] float32, float16 or bfloat16; the other arguments are those of `follow_chosen`.
     """
-    _check_walk(tokens, num_emitted, path, drafts, parents, active)
     assert tuple(logits.shape[:2]) == tuple(drafts.shape) and logits.stride(2) == 1
     with launch_on(logits):
-        _launch_follow(tokens, num_emitted, path, *tops_of_tiles(logits), drafts, parents, active)
+        return _follow_tree(*tops_of_tiles(logits), drafts, parents, active, depth)
 
 
-@operator("impose_path", mutates_args=("tokens", "num_emitted", "path"))
-def write_path(
-    tokens: torch.Tensor,
-    num_emitted: torch.Tensor,
-    path: torch.Tensor,
+@operator("impose_path")
+def impose_path(
     logits: torch.Tensor,
     drafts: torch.Tensor,
     parents: torch.Tensor,
@@ -262,8 +238,9 @@ def write_path(
     slot_ids: torch.Tensor,
     slot_seeds: torch.Tensor,
     kv_lens: torch.Tensor,
-) -> None:
-    """Accept as many drafts as there are rates above the round's draw.
+    depth: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Accept as many drafts as there are rates above the round's draw; returns what `follow_chosen` does.
 
     The path is the first one with that number of drafts, or the first of the longest if all are shorter. The tokens are
     the path's drafts, followed by the argmax of its last row.
@@ -274,17 +251,15 @@ def write_path(
         slot_ids: [batch] int64; with `slot_seeds` [num_slots + 1] int64 and `kv_lens` [batch] int64 they key the draw.
             The other arguments are those of `follow_chosen`.
     """
-    _check_walk(tokens, num_emitted, path, drafts, parents, active)
-    (batch, num_rows), num_columns = drafts.shape, path.shape[1]
+    walk = _empty_walk(drafts, parents, active, depth)
+    batch, num_rows = drafts.shape
     for tensor in (slot_ids, kv_lens):
         assert_rows_of(tensor, batch)
     assert tuple(logits.shape[:2]) == tuple(drafts.shape) and logits.stride(2) == 1
     with launch_on(logits):
         tops, top_ids = tops_of_tiles(logits)
         _impose[(batch,)](
-            tokens,
-            num_emitted,
-            path,
+            *walk,
             tops,
             top_ids,
             drafts,
@@ -297,44 +272,13 @@ def write_path(
             num_rows,
             tops.shape[1],
             rates.shape[0],
-            num_columns - 1,
+            depth,
             drafts.stride(0),
             parents.stride(0),
             ROW_TILE=triton.next_power_of_2(num_rows),
             TILE_TILE=triton.next_power_of_2(tops.shape[1]),
-            COLUMN_TILE=triton.next_power_of_2(num_columns),
+            COLUMN_TILE=triton.next_power_of_2(depth + 1),
             RATE_TILE=triton.next_power_of_2(max(rates.shape[0], 1)),
             num_warps=1,
         )
-
-
-def empty_walk(drafts: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Allocate the tokens, num_emitted and path that a walk writes."""
-    tokens, path = drafts.new_empty((2, drafts.shape[0], depth + 1))
-    return tokens, drafts.new_empty(tokens.shape[0]), path
-
-
-def follow_tree(
-    logits: torch.Tensor, drafts: torch.Tensor, parents: torch.Tensor, active: torch.Tensor, depth: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return tokens, num_emitted and path as `follow_argmax` writes them."""
-    tokens, num_emitted, path = empty_walk(drafts, depth)
-    follow_argmax(tokens, num_emitted, path, logits, drafts, parents, active)
-    return tokens, num_emitted, path
-
-
-def impose_path(
-    logits: torch.Tensor,
-    drafts: torch.Tensor,
-    parents: torch.Tensor,
-    active: torch.Tensor,
-    rates: torch.Tensor,
-    slot_ids: torch.Tensor,
-    slot_seeds: torch.Tensor,
-    kv_lens: torch.Tensor,
-    depth: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return tokens, num_emitted and path as `write_path` writes them."""
-    tokens, num_emitted, path = empty_walk(drafts, depth)
-    write_path(tokens, num_emitted, path, logits, drafts, parents, active, rates, slot_ids, slot_seeds, kv_lens)
-    return tokens, num_emitted, path
+    return walk

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from re import compile as pattern
 from typing import Any
 
 import hydra
+import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -20,18 +22,14 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from spec_lab.app.labels import label
-from spec_lab.app.lines import store_lines
-from spec_lab.app.names import register_resolvers
-from spec_lab.config.extensions import conf_folder as conf_of
-from spec_lab.config.extensions import load_options
+from spec_lab.app.names import choice_name, register_resolvers
+from spec_lab.config.extensions import conf_folders, load_options
 from spec_lab.config.help import keys
 from spec_lab.config.option import options
 from spec_lab.config.run import GROUPS, Run
 from spec_lab.core.errors import UserError
 
 VERSION_BASE = "1.3"
-SEARCH_PATH = "hydra.searchpath"
 ONLY_SET_KEYS = ("experiment", "line", "debug")
 """Groups of `conf/` that are not parts of a run."""
 UNKNOWN = pattern(
@@ -47,22 +45,18 @@ class Composed:
     Attributes:
         config: the typed config, which may be changed, since it is checked when it runs.
         options: the option chosen in each group.
-        usual: what these options compose to alone, by group.
         typed: the overrides, as a name of the run's folder has them.
     """
 
     config: Run
     options: dict[str, str]
-    usual: Mapping[str, Any]
     typed: str = ""
 
     @property
     def choices(self) -> dict[str, str]:
-        """Return a name for each group's choice, such as `prune: catchup`: its option and the knobs that differ."""
-        return {
-            group: label(option, getattr(self.config, group), self.usual[group]) if group in GROUPS else option
-            for group, option in self.options.items()
-        }
+        """Return a name for each group's choice, such as `prune: catchup`."""
+        named = {group: option for group, option in self.options.items() if group in GROUPS and group != "logger"}
+        return self.options | {group: choice_name(name, getattr(self.config, group)) for group, name in named.items()}
 
 
 def conf_folder() -> Path:
@@ -95,26 +89,21 @@ def compose(overrides: Sequence[str] = ()) -> Composed:
 
 
 def prepared(arguments: Sequence[str], *more: str) -> list[str]:
-    """Load the extensions that are typed, make all schemas known to Hydra, and return the arguments for Hydra: the
-    overrides with `more` of them, and then the flags, since Hydra does not allow these between overrides.
+    """Load the typed extensions, make all schemas and a study's lines known to Hydra, and return the arguments for
+    Hydra: the overrides with `more` of them, and then the flags, since Hydra does not allow these between overrides.
 
-    They search the `conf/` of extensions too. They force each knob that only some of the swept options of its group
-    have, as in `-m acceptance=strict,typical acceptance.epsilon=0.1`; `to_composed` leaves it out of the other jobs.
+    Each knob that only some of the swept options of its group have is forced, as in `-m acceptance=strict,typical
+    acceptance.epsilon=0.1`; `to_composed` leaves it out of the other jobs.
     """
-    register_resolvers()
-    extensions = load_options(extensions_in(arguments))
+    folders = conf_folders(load_options(extensions_in(arguments)))
+    register_resolvers(folders)
     _store("schema", "run", Run)
     for group in GROUPS:
         for name, option in options(group).items():
             _store(f"schema/{group}", name, option)  # type: ignore[arg-type]
-    folders = [folder for folder in map(conf_of, extensions) if folder is not None]
-    store_lines(arguments, [conf_folder(), *folders], GROUPS)
-    words = [word for word in arguments if _is_override(word)]
-    flags = [word for word in arguments if not _is_override(word)]
-    if folders:
-        typed = [word for word in words if word.startswith(f"{SEARCH_PATH}=")]
-        searched = [*(folder for word in typed for folder in _values(word)), *(folder.as_uri() for folder in folders)]
-        words = [word for word in words if word not in typed] + [f"{SEARCH_PATH}=[{','.join(map(repr, searched))}]"]
+    _store_lines(arguments, [conf_folder(), *folders])
+    words = [word for word in arguments if not word.startswith("-") and ("=" in word or word.startswith("~"))]
+    flags = [word for word in arguments if word not in words]
     parts = [word.partition("=") for word in words]
     swept = {key for key, _, value in parts if key in GROUPS and ("," in value or "(" in value)}
     forced = {key for key in keys().keys() - keys(own=False).keys() if key.partition(".")[0] in swept}
@@ -122,8 +111,10 @@ def prepared(arguments: Sequence[str], *more: str) -> list[str]:
     return [*words, *more, *flags]
 
 
-def _is_override(word: str) -> bool:
-    return not word.startswith("-") and ("=" in word or word.startswith("~"))
+def extensions_in(arguments: Sequence[str]) -> tuple[str, ...]:
+    """Return the modules that `extensions=[...]` names, which must be loaded before anything is composed."""
+    typed = OverridesParser.create().parse_overrides([word for word in arguments if word.startswith("extensions=")])
+    return tuple(str(name) for override in typed for name in override.value())  # type: ignore[union-attr]
 
 
 @cache
@@ -132,14 +123,27 @@ def _store(group: str, name: str, schema: type) -> None:
     ConfigStore.instance().store(group=group, name=name, node=schema)
 
 
-def extensions_in(arguments: Sequence[str]) -> tuple[str, ...]:
-    """Return the modules that `extensions=[...]` names, which must be loaded before anything is composed."""
-    return tuple(name for word in arguments if word.startswith("extensions=") for name in _values(word))
+def _store_lines(arguments: Sequence[str], folders: Iterable[Path]) -> None:
+    """Make the lines of the typed experiment known to Hydra, which sweeps them as the options of the group `line`:
 
+        study:
+          lines:
+            strict: [acceptance=strict]
+            loose: [acceptance=relaxed_thinking, acceptance.delta=0.6]
 
-def _values(override: str) -> list[str]:
-    value = OverridesParser.create().parse_override(override).value()
-    return list(map(str, value)) if isinstance(value, list) else [str(value)]
+    Its YAML is in the folder of a typed `--config-dir`, or in one of `folders`.
+    """
+    names = [word.partition("=")[2] for word in arguments if word.startswith("experiment=")]
+    own = [Path(place) for word, place in pairwise(arguments) if word in ("--config-dir", "-cd")]
+    files = [folder / "experiment" / f"{name}.yaml" for name in names for folder in (*own, *folders)]
+    for file in [file for file in files if file.is_file()][:1]:
+        study = yaml.safe_load(file.read_text(encoding="utf-8")).get("study") or {}
+        for line, overrides in (study.get("lines") or {}).items():
+            chosen = [word.split("=") for word in overrides if word.partition("=")[0] in GROUPS]
+            values = OmegaConf.from_dotlist([word for word in overrides if word.partition("=")[0] not in GROUPS])
+            defaults = ["_self_", *({f"override /{group}": option} for group, option in chosen)]
+            node = OmegaConf.merge({"defaults": defaults}, values)
+            ConfigStore.instance().store(str(line), node, group="line", package="_global_")
 
 
 def to_composed(cfg: DictConfig, settings: Any) -> Composed:
@@ -151,25 +155,17 @@ def to_composed(cfg: DictConfig, settings: Any) -> Composed:
         UserError: an added key is not read by anything, which OmegaConf would drop silently.
     """
     config: Any = OmegaConf.to_object(cfg)
-    known = {} if OmegaConf.is_missing(settings.job, "num") else keys()
-    for part, key in _unread(config):
-        if key not in known:
-            raise UserError(f"{key} is not read by the chosen options; leave it out")
-        delattr(part, key.rpartition(".")[2])
-        print(f"{key} is left out, since {key.partition('.')[0]}={part.name} does not have it")
+    left_out = {} if OmegaConf.is_missing(settings.job, "num") else keys()
+    parts = {f"{name}.": part for name, part in vars(config).items() if dataclasses.is_dataclass(part)}
+    for prefix, part in {"": config, **parts}.items():
+        for name in vars(part).keys() - {field.name for field in dataclasses.fields(part)}:
+            if prefix + name not in left_out:
+                raise UserError(f"{prefix}{name} is not read by the chosen options; leave it out")
+            delattr(part, name)
+            print(f"{prefix}{name} is left out, since {prefix[:-1]}={part.name} does not have it")
     choices = settings.runtime.choices
     chosen = {group: choices[group] for group in (*GROUPS, *ONLY_SET_KEYS) if choices.get(group) is not None}
-    return Composed(_with_k(config), chosen, _usual(chosen, settings), settings.job.override_dirname)
-
-
-def _unread(config: Any, prefix: str = "") -> Iterator[tuple[Any, str]]:
-    """Yield the parts of a run that have a key which their class does not have, each with that key."""
-    declared = {field.name for field in dataclasses.fields(config)}
-    for name, value in list(vars(config).items()):
-        if name not in declared:
-            yield config, prefix + name
-        elif dataclasses.is_dataclass(value):
-            yield from _unread(value, f"{prefix}{name}.")
+    return Composed(_with_k(config), chosen, settings.job.override_dirname)
 
 
 def _with_k(run: Run) -> Run:
@@ -177,20 +173,7 @@ def _with_k(run: Run) -> Run:
     drafter, sizes = run.drafter, run.sizes
     if sizes is None or not drafter.drafts or drafter.num_draft_tokens != type(drafter)().num_draft_tokens:
         return run
-    return run.with_parts(drafter=dataclasses.replace(drafter, num_draft_tokens=sizes.depth))
-
-
-def _usual(chosen: Mapping[str, str], settings: Any) -> Mapping[str, Any]:
-    groups = tuple(f"{group}={option}" for group, option in chosen.items() if group in GROUPS)
-    folders = tuple(word for word in settings.overrides.hydra if word.startswith(f"{SEARCH_PATH}="))
-    return _composed_alone((*folders, *groups), tuple(source.path for source in settings.runtime.config_sources))
-
-
-@cache
-def _composed_alone(overrides: tuple[str, ...], sources: tuple[str, ...]) -> Mapping[str, Any]:
-    """Return the parts of a run of these options alone. `sources` are the folders that Hydra searches."""
-    cfg = GlobalHydra.instance().config_loader().load_configuration("config", list(overrides), RunMode.RUN)
-    return {group: OmegaConf.to_object(cfg[group]) for group in GROUPS}
+    return dataclasses.replace(run, drafter=dataclasses.replace(drafter, num_draft_tokens=sizes.depth))
 
 
 def explained(error: Exception) -> UserError:

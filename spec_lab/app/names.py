@@ -1,7 +1,8 @@
-"""Names the folders of runs and sweeps for `hydra.run.dir`, `hydra.sweep.dir` and `hydra.sweep.subdir`.
+"""Names the folders of runs and sweeps, for `hydra.run.dir`, `hydra.sweep.dir` and `hydra.sweep.subdir`, and what a run
+chose, for its record.
 
-A name says what was typed, and has a digest of everything that the run reads. So results of edited code have another
-folder, and nothing is written over.
+A folder's name says what was typed, and has a digest of everything that the run reads. So results of edited code have
+another folder, and nothing is written over.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields
 from functools import cache
@@ -20,10 +22,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from spec_lab.app.labels import fit_for_a_file
-from spec_lab.config.choices import Weights
 from spec_lab.config.extensions import load_options
-from spec_lab.config.run import Run
+from spec_lab.config.option import default_of
+from spec_lab.config.run import GROUPS, Run
 from spec_lab.core.errors import KERNELS, UserError
 from spec_lab.core.file_stamps import file_stamps
 
@@ -33,8 +34,9 @@ NOT_READ = ("name", "output_dir", "fresh", "logger", "objective", "study", "size
 SOURCES = (".py", ".yaml", ".jsonl", ".c", ".h")
 
 
-def register_resolvers() -> None:
-    """Make what stands in `conf/` as `${NAME:}` known to OmegaConf."""
+def register_resolvers(folders: Sequence[Path]) -> None:
+    """Make what stands in `conf/` as `${NAME:}` known to OmegaConf. `folders` are the `conf/` of extensions."""
+    OmegaConf.register_new_resolver("extensions", lambda: [folder.as_uri() for folder in folders], replace=True)
     OmegaConf.register_new_resolver("run_name", run_name, replace=True)
     OmegaConf.register_new_resolver("free", lambda place: str(free(Path(place))), replace=True)
     # Hydra gives each job the names that were cached when the sweep began.
@@ -51,27 +53,27 @@ def run_name(*, _root_: DictConfig) -> str:
 
 def folder_name(run: Run, typed: str) -> str:
     """Return the name of a run's folder."""
-    return f"{fit_for_a_file('-'.join(filter(None, [run.name, typed])), MAX_LENGTH)}-{digest_of(run)}"
+    said = re.sub(r"[^A-Za-z0-9._,+-]+", "_", "-".join(filter(None, [run.name, typed])))
+    return f"{said[:MAX_LENGTH].rstrip('-+._,')}-{digest_of(run)}"
+
+
+def choice_name(option: str, part: Any) -> str:
+    """Return the name of what a run chose in a group: the option, and each knob that differs from its class.
+
+    `acceptance=relaxed_thinking acceptance.topk=3` is `relaxed_thinking+topk=3`. A logger has the name of its option
+    alone. The drafter's K is left out, since tables have a column for it.
+    """
+    knobs = [knob for knob in fields(part) if knob.name not in ("name", "num_draft_tokens")]
+    own = {knob.name: value for knob in knobs if (value := getattr(part, knob.name)) != default_of(knob)}
+    return "+".join([option, *(f"{key}={Path(value).name if key == 'path' else value}" for key, value in own.items())])
 
 
 def digest_of(run: Run) -> str:
-    """Return a digest of a run's configuration, the source files, and the weights and prompt files that it names."""
-    values = {key: value for key, value in asdict(run).items() if key not in NOT_READ}
-    drafter: Any = run.drafter
-    files = [*run.engine.weights, *_paths(values)]
+    """Return a digest of a run's configuration, the source files, and the weights and prompt files that it reads."""
+    values, files = {key: value for key, value in asdict(run).items() if key not in NOT_READ}, []
     with suppress(UserError):  # it will be refused
-        reads_weights = hasattr(drafter, "folder") and getattr(drafter, "weights", None) != Weights.random
-        files += [run.target.folder, *([drafter.folder(run)] if reads_weights else [])]
+        files = [file for group in GROUPS for file in getattr(run, group).files(run) if file.exists()]
     return digest(sources(tuple(run.extensions)), values, file_stamps(files), run.engine.lasting or time.time_ns())
-
-
-def _paths(values: Mapping[str, Any]) -> Iterator[Path]:
-    """Yield the files and folders that a configuration names."""
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _paths(value)
-        elif isinstance(value, str) and key.endswith("path") and Path(value).exists():
-            yield Path(value)
 
 
 def sweep_name(output_dir: str, name: str, overrides: Sequence[str], params: Any, fresh: bool) -> str:
@@ -79,8 +81,8 @@ def sweep_name(output_dir: str, name: str, overrides: Sequence[str], params: Any
     typed = sorted(word for word in overrides if word.lstrip("+").partition("=")[0] not in NOT_READ)
     swept = OmegaConf.to_container(params, resolve=False) if isinstance(params, DictConfig) else None
     base = Path(output_dir) / f"{name}-sweep-{digest(sources(), typed, swept)}"
-    *taken, new = _numbered(base)
-    return str(taken[-1] if taken and not fresh else new)
+    taken = [] if fresh else sorted(base.parent.glob(f"{base.name}*"), key=lambda folder: folder.stat().st_ctime_ns)
+    return str(taken[-1] if taken else free(base))
 
 
 def share_of_a_job(device: str) -> dict[str, int]:
@@ -101,17 +103,8 @@ def by_size(small: Any, full: Any, *, _root_: Any) -> Any:
 
 def free(base: Path) -> Path:
     """Return `base`, or `base-2` and so on: the first that does not exist."""
-    *_, new = _numbered(base)
-    return new
-
-
-def _numbered(base: Path) -> Iterator[Path]:
-    """Yield the folders of this name that exist, and then the next one."""
-    for number in itertools.count(1):
-        place = base if number == 1 else base.with_name(f"{base.name}-{number}")
-        yield place
-        if not place.exists():
-            return
+    others = (base.with_name(f"{base.name}-{number}") for number in itertools.count(2))
+    return next(place for place in itertools.chain([base], others) if not place.exists())
 
 
 def digest(*values: Any) -> str:

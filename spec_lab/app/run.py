@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import asdict
 from functools import cache
+from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from spec_lab.app.compose import Composed, to_composed
-from spec_lab.app.names import digest_of
+from spec_lab.app.names import digest_of, folder_name, free
 from spec_lab.config.checks import admit
 from spec_lab.config.extensions import load_options
 from spec_lab.config.option import get
@@ -21,7 +24,7 @@ from spec_lab.core.errors import Breakdown, UserError
 from spec_lab.core.ranks import ranks
 from spec_lab.record.models import Run
 from spec_lab.record.provenance import machine_of, origins
-from spec_lab.record.reading import read_run
+from spec_lab.record.reading import Found, find_runs, read_run
 from spec_lab.record.recorder import STILL_RUNNING, begun, ended, ending, write_run
 from spec_lab.study.run_table import format_run
 
@@ -56,7 +59,7 @@ def job(cfg: DictConfig) -> float | None:
             raise
         print_error(error)
         return None
-    print(f"{format_run(done)}\n{display(folder)}")
+    print(f"{format_run(done)}\n{os.path.relpath(folder)}")
     return done.scalars().get(config.objective)
 
 
@@ -64,7 +67,7 @@ def finished(sweep: Path, read: str) -> Run | None:
     """Return the finished run in the folder of a sweep that read the same; None if there is none."""
     for file in sorted(sweep.glob(f"*/{READ_FILE}")):
         if file.read_text() == read and (before := read_run(file.parent)).status == "finished":
-            print(f"finished before: {display(file.parent)}")
+            print(f"finished before: {os.path.relpath(file.parent)}")
             return before
     return None
 
@@ -104,6 +107,40 @@ def last_models() -> LastModels:
     return LastModels()
 
 
-def display(folder: Path) -> str:
-    """Return the path, relative to the working directory if it is below it."""
-    return str(folder.relative_to(Path.cwd())) if folder.is_relative_to(Path.cwd()) else str(folder)
+class Multirun(Callback):
+    """What Hydra calls when all jobs of a multirun are through: `hydra.callbacks` of conf/config.yaml.
+
+    It prints a line for each run, and ends the command with the code of the worst of them. Jobs may have run in other
+    processes, so their records are read.
+    """
+
+    def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
+        from spec_lab.study.report import sweep_text
+
+        folder = os.path.relpath(config.hydra.sweep.dir)
+        runs = find_runs(folder)
+        print(f"{sweep_text(runs)}\n\nmore: python -m spec_lab.report {folder}\n{folder}")
+        statuses = {found.run.status for found in runs}
+        if statuses - {"finished"}:
+            sys.exit(2 if statuses <= {"finished", "refused"} else 1)
+
+
+class Result(Found):
+    """A finished run and its folder. `print` shows its tables and its verdict, and so does a notebook.
+
+    `run` is as in `summary.json`; `python -m spec_lab.report` prints the definition of every number. Of `requests`,
+    `spec_lab.study.frame.requests_frame` makes a frame.
+    """
+
+    def __str__(self) -> str:
+        return format_run(self.run)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}\n{escape(str(self.folder))}</pre>"
+
+
+def run_anew(composed: Composed) -> Result:
+    """Run in a new folder below its `output_dir`, as other programs and notebooks do; one at a time is possible."""
+    config = composed.config
+    folder = free(Path(config.output_dir).absolute() / folder_name(config, composed.typed))
+    return Result(folder, run(composed, folder))

@@ -39,9 +39,9 @@ AttendPiece = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool, float], 
 """Attends queries [1, heads, rows, width] over keys and values [1, KV heads, keys, width], causal or not; returns the
 result and, in float32, the logarithm of the sum of exponentials [1, heads, rows]."""
 
-MergePieces = Callable[[torch.Tensor, Sequence[torch.Tensor], Sequence[torch.Tensor]], None]
-"""Merges the results of pieces, each [rows, heads, width], by the logarithms of their sums, each [rows, heads], into
-its first argument [rows, heads * width]."""
+MergePieces = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], torch.Tensor]
+"""Merges the results of pieces, each [rows, heads, width], by the logarithms of their sums, each [rows, heads]; returns
+[rows, heads * width]."""
 
 
 def attend_by_cudnn(
@@ -111,9 +111,7 @@ def attend_long_chunk(
     if len(parts) == 1:
         return parts[0][0][0].transpose(0, 1)[:num_rows].flatten(1)
     pieces = [piece[0].transpose(0, 1)[:num_rows] for piece, _ in parts]
-    out = queries.new_empty(num_rows, queries.shape[1] * queries.shape[2])
-    merge_pieces(out, pieces, [total[0].t()[:num_rows] for _, total in parts])
-    return out
+    return merge_pieces(pieces, [total[0].t()[:num_rows] for _, total in parts])
 
 
 def _gathered(

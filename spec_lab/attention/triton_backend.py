@@ -54,13 +54,8 @@ class TritonAttention:
     def build(
         self, positions: torch.Tensor, seq_lens: torch.Tensor, page_table: torch.Tensor, max_seq_len: int
     ) -> AttentionMetadata:
-        batch, num_queries = positions.shape
-        rows, slots = (positions.new_empty(batch * num_queries) for _ in range(2))
-        lens = torch.empty_like(seq_lens)
-        build_metadata(
-            rows, slots, lens, positions.contiguous(), seq_lens, page_table, self._page_size, self._max_positions
-        )
-        return AttentionMetadata(rows, slots, lens, page_table, num_queries, max_seq_len)
+        places = build_metadata(positions.contiguous(), seq_lens, page_table, self._page_size, self._max_positions)
+        return AttentionMetadata(*places, page_table, positions.shape[1], max_seq_len)
 
     def advance(self, metadata: AttentionMetadata) -> None:
         assert metadata.num_queries == 1
@@ -92,10 +87,8 @@ class TritonAttention:
         is_plain = window is None and sinks is None
         if piece is not None and is_plain and (num_planned := rows_to_plan(metadata, queries.shape[2])):
             return attend_long_chunk(queries, cache, metadata, self._page_size, scale, piece, merge_pieces, num_planned)
-        out = queries.new_empty(queries.shape[0], queries.shape[1] * queries.shape[2])
         tree = metadata.tree
-        paged_attention(
-            out,
+        return paged_attention(
             queries,
             cache.kv,
             metadata.page_table,
@@ -111,16 +104,12 @@ class TritonAttention:
             sinks,
             cache.powers,
         )
-        return out
 
     def build_tree(
         self, parents: torch.Tensor, depth: int, prefix_lens: torch.Tensor, page_table: torch.Tensor, max_seq_len: int
     ) -> AttentionMetadata:
-        batch, num_rows = parents.shape
-        rows = TreeRows(parents.new_empty(batch, num_rows, depth + 1), torch.empty_like(parents), num_rows)
-        metadata = _unfilled(rows, page_table, max_seq_len)
-        place_tree(*_places(metadata, rows), parents, prefix_lens, page_table, self._page_size, self._max_positions)
-        return metadata
+        places = place_tree(parents, depth, prefix_lens, page_table, self._page_size, self._max_positions)
+        return _metadata_of(places, parents.shape[1], page_table, max_seq_len)
 
     def build_branches(
         self,
@@ -130,35 +119,16 @@ class TritonAttention:
         page_table: torch.Tensor,
         max_seq_len: int,
     ) -> AttentionMetadata:
-        num_before, depth = (0, 0) if before is None else (before.num_tail, before.path_slots.shape[2])
-        batch, width = came_from.shape
-        paths, depths = came_from.new_empty(batch, width, depth + 1), came_from.new_empty(batch, width)
-        rows = TreeRows(paths, depths, num_before + width)
-        metadata = _unfilled(rows, page_table, max_seq_len)
-        slots_before = None if before is None else before.path_slots
-        place_branches(
-            *_places(metadata, rows),
-            slots_before,
-            came_from,
-            prefix_lens,
-            page_table,
-            num_before,
-            self._page_size,
-            self._max_positions,
-        )
-        return metadata
+        slots_before, num_before = (None, 0) if before is None else (before.path_slots, before.num_tail)
+        sizes = self._page_size, self._max_positions
+        places = place_branches(slots_before, came_from, prefix_lens, page_table, num_before, *sizes)
+        return _metadata_of(places, num_before + came_from.shape[1], page_table, max_seq_len)
 
 
-def _unfilled(rows: TreeRows, page_table: torch.Tensor, max_seq_len: int) -> AttentionMetadata:
-    """Return metadata for the rows of trees with uninitialised tensors."""
-    batch, num_queries = rows.depths.shape
-    positions, slots = (rows.depths.new_empty(batch * num_queries) for _ in range(2))
-    lens = rows.depths.new_empty(batch)
-    return AttentionMetadata(positions, slots, lens, page_table, num_queries, max_seq_len, tree=rows)
-
-
-def _places(
-    metadata: AttentionMetadata, rows: TreeRows
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the tensors of the metadata that the kernels write, in the order of their arguments."""
-    return metadata.positions, metadata.slot_mapping, metadata.seq_lens, rows.depths, rows.path_slots
+def _metadata_of(
+    places: tuple[torch.Tensor, ...], num_tail: int, page_table: torch.Tensor, max_seq_len: int
+) -> AttentionMetadata:
+    """Return metadata for rows of trees, whose kernels made `places`."""
+    positions, slots, lens, depths, path_slots = places
+    rows = TreeRows(path_slots, depths, num_tail)
+    return AttentionMetadata(positions, slots, lens, page_table, depths.shape[1], max_seq_len, tree=rows)

@@ -49,9 +49,7 @@ class TritonLatentAttention:
     ) -> torch.Tensor:
         if metadata.tree is not None:
             return self._reference.attend(queries, cache, metadata, window, value_width, scale)
-        out = queries.new_empty((*queries.shape[:2], value_width))
-        latent_attention(
-            out,
+        return latent_attention(
             queries,
             cache.kv,
             metadata.page_table,
@@ -61,5 +59,5 @@ class TritonLatentAttention:
             choose_latent_split_keys(self._max_positions, self._batch_size, queries.shape[1]),
             scale,
             window,
+            value_width,
         )
-        return out

@@ -7,8 +7,8 @@ compiled. The folder of a run is named by what was typed; the record says what w
 
 from __future__ import annotations
 
-import dataclasses
 import os
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -41,25 +41,26 @@ def with_auto_chosen(run: Run) -> Run:
     for knob in asked:
         if on_cuda and (knob == "graph" or has_triton):
             faster = _take(run, knob, "round" if knob == "graph" else "triton")
-            run = faster if set(problems(faster)) <= set(problems(run)) else run
+            run = run if _new_problems(run, faster) else faster
         elif knob == "kernels" and not on_cuda and why_not_native(run) is None:
             run = _take(run, knob, "native")
-    if getattr(run.graph, "prompts", False) is None:
-        captured = _with_prompts(run, True)
-        can_be = set(problems(captured)) <= set(problems(run)) and not read_model_config(run.target.folder).keeps_states
-        run = captured if on_cuda and can_be else _with_prompts(run, False)
-    return run.with_parts(cache=_with_prompt_sizes(run, on_cuda))
-
-
-def _with_prompts(run: Run, are_captured: bool) -> Run:
     graph: Any = run.graph
-    return run.with_parts(graph=dataclasses.replace(graph, prompts=are_captured))
+    if getattr(graph, "prompts", False) is None:
+        captured, not_captured = (replace(run, graph=replace(graph, prompts=prompts)) for prompts in (True, False))
+        can_be = on_cuda and not read_model_config(run.target.folder).keeps_states
+        run = captured if can_be and not _new_problems(not_captured, captured) else not_captured
+    return replace(run, cache=_with_prompt_sizes(run, on_cuda))
+
+
+def _new_problems(run: Run, other: Run) -> list[str]:
+    """Return what speaks against another run but not against this one."""
+    before = set(problems(run))
+    return [problem for problem in problems(other) if problem not in before]
 
 
 def why_not_native(run: Run) -> str | None:
     """Return why a run on a CPU cannot take kernels=native; None if it can."""
-    before = set(problems(run))
-    if refused := [problem for problem in problems(_take(run, "kernels", "native")) if problem not in before]:
+    if refused := _new_problems(run, _take(run, "kernels", "native")):
         return refused[0].partition(";")[0]
     target = read_model_config(run.target.folder)
     if target.gemma4 is not None or not all(map(native_takes, target.layers)):
@@ -75,7 +76,8 @@ def why_not_native(run: Run) -> str | None:
 
 
 def _take(run: Run, knob: str, name: str) -> Run:
-    return run.with_parts(**{knob: KernelsChoice(name) if knob == "kernels" else get(knob, name)()})
+    taken: Any = KernelsChoice(name) if knob == "kernels" else get(knob, name)()
+    return replace(run, **{knob: taken})
 
 
 def _with_prompt_sizes(run: Run, on_cuda: bool) -> CacheConfig:
@@ -88,9 +90,9 @@ def _with_prompt_sizes(run: Run, on_cuda: bool) -> CacheConfig:
         chunk = LONG_CHUNK if is_long else SHORT_CHUNK
         if cache.prefill_tokens is not None and cache.prefill_tokens > 1:
             chunk = min(chunk, cache.prefill_tokens)
-        cache = dataclasses.replace(cache, prefill_chunk=chunk)
+        cache = replace(cache, prefill_chunk=chunk)
     if cache.prefill_tokens is None:
         of_cpu = NATIVE_PREFILL_TOKENS if run.kernels == KernelsChoice.native else CPU_PREFILL_TOKENS
         tokens = CUDA_PREFILL_TOKENS if on_cuda else of_cpu
-        cache = dataclasses.replace(cache, prefill_tokens=max(tokens, cache.chunk_size) if tokens > 1 else tokens)
+        cache = replace(cache, prefill_tokens=max(tokens, cache.chunk_size) if tokens > 1 else tokens)
     return cache

@@ -20,10 +20,8 @@ from spec_lab.config.choices import DraftMetadata
 from spec_lab.config.option import get
 from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
-from spec_lab.core.kept import AllPromptRows, PrunePolicy
 from spec_lab.core.layer_protocols import AttentionBackend, MetadataMover
 from spec_lab.core.protocols import Drafter
-from spec_lab.core.pruning import Drop
 from spec_lab.engine.drafts import Chain, Tree, TreeBehindRoot
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.graphs.prompts import CapturedPromptPass
@@ -50,48 +48,28 @@ MISSED_ROUNDS = 32
 DrafterMaker = Callable[[Lab], Drafter[Any]]
 
 
-def prune_policy(run: Run, backend: AttentionBackend) -> PrunePolicy:
-    """Make the pruning policy from `prune.prefill` and `prune.catchup`, as far as a backend can do it.
-
-    One that writes KV with attention prunes no prompts, but it may drop rows of the catch-up step after attention.
-
-    Raises:
-        UserError: `prune.catchup` drops rows before attention.
-    """
-    prompt, catchup = get("prune.prefill", run.prune.prefill)().build(), get("prune.catchup", run.prune.catchup)().drop
-    drops = (catchup(size) for size in range(1, run.batch_size + 1))
-    if not backend.prewrite and any(drop is Drop.BEFORE_ATTENTION for drop in drops):
-        raise UserError(
-            f"attention={run.attention.name} cannot write KV before attention, which prune.catchup="
-            f"{run.prune.catchup} needs; use prune=post_attention or attention=torch"
-        )
-    prunes_prompts = backend.prewrite or not prompt.needs_prewrite
-    return PrunePolicy(prompt if prunes_prompts else AllPromptRows(), catchup)
-
-
 def build_engine(run: Run, models: Models, limits: Limits, make_drafter: DrafterMaker | None = None) -> Engine:
     """Make an engine with its own KV cache, slots and scheduler. The loaded target is shared.
 
     `make_drafter` makes another drafter than the run's, such as one that reads its checkpoint otherwise.
     """
-    sizes, kept = run.sizes, prune_policy(run, models.backend)
+    sizes = run.sizes
     seeds = SlotSeeds(limits.num_slots, run.seed, models.device)
     limits = dataclasses.replace(limits, num_rows=run.drafter.num_draft_tokens + 1, rollback=run.recurrent.rollback)
     cache = build_cache(models.target.layer_plans, limits, models, run.cache.dtype)
     timer = make_timer(models.device)
     notes = run.record.confidences and run.drafter.notes_confidence and run.sizes is None
     confidences = DraftConfidences(limits.num_slots, run.drafter.num_draft_tokens, models.device, models.kernels)
-    lab = Lab(
-        run,
+    lab = Lab.of(
         models,
+        run=run,
         limits=limits,
-        kept=kept,
         seeds=seeds,
         target_cache=cache,
         confidences=confidences if notes else None,
         span=timer.span,
     )
-    rule = run.acceptance.build(lab)
+    kept, rule = lab.kept, run.acceptance.build(lab)
     drafter = (make_drafter or run.drafter.build)(lab)
     assert limits.margin >= 2 * drafter.num_draft_tokens
     num_rows = drafter.num_draft_tokens + 1 if sizes is None else sizes.num_rows
@@ -142,43 +120,37 @@ def _mover(run: Run, backend: AttentionBackend) -> MetadataMover:
 
 def build_rounds(lab: Lab, parts: Parts, is_captured: bool) -> Rounds:
     """Make the decode rounds of an engine: one, or those that a plan chooses from. `is_captured`: as graphs."""
-    run, models, drafter = lab.run, lab.models, parts.drafter
-    needs, most, num_slots = drafter.requirements, drafter.num_draft_tokens, lab.limits.num_slots
+    run, sizes, needs, kept = lab.run, lab.run.sizes, parts.drafter.requirements, lab.confidences
+    most, finder, chain = parts.drafter.num_draft_tokens, needs.on_host, Chain(parts)
     plan = get("drafter.plan", run.drafter.plan)().build(lab)
-    chain, kept, finder = Chain(parts), lab.confidences, needs.on_host
-    if plan is None and run.sizes is None and finder is None:
+    if plan is None and sizes is None and finder is None:
         return Rounds(
             lambda _: DecodeRound(parts, chain, Offers(most, most, confidences=kept)), LaunchShape(most, most)
         )
-    offered = DraftOffers(num_slots, most, models.device, models.kernels)
+    offered = DraftOffers(lab.limits.num_slots, most, lab.device, lab.kernels)
     missed = None if plan is None or not plan.resumes else _missed_rows(lab, parts)
-    if run.sizes is not None:
-        num_rows = run.sizes.num_rows
-        tree = Tree(parts, num_rows, lab.limits.page_size, models.kernels, keeps_path=plan is not None)
-        root = TreeBehindRoot(parts, tree)
-
-        def make_of_tree(shape: LaunchShape) -> DecodeRound:
-            if shape.num_offered:
-                return DecodeRound(parts, tree.of_first(shape.num_offered + 1), Offers(most, most))
-            return PlainRound(parts, root, offered, missed, most if shape.num_made else 0)
-
-        shape = LaunchShape(num_rows - 1, num_rows - 1)
-        return Rounds(make_of_tree, shape, plan, missed, makes_all=True, is_captured=is_captured)
+    tree = None
+    if sizes is not None:
+        tree = Tree(parts, sizes.num_rows, lab.limits.page_size, lab.kernels, keeps_path=plan is not None)
+    root = chain if tree is None else TreeBehindRoot(parts, tree)
 
     def make(shape: LaunchShape) -> DecodeRound:
         if shape.num_offered == 0 and finder is None:
-            return PlainRound(parts, chain, offered, missed, shape.num_made, kept)
-        offers = Offers(shape.num_offered, shape.num_made, offered, kept, shape.is_full)
-        return DecodeRound(parts, chain, offers)
+            num_made = most if tree is not None and shape.num_made else shape.num_made
+            return PlainRound(parts, root, offered, missed, num_made, kept)
+        if tree is not None:
+            return DecodeRound(parts, tree.of_first(shape.num_offered + 1), Offers(most, most))
+        return DecodeRound(parts, chain, Offers(shape.num_offered, shape.num_made, offered, kept, shape.is_full))
 
+    num_drafts = most if sizes is None else sizes.num_rows - 1
     return Rounds(
         make,
-        LaunchShape(most, most if finder is None else finder.num_on_device),
+        LaunchShape(num_drafts, num_drafts if finder is None else finder.num_on_device),
         plan,
         missed,
-        offered,
+        offered if tree is None else None,
         host=None if finder is None else HostDrafts(finder, parts.slots, offered),
-        makes_all=needs.distinct_steps,
+        makes_all=needs.distinct_steps or tree is not None,
         is_captured=is_captured,
     )
 

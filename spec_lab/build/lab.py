@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,26 +19,23 @@ from spec_lab.build.limits import Limits
 from spec_lab.build.models import Models
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.config.choices import DraftSampling, KernelsChoice
-from spec_lab.config.groups import TrainedDrafterConfig
+from spec_lab.config.option import get
 from spec_lab.config.run import Run
 from spec_lab.core.draft_paths import DraftPaths
 from spec_lab.core.errors import UserError
-from spec_lab.core.kept import PrunePolicy
-from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
+from spec_lab.core.kept import AllPromptRows, Drop, PrunePolicy
+from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet
 from spec_lab.core.kv_cache import PagedKVCache
-from spec_lab.core.layer_protocols import AttentionBackend
-from spec_lab.core.tree_protocols import TreeAttentionBackend
 from spec_lab.drafters.confidence import ConfidentGreedyPicker, ConfidentPicker
 from spec_lab.drafters.growth import TreeShape
 from spec_lab.drafters.history import TokenHistory
 from spec_lab.drafters.picking import BiasedGreedyPicker, DraftPicker, GreedyPicker, SamplingPicker
 from spec_lab.drafters.siblings import DrawnSiblings, LikeliestSiblings, SiblingPicker
 from spec_lab.engine.capture import CudaGraphRecorder, GraphRecorder
-from spec_lab.engine.graphs.draft_loops import DraftCarry, carry_every_tensor
 from spec_lab.engine.tape import TapeRecorder
-from spec_lab.models.decoder import Decoder
 
-Part = TypeVar("Part")
+if TYPE_CHECKING:
+    from spec_lab.options.drafters.weights import WeightsConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +56,11 @@ class RuleFacts:
     kernels: KernelSet = TORCH_FORMS
 
 
-@dataclass(frozen=True, slots=True)
-class Lab:
-    """What the parts of one engine are made from.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lab(Models):
+    """What the parts of one engine are made from: the target with its related parts, and what this engine has beside.
 
     Attributes:
-        models: the target with its related parts, which all engines of a run share.
-        kept: which rows go on after their KV is written (`prune`).
         seeds: the noise of each slot's request.
         target_cache: for drafters that read the target's KV.
         confidences: where the drafter of a chain stores its confidences; None if they are not used.
@@ -74,30 +69,36 @@ class Lab:
     """
 
     run: Run
-    models: Models
     limits: Limits
-    kept: PrunePolicy
     seeds: SlotSeeds
     target_cache: PagedKVCache
     confidences: DraftConfidences | None = None
     span: Callable[[str], AbstractContextManager[Any]] = nullcontext
 
-    @property
-    def target(self) -> Decoder:
-        return self.models.target
+    @classmethod
+    def of(cls, models: Models, **own: Any) -> Lab:
+        """Return the lab of an engine that has `own` beside the models that all engines share."""
+        return cls(**{field.name: getattr(models, field.name) for field in fields(models)}, **own)
 
     @property
-    def backend(self) -> AttentionBackend:
-        return self.models.backend
+    def kept(self) -> PrunePolicy:
+        """Which rows go on after their KV is written (`prune`), as far as the backend can do it.
 
-    @property
-    def tree_backend(self) -> TreeAttentionBackend:
-        """The attention backend of a run with a tree, typed as one that masks the rows of trees."""
-        return cast(TreeAttentionBackend, self.models.backend)
+        A backend that writes KV with attention prunes no prompts, but it may drop rows of the catch-up step after
+        attention.
 
-    @property
-    def kernels(self) -> KernelSet:
-        return self.models.kernels
+        Raises:
+            UserError: `prune.catchup` drops rows before attention.
+        """
+        prune, prewrite = self.run.prune, self.backend.prewrite
+        prompt, catchup = get("prune.prefill", prune.prefill)().build(), get("prune.catchup", prune.catchup)().build()
+        drops = map(catchup, range(1, self.run.batch_size + 1))
+        if not prewrite and any(drop is Drop.BEFORE_ATTENTION for drop in drops):
+            raise UserError(
+                f"attention={self.run.attention.name} cannot write KV before attention, which prune.catchup="
+                f"{prune.catchup} needs; use prune=post_attention or attention=torch"
+            )
+        return PrunePolicy(prompt if prewrite or not prompt.needs_prewrite else AllPromptRows(), catchup)
 
     @property
     def draft_model_kernels(self) -> KernelSet:
@@ -106,19 +107,11 @@ class Lab:
         return self.kernels if is_native else self.kernels.without_parts()
 
     @property
-    def device(self) -> torch.device:
-        return self.models.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.models.dtype
-
-    @property
     def rule_facts(self) -> RuleFacts:
         """What a rule that draws nothing is made from."""
         return RuleFacts(
             self.limits.num_slots,
-            self.models.markers,
+            self.markers,
             eos_token_ids=self.target.eos_token_ids,
             prefill_chunk=self.run.cache.chunk_size,
             device=self.device,
@@ -131,30 +124,19 @@ class Lab:
         sampling = self.run.sampling
         return SamplingParams(sampling.temperature, sampling.top_k, sampling.top_p)
 
-    @property
-    def carry(self) -> DraftCarry:
-        """What passes a draft step's results to the next step of a graph."""
-        general: DraftCarry = carry_every_tensor
-        # The kernel only carries tokens and a hidden state, so drafters that pass on anything else use the torch form.
-        return self.kernels.get(Op.CARRY_HIDDEN, general) if self.run.drafter.hands_hidden_on else general
-
-    def once(self, key: Hashable, make: Callable[[], Part]) -> Part:
-        """Return what `make` made when this was called first with `key`, such as a head that several engines use."""
-        return self.models.once(key, make)
-
     def recorder(self) -> GraphRecorder:
         """Make the recorder that captures and replays graphs on the device."""
         return CudaGraphRecorder(self.device) if self.device.type == "cuda" else TapeRecorder()
 
     def cache(self, plans: Sequence[LayerPlan]) -> PagedKVCache:
         """Make the drafter's cache for layers with these plans, of the engine's pages and slots."""
-        return build_cache(plans, self.limits, self.models, self.run.cache.drafter_dtype)
+        return build_cache(plans, self.limits, self, self.run.cache.drafter_dtype)
 
     def history(self) -> TokenHistory:
         """Make the token history of the engine's slots, for drafters that look drafts up."""
         return TokenHistory(self.limits.num_slots, self.limits.max_seq_len + self.limits.margin + 1, self.device)
 
-    def picker(self, drafter: TrainedDrafterConfig) -> DraftPicker:
+    def picker(self, drafter: WeightsConfig) -> DraftPicker:
         """Make the picker of the drafter's tokens, which also stores confidences if they are used."""
         biased = getattr(self.run.acceptance, "allow_lossy", False)
         is_greedy, confidences = drafter.draft_sampling == DraftSampling.greedy, self.confidences

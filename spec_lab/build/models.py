@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 import torch
 
@@ -19,9 +19,10 @@ from spec_lab.config.choices import KernelsChoice, WeightDtype, Weights
 from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
 from spec_lab.core.file_stamps import file_stamps
-from spec_lab.core.kernel_set import KernelSet, Op
-from spec_lab.core.layer_protocols import AttentionBackend, RopeWrite
+from spec_lab.core.kernel_set import KernelSet
+from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.prompts import NO_ROUNDING, PromptRounding
+from spec_lab.core.tree_protocols import TreeAttentionBackend
 from spec_lab.engine.experts_read import ExpertsRead
 from spec_lab.models.decoder import Decoder
 from spec_lab.models.partition import WHOLE, Partition
@@ -43,24 +44,21 @@ POSITIONS_BEHIND = 2 * 64 + 1
 the pending token of a verify pass, then a block of up to 64 rows."""
 
 
-@dataclass(frozen=True, slots=True)
-class BackendContext:
-    """What `build` of an attention option gets: the run, and the sizes and types that its device settles.
+class Last:
+    """What was made last, which is freed before anything else is made."""
 
-    Attributes:
-        max_positions: the most positions that a sequence may have, with those that a round writes past its end.
-    """
+    def __init__(self) -> None:
+        self._key: Hashable = None
+        self._made: Any = None
 
-    run: Run
-    max_positions: int
-    device: torch.device
-    dtype: torch.dtype
-    kernels: KernelSet
-
-    @property
-    def rope_write(self) -> RopeWrite | None:
-        """Return the kernel that rotates heads and writes KV; None if torch and the backend do."""
-        return self.kernels.get(Op.ROPE_WRITE, None)
+    def once(self, key: Hashable, make: Callable[[], Part]) -> Part:
+        """Return what `make` made when this was last called, if that was with `key`; else make it."""
+        if self._made is None or key != self._key:
+            self._made = None
+            gc.collect()
+            self._made, self._key = make(), key
+        made: Part = self._made
+        return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,21 +66,23 @@ class Models:
     """A loaded target with related parts, which all engines of a run share.
 
     Attributes:
+        backend: of attention; it masks the rows of trees in a run that has one.
         kernels: the run's kernels.
         experts_read: counters for the layers with experts, of the target and the drafter.
         markers: markers of the thinking phase; None if none are given.
         warnings: what the record must say of this run, in sentences; `build` of an option may add to it.
+        heads: the head that engines share.
     """
 
     target: Decoder
-    backend: AttentionBackend
+    backend: TreeAttentionBackend
     kernels: KernelSet
     device: torch.device
     dtype: torch.dtype
     experts_read: ExpertsRead
     markers: ThinkingMarkers | None = None
     warnings: list[str] = field(default_factory=list)
-    _made: dict[Hashable, Any] = field(default_factory=dict)
+    heads: Last = field(default_factory=Last)
 
     @property
     def row_invariant(self) -> bool:
@@ -107,20 +107,13 @@ class Models:
         pack."""
         return self.target.kernels.prompt_rounding if self.row_invariant else NO_ROUNDING
 
-    def with_backend(self, backend: AttentionBackend) -> Models:
+    def with_backend(self, backend: AttentionBackend) -> Self:
         """Return the same target for drafters that attend with another backend; nothing made for them is shared."""
-        return replace(self, backend=backend, _made={})
+        return replace(self, backend=cast(TreeAttentionBackend, backend), heads=Last())
 
     def once(self, key: Hashable, make: Callable[[], Part]) -> Part:
-        """Return what `make` made when this was last called with `key`, or make it: a head that engines share.
-
-        The head that was made before is freed first.
-        """
-        if key not in self._made:
-            self._made.clear()
-            self._made[key] = make()
-        made: Part = self._made[key]
-        return made
+        """Return what `make` made when this was called first with `key`, such as a head that several engines use."""
+        return self.heads.once(key, make)
 
     def beside_target(self, model: Callable[..., Part], config: object, tensors: Mapping[str, torch.Tensor]) -> Part:
         """Make a model from its checkpoint's tensors, with the target's embedding, head and number of positions."""
@@ -178,12 +171,11 @@ def load_models(
         )
     # Positions past the table's last row are clamped to it. A table reaches past the length before a scaling only if
     # sequences do, since its frequencies depend on that (`models.rope`).
-    behind = max(POSITIONS_BEHIND, rows_behind(run))
     ropes = (plan.rope for plan in model_config.layers if plan.rope.scaling in ("dynamic", "longrope"))
     ends = {rope.original_max_position_embeddings for rope in ropes} | {model_config.max_position_embeddings}
-    max_positions = min(end for end in (*ends, max_seq_len + behind) if end >= max_seq_len)
+    max_positions = min(end for end in (*ends, max_seq_len + _behind(run)) if end >= max_seq_len)
     kernels = make_kernels(run.kernels, device, dtype, run.row_invariant)
-    backend = run.attention.build(BackendContext(run, max_positions, device=device, dtype=dtype, kernels=kernels))
+    backend = run.attention.build(run, kernels, max_positions)
     if backend.latent is not None:
         backend.latent.expect(run.batch_size)
     elif any(plan.latent is not None for plan in model_config.layers):
@@ -196,7 +188,7 @@ def load_models(
     target = load_target(model_config, source, backend, max_positions, own)
     models = Models(
         target,
-        backend,
+        cast(TreeAttentionBackend, backend),
         kernels=kernels,
         device=device,
         dtype=dtype,
@@ -207,29 +199,24 @@ def load_models(
     return models
 
 
-class LastModels:
+class LastModels(Last):
     """The models of the last run in this process, so that jobs in a row that use the same files read them once."""
-
-    def __init__(self) -> None:
-        self._key: Hashable = None
-        self._models: Models | None = None
 
     def load(self, run: Run, max_seq_len: int, markers: ThinkingMarkers | None, partition: Partition) -> Models:
         """Return the models of the last run if `load_models` would make the same; else free them, and load others."""
-        behind = max(POSITIONS_BEHIND, rows_behind(run))
         key = (
             run.seed if run.target.weights == Weights.random else None,
             *(repr(run.target), file_stamps([run.target.folder]), repr(run.attention)),
             *(run.kernels, run.device, run.dtype, run.row_invariant),
-            *(run.cache.page_size, run.batch_size, run.sizes is None, max_seq_len, behind, partition),
+            *(run.cache.page_size, run.batch_size, run.sizes is None, max_seq_len, _behind(run), partition),
         )
-        if self._models is None or key != self._key:
-            self._models = self._key = None
-            gc.collect()
-            self._models, self._key = load_models(run, max_seq_len, markers, partition), key
-        target = self._models.target
-        target.num_tokens = target.vocab_size  # a draft model lowers it to the ids that it has
-        return replace(self._models, markers=markers, warnings=[])
+        models = self.once(key, lambda: load_models(run, max_seq_len, markers, partition))
+        models.target.num_tokens = models.target.vocab_size  # a draft model lowers it to the ids that it has
+        return replace(models, markers=markers, warnings=[])
+
+
+def _behind(run: Run) -> int:
+    return max(POSITIONS_BEHIND, rows_behind(run))
 
 
 def _refuse_target(run: Run, target: ModelConfig) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from spec_lab.config.groups import TreeConfig
 from spec_lab.config.option import get
 from spec_lab.config.run import PruneConfig, RecurrentConfig, Run
@@ -14,7 +16,8 @@ def plain_config(run: Run) -> Run:
 
     After the last KV write, its prompt pass computes only the last row, and logits for it alone, as in serving engines.
     """
-    return run.with_parts(
+    return replace(
+        run,
         drafter=get("drafter", "none")(),
         acceptance=get("acceptance", "rejection" if run.sampling.temperature > 0 else "strict")(),
         prune=PruneConfig(prefill="last_row", catchup="none"),
@@ -25,9 +28,9 @@ def plain_config(run: Run) -> Run:
 
 def unpruned_config(run: Run) -> Run:
     """Return the same run without pruning."""
-    return run.with_parts(prune=UNPRUNED)
+    return replace(run, prune=UNPRUNED)
 
 
 def eager_config(run: Run) -> Run:
     """Return the same run without graphs."""
-    return run.with_parts(graph=get("graph", "eager")())
+    return replace(run, graph=get("graph", "eager")())

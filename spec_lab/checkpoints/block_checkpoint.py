@@ -9,9 +9,8 @@ from pathlib import Path
 import torch
 
 from spec_lab.checkpoints.block_config import BlockConfig, HeadSizes
-from spec_lab.checkpoints.block_layouts import BlockLayout, read_block_config
+from spec_lab.checkpoints.block_layouts import read_block_config
 from spec_lab.checkpoints.checkpoint import Names, read_wanted, renamed, stored_tensors
-from spec_lab.checkpoints.checkpoint_files import StoredTensor
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.eagle3_checkpoint import MAPS, read_vocabulary
 from spec_lab.checkpoints.tensor_shapes import Shapes, below, layer_tensor_shapes, norms, weights
@@ -35,7 +34,11 @@ def load_block(
     """
     source = str(folder)
     config, layout = read_block_config(folder, target)
-    stored = _own_tensors(renamed(stored_tensors(folder), NAMES), layout, config)
+    stored = renamed(stored_tensors(folder), NAMES)
+    if layout.drops_tables:  # some training code stores the target's
+        is_whole = config.draft_vocab_size == config.body.vocab_size
+        copies = {"embed_tokens.weight"} | ({"lm_head.weight", *MAPS} if is_whole else set())
+        stored = {name: it for name, it in stored.items() if not (name in copies or name.startswith("verifier_"))}
     vocabulary = read_vocabulary(stored, config.draft_vocab_size, target.vocab_size, device, source)
     if CONFIDENCE in stored:  # config keys for its width vary or are missing
         config = replace(config, confidence_reads=stored[CONFIDENCE].shape[1])
@@ -43,15 +46,6 @@ def load_block(
     optional = tables if config.body.hidden_size == target.hidden_size else ()  # the target's can replace them
     wanted = block_tensor_shapes(config) | tables
     return config, read_wanted(stored, wanted, dtype, device, source, optional) | vocabulary
-
-
-def _own_tensors(stored: dict[str, StoredTensor], layout: BlockLayout, config: BlockConfig) -> dict[str, StoredTensor]:
-    """Return the tensors without the copies of the target's that some training code stores."""
-    if not layout.drops_tables:
-        return stored
-    is_whole = config.draft_vocab_size == config.body.vocab_size
-    copies = {"embed_tokens.weight"} | ({"lm_head.weight", *MAPS} if is_whole else set())
-    return {name: tensor for name, tensor in stored.items() if name not in copies and not name.startswith("verifier_")}
 
 
 def _table_shapes(config: BlockConfig) -> Shapes:

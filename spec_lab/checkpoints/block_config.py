@@ -294,16 +294,3 @@ class BlockConfig:
     def window_of(self, plan: LayerPlan) -> int | None:
         """Return how many of the newest rows of context a row sees in this layer of the body; None for all."""
         return min((limit for limit in (plan.window, self.most_context) if limit is not None), default=None)
-
-
-def default_taps(num_target_layers: int, num_layers: int) -> tuple[Tap, ...]:
-    """Return the default taps: as many as the body has layers, evenly spaced from the output of target layer 1 to that
-    of layer `num_target_layers` - 3.
-
-    A body of one layer taps the middle of the target. A target with few layers has fewer taps.
-    """
-    if num_layers == 1:
-        return (Tap(num_target_layers // 2),)
-    last = num_target_layers - 3
-    outputs = {round(1 + (last - 1) * index / (num_layers - 1)) for index in range(num_layers)}
-    return tuple(Tap(output) for output in sorted(outputs) if 0 <= output < num_target_layers - 1)

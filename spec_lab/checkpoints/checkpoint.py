@@ -10,14 +10,13 @@ from functools import cache
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 
 from spec_lab.checkpoints.checkpoint_files import (
     WHOLE_TENSORS,
     Slices,
     StoredTensor,
     checkpoint_files,
-    few,
-    opened,
     tensors_of,
 )
 from spec_lab.checkpoints.expert_checkpoint import with_experts_of_gpt_oss, with_stacked_experts
@@ -27,7 +26,7 @@ from spec_lab.checkpoints.quantised import with_products_as_stored, with_quantis
 from spec_lab.core.errors import UserError
 
 EMBEDDING = "model.embed_tokens.weight"
-SAME_CHECKPOINT = "take both from the same checkpoint of a supported architecture"
+UNUSED = re.compile(r"rotary_emb\.inv_freq$|\.self_attn\.indexer\.")
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 # These are float32 for every dtype of the run. The first is added to scores, whose differences bfloat16 would lose.
 # The next two determine a state's decay over thousands of rows (SGLang #20741). Sinks join float32 sums.
@@ -114,14 +113,8 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """
     if is_gguf(folder):
         return gguf_tensors(folder)
-    stored: dict[str, StoredTensor] = {}
-    for file in checkpoint_files(folder):
-        stored |= tensors_of(file)
-    needed = {
-        name: tensor
-        for name, tensor in stored.items()
-        if not name.endswith("rotary_emb.inv_freq") and ".self_attn.indexer." not in name
-    }
+    files = (tensors_of(file).items() for file in checkpoint_files(folder))
+    needed = {name: tensor for tensors in files for name, tensor in tensors if not UNUSED.search(name)}
     return with_experts_of_gpt_oss(with_stacked_experts(with_quantised(needed, folder)))
 
 
@@ -173,9 +166,9 @@ def check_tensors(
             f"{piece.name} is {piece.dtype}" for piece in pieces if piece.dtype not in FLOAT_DTYPES
         ],
     }
-    found = [f"{len(names)} {kind}: {few(names)}" for kind, names in complaints.items() if names]
+    found = [f"{len(names)} {kind}: {', '.join(names[:4])}" for kind, names in complaints.items() if names]
     if found:
-        raise UserError(f"{source}: the tensors do not fit its config ({'; '.join(found)}); {SAME_CHECKPOINT}")
+        raise UserError(f"{source}: the tensors do not fit its config ({'; '.join(found)})")
 
 
 def read_tensors(
@@ -190,7 +183,7 @@ def read_tensors(
         UserError: a tensor with values that no model has, such as NaN, in the file or after the cast.
     """
     with ExitStack() as files:
-        opened_file = cache(lambda file: files.enter_context(opened(file)))
+        opened_file = cache(lambda file: files.enter_context(safe_open(file, "pt")))
 
         def read(name: str, tensor: StoredTensor) -> torch.Tensor:
             if tensor.stack:  # meanwhile its experts are in memory up to three times

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import prod
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import torch
 from safetensors import safe_open
 
-from spec_lab.checkpoints.gguf_file import is_gguf, read_head
 from spec_lab.checkpoints.json_input import read_json
 from spec_lab.checkpoints.plan import LayerPlan
 
@@ -62,7 +60,7 @@ class StoredTensor:
         file: its file, or that of its first part; so is `name`.
         shape: shape of the whole tensor, as it is checked against the model's.
         dtype: the safetensors code of what is read, such as BF16; for GGUF F32; for a stack, that of its first piece.
-        parts: the tensors of which `form` makes this one; none if it is read as it is.
+        parts: the tensors of which `form` makes this one; without a form it is read as it is.
         part: the part of it that is read; None is all.
         stack: the tensors that it is made of, if the file has separate ones for each expert. An expert's tensors are
             concatenated by rows, and the experts are stacked.
@@ -95,39 +93,8 @@ class StoredTensor:
         return whole
 
 
-class OpenedGguf:
-    """Reads a GGUF file's tensors as `safe_open` does, each dequantised to float32 by the library."""
-
-    def __init__(self, path: Path) -> None:
-        self._head = read_head(path)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        """Nothing is open between two reads."""
-
-    def get_tensor(self, name: str) -> torch.Tensor:
-        import numpy as np
-        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
-
-        place = self._head.places[name]
-        kind = GGMLQuantizationType(place.code)
-        numbers, num_bytes = GGML_QUANT_SIZES[kind]
-        width = place.shape[-1] // numbers * num_bytes
-        with self._head.path.open("rb") as source:
-            source.seek(self._head.data_start + place.offset)
-            taken = bytearray(source.read(prod(place.shape[:-1]) * width))
-        wide = dequantize(np.frombuffer(taken, dtype=np.uint8).reshape(-1, width), kind)
-        return torch.from_numpy(np.ascontiguousarray(wide, dtype=np.float32)).view(place.shape)
-
-    get_slice = get_tensor
-
-
 def checkpoint_files(folder: Path) -> list[Path]:
     """Return the files of a checkpoint: the single one, or those that the index names."""
-    if is_gguf(folder):
-        return [folder]
     if (folder / SINGLE_FILE).exists():
         return [folder / SINGLE_FILE]
     weight_map = read_json(folder / INDEX_FILE)["weight_map"]
@@ -136,25 +103,9 @@ def checkpoint_files(folder: Path) -> list[Path]:
 
 def tensors_of(file: Path) -> dict[str, StoredTensor]:
     """Return every tensor of one file, from its header."""
-    if is_gguf(file):
-        return {name: StoredTensor(file, name, place.shape, "F32") for name, place in read_head(file).places.items()}
     tensors: dict[str, StoredTensor] = {}
     with safe_open(file, framework="pt", device="cpu") as handle:
         for name in sorted(handle.keys()):
             part = handle.get_slice(name)
             tensors[name] = StoredTensor(file, name, tuple(part.get_shape()), part.get_dtype())
     return tensors
-
-
-def opened(file: Path) -> safe_open | OpenedGguf:
-    """Open the file; its tensors are read on access."""
-    if is_gguf(file):
-        return OpenedGguf(file)
-    return safe_open(file, framework="pt", device="cpu")
-
-
-def few(names: Iterable[str], limit: int = 4) -> str:
-    """Return the first few names and how many more there are, for an error message."""
-    listed = list(names)
-    more = f" and {len(listed) - limit} more" if len(listed) > limit else ""
-    return ", ".join(listed[:limit]) + more

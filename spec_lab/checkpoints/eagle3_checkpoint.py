@@ -28,7 +28,6 @@ from spec_lab.core.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-LAYER_TYPES = ("llama", "qwen3")
 HeadKind = Literal["eagle3", "peagle"]
 NUM_TAPS = 3
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
@@ -126,7 +125,7 @@ def _layer_config(config: Mapping[str, Any], eagle: Mapping[str, Any], wanted: H
         "use_aux_hidden_state": (True,),
         "use_sliding_window": (False,),
         "mla_use_nope": (False,),
-        **({} if is_latent else {"model_type": LAYER_TYPES}),
+        **({} if is_latent else {"model_type": ("llama", "qwen3")}),
         **({"num_hidden_layers": (1,)} if wanted == "eagle3" else {}),
     }
     refuse_values(source, {**config, **eagle, **layer}, supported)
@@ -150,13 +149,8 @@ def _tap_layer_inputs(
     for inputs in found:
         refuse_taps(source, LAYER_IDS, taps_of_inputs(inputs), num_layers, NUM_TAPS)
     if len(found) == 2 and found[0] != found[1]:
-        logger.warning(
-            "%s: %s means the inputs of layers %s inside eagle_config (SGLang: outputs) but %s at the top level "
-            "(vLLM: inputs); the former are used; the acceptance length should confirm this",
-            source,
-            LAYER_IDS,
-            *found,
-        )
+        text = "%s: %s is %s inside eagle_config (counted as inputs) but %s at the top level; the former is used"
+        logger.warning(text, source, LAYER_IDS, *found)
     return (found[0][0], found[0][1], found[0][2]) if found else None
 
 

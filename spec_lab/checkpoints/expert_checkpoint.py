@@ -44,7 +44,7 @@ def with_stacked_experts(stored: Mapping[str, StoredTensor]) -> dict[str, Stored
     for layer, numbered in layers.items():
         experts = [numbered[number] for number in sorted(numbered)]
         whole = [expert for expert in experts if len(expert) == sum(map(len, _STACKS.values()))]
-        complete = [expert for expert in whole if _shapes(expert) == _shapes(whole[0])]
+        complete = [it for it in whole if all(it[part].shape == whole[0][part].shape for part in it)]
         for stack, parts in _STACKS.items() if complete else ():
             pieces = tuple(tuple(expert[part] for part in parts) for expert in complete)
             first, rows = pieces[0][0], sum(piece.shape[0] for piece in pieces[0])
@@ -54,10 +54,6 @@ def with_stacked_experts(stored: Mapping[str, StoredTensor]) -> dict[str, Stored
             for tensor in expert.values():
                 del result[tensor.name]
     return result
-
-
-def _shapes(expert: Mapping[str, StoredTensor]) -> dict[str, tuple[int, ...]]:
-    return {part: tensor.shape for part, tensor in expert.items()}
 
 
 def with_experts_of_gpt_oss(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:

@@ -142,6 +142,10 @@ def read_decoder(keys: Mapping[str, Any], source: str) -> ModelConfig:
     factors, rope = family.factors(config), config.rope_parameters
     # From there on queries are multiplied by a factor of their position (Llama 4, Ministral 3).
     first_scaled = rope["original_max_position_embeddings"] if rope.get("llama_4_scaling_beta") else None
+    gemma4 = None
+    if kind == "gemma4_text":
+        width, cap = config.hidden_size_per_layer_input or 0, config.final_logit_softcapping
+        gemma4 = Gemma4Sizes(config.hidden_size**0.5, cap, width, config.attention_k_eq_v)
     ends = keys.get("eos_token_id", text.get("eos_token_id"))
     return ModelConfig(
         family=family.named or kind,
@@ -153,7 +157,7 @@ def read_decoder(keys: Mapping[str, Any], source: str) -> ModelConfig:
         layers=layers,
         eos_token_ids=tuple(ends) if isinstance(ends, list | tuple) else () if ends is None else (ends,),
         bos_token_id=config.bos_token_id,
-        gemma4=_gemma4_sizes(config) if kind == "gemma4_text" else None,
+        gemma4=gemma4,
         max_dense_positions=get(config, "index_topk", first_scaled),
         factors=tuple(factors.items()),
     )
@@ -238,13 +242,4 @@ def _experts(config: Any, family: Family) -> ExpertSizes:
         shared_gate=bool(one_shared),
         # transformers 5.17 has no such key of gpt-oss, and clamps at 7
         clamp=get(config, "swiglu_limit", 7.0 if config.model_type == "gpt_oss" else None),
-    )
-
-
-def _gemma4_sizes(config: Any) -> Gemma4Sizes:
-    return Gemma4Sizes(
-        embedding_scale=config.hidden_size**0.5,
-        logit_softcap=config.final_logit_softcapping,
-        per_layer_width=config.hidden_size_per_layer_input or 0,
-        keys_are_values=config.attention_k_eq_v,
     )

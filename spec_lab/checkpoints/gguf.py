@@ -8,6 +8,7 @@ is undone here. What stays is the 1 that its norms have added (`ADDED`).
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -15,12 +16,12 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 
-from spec_lab.checkpoints.checkpoint_files import StoredTensor, tensors_of
-from spec_lab.checkpoints.gguf_file import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, GgufFile, read_head
-
-Form = Callable[[torch.Tensor], torch.Tensor]
+from spec_lab.checkpoints.checkpoint_files import StoredTensor
+from spec_lab.checkpoints.gguf_file import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, GgufFile, TensorPlace, read_head
 
 PERMUTED = ("llama",)
 """Architectures for which llama.cpp rotates neighbouring channels of a head rather than its two halves."""
@@ -84,9 +85,12 @@ def gguf_tensors(path: Path) -> dict[str, StoredTensor]:
     The divisors of rotary frequencies, which are not weights, are left out.
     """
     file = read_head(path)
-    forms, stored = _forms(file), tensors_of(path)
-    for name in (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS):
-        stored.pop(name, None)
+    forms = _forms(file)
+    stored = {
+        name: StoredTensor(path, name, place.shape, "F32", form=partial(dequantised, file, place))
+        for name, place in file.places.items()
+        if name not in (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
+    }
     tensors = {}
     for name, tensor in _with_gate_above_up(stored).items():
         found = IN_A_LAYER.fullmatch(name)
@@ -97,15 +101,24 @@ def gguf_tensors(path: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
+def dequantised(file: GgufFile, place: TensorPlace) -> torch.Tensor:
+    """Read a tensor of the file; the library widens it to float32."""
+    kind = GGMLQuantizationType(place.code)
+    numbers, num_bytes = GGML_QUANT_SIZES[kind]
+    width = place.shape[-1] // numbers * num_bytes
+    with file.path.open("rb") as source:
+        source.seek(file.data_start + place.offset)
+        taken = bytearray(source.read(prod(place.shape[:-1]) * width))
+    wide = dequantize(np.frombuffer(taken, dtype=np.uint8).reshape(-1, width), kind)
+    return torch.from_numpy(np.ascontiguousarray(wide, dtype=np.float32)).view(place.shape)
+
+
 def quantizations(path: Path) -> list[str]:
     """Return the quantization types of the file's weights, the one with the most weights first."""
-    from gguf import GGMLQuantizationType
-
-    sizes: dict[str, int] = {}
+    sizes: Counter[str] = Counter()
     for place in read_head(path).places.values():
-        name = GGMLQuantizationType(place.code).name
-        sizes[name] = sizes.get(name, 0) + prod(place.shape)
-    return sorted(sizes, key=lambda name: -sizes[name])
+        sizes[GGMLQuantizationType(place.code).name] += prod(place.shape)
+    return [name for name, _ in sizes.most_common()]
 
 
 def _usual_name(name: str) -> str:
@@ -128,7 +141,7 @@ def _with_gate_above_up(stored: Mapping[str, StoredTensor]) -> dict[str, StoredT
     return result
 
 
-def _forms(file: GgufFile) -> Mapping[str, Form]:
+def _forms(file: GgufFile) -> Mapping[str, Callable[[torch.Tensor], torch.Tensor]]:
     """Return what becomes of a layer's tensors, by their names in the file."""
     sizes: Mapping[str, Any] = file.sizes
     if file.architecture in PERMUTED:

@@ -73,11 +73,20 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
 }
 """The families by llama.cpp's names."""
-READ_KEYS = (
-    "vocab_size", "context_length", "embedding_length", "block_count", "feed_forward_length",
-    "attention.head_count", "attention.head_count_kv", "attention.layer_norm_rms_epsilon", "attention.key_length",
-    "attention.value_length", "rope.dimension_count", "rope.freq_base", "rope.scaling.type", "rope.scaling.factor",
-    "rope.scaling.original_context_length", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
+COMMON: Keys = {
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "max_position_embeddings": "context_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "rope_theta": "rope.freq_base",
+}
+OTHERS_READ = (
+    "vocab_size", "block_count", "attention.value_length", "rope.dimension_count", "rope.scaling.type",
+    "rope.scaling.factor", "rope.scaling.original_context_length", "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
 )  # fmt: skip
 INTERVAL, RECURRENT = "full_attention_interval", "attention.recurrent_layers"
 NOTHING_SAID = ("tensor_data_layout", "rope.scaling.finetuned", "rope.dimension_sections", "ssm.inner_size")
@@ -100,25 +109,20 @@ def gguf_config(path: Path) -> dict[str, Any]:
     sizes = file.sizes
     refuse_values(str(path), file.metadata, {"general.architecture": ARCHITECTURES})
     family = ARCHITECTURES[file.architecture]
-    _refuse_unknown_keys(file, family)
     heads, hidden = sizes["attention.head_count"], sizes["embedding_length"]
-    head_dim = sizes.get("attention.key_length", hidden // heads)
+    usual = {"feed_forward_length": None, "attention.head_count_kv": heads, "rope.freq_base": 10000.0}
+    said = {**usual, "attention.key_length": hidden // heads, **sizes}
+    head_dim = said["attention.key_length"]
+    _refuse_unknown_keys(file, family, head_dim)
     ends = [token for end in ("eos", "eot", "eom") for token in file.ids(f"{end}_token_id")]
     rope = {**_rope_scaling(file), **family.rope}
     if STATES in family.keys.values():  # `rope.dimension_count` may be less than a head
         rope = {"rope_type": "default", **rope, "partial_rotary_factor": sizes["rope.dimension_count"] / head_dim}
     config = {
         "model_type": family.model_type,
+        **{name: said[key] for name, key in COMMON.items()},
         "vocab_size": file.places["token_embd.weight"].shape[0],
-        "hidden_size": hidden,
-        "intermediate_size": sizes.get("feed_forward_length"),
         "num_hidden_layers": sizes["block_count"] - sizes.get("nextn_predict_layers", 0),
-        "num_attention_heads": heads,
-        "num_key_value_heads": sizes.get("attention.head_count_kv", heads),
-        "head_dim": head_dim,
-        "max_position_embeddings": sizes["context_length"],
-        "rms_norm_eps": sizes["attention.layer_norm_rms_epsilon"],
-        "rope_theta": sizes.get("rope.freq_base", 10000.0),
         "rope_scaling": rope or None,
         "tie_word_embeddings": "output.weight" not in file.places,
         "attention_bias": "blk.0.attn_q.bias" in file.places,
@@ -133,12 +137,12 @@ def gguf_config(path: Path) -> dict[str, Any]:
     return config | {name: sizes[key] for name, key in family.keys.items() if key in sizes}
 
 
-def _refuse_unknown_keys(file: GgufFile, family: Architecture) -> None:
+def _refuse_unknown_keys(file: GgufFile, family: Architecture, size: int) -> None:
     """Refuse keys of the architecture that are not read here, since they may change the forward pass. Converters write
-    a zero count for parts that a model does not have."""
+    a zero count for parts that a model does not have. `size` is that of a head."""
     sizes, has_states = file.sizes, STATES in family.keys.values()
-    size = sizes.get("attention.key_length", sizes["embedding_length"] // sizes["attention.head_count"])
-    read = {*READ_KEYS, *NOTHING_SAID, *family.keys.values(), *((INTERVAL, RECURRENT) if has_states else ())}
+    read = {*COMMON.values(), *OTHERS_READ, *NOTHING_SAID, *family.keys.values()}
+    read |= {INTERVAL, RECURRENT} if has_states else set()
     supported: dict[str, tuple[Any, ...]] = dict.fromkeys(sizes.keys() - read, (0, False))
     supported["attention.value_length"] = (size,)
     if not has_states:

@@ -16,9 +16,6 @@ from typing import Any
 
 from spec_lab.checkpoints.json_input import refuse_values
 
-SUFFIX = ".gguf"
-MAGIC = b"GGUF"
-VERSIONS = (2, 3)
 ROPE_FACTORS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 """This tensor is not a weight but holds the divisors of the rotary embedding's frequencies."""
@@ -31,7 +28,7 @@ SCALARS: Mapping[int, str] = {
 
 def is_gguf(path: Path) -> bool:
     """Return whether a checkpoint is a GGUF file: the path has the suffix, and is not a folder."""
-    return path.suffix.lower() == SUFFIX and not path.is_dir()
+    return path.suffix.lower() == ".gguf" and not path.is_dir()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +106,7 @@ def _read_head(path: Path, num_bytes: int, changed: int) -> GgufFile:
             return [text() for _ in range(count)] if of == STRING else numbers(SCALARS[of], count)
 
         said = {"magic": take(4), "version": numbers("I")[0]}
-        refuse_values(str(path), said, {"magic": (MAGIC,), "version": VERSIONS})
+        refuse_values(str(path), said, {"magic": (b"GGUF",), "version": (2, 3)})
         num_tensors, num_keys = numbers("Q", 2)
         metadata = {text(): value(numbers("I")[0]) for _ in range(num_keys)}
         places = {}

@@ -30,8 +30,6 @@ from spec_lab.core.types import NormSide
 
 # Other engines too use the target's embedding and head instead of these copies.
 SKIPPED_COPIES = ("embed_tokens.weight", "shared_head.head.weight")
-LATENT_TENSOR = "self_attn.kv_a_proj_with_mqa.weight"
-QK_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 EXPERT_TENSORS = ("mlp.gate.", "mlp.experts.", "mlp.shared_expert")
 EMBEDDING_NORM = "enorm.weight"
 HIDDEN_NORM = "hnorm.weight"
@@ -108,13 +106,11 @@ class MtpConfig:
 
     Attributes:
         layer: sizes, rope and options of a module's one decoder layer.
-        num_modules: number of modules that the checkpoint's config names; 1 if it names none.
         target_hidden: whether a module reads the target's hidden state before or after the target's final norm.
         recycled_hidden: whether the next draft reads a module's hidden state before or after the module's final norm.
     """
 
     layer: ModelConfig
-    num_modules: int
     target_hidden: NormSide = NormSide.POST_NORM
     recycled_hidden: NormSide = NormSide.POST_NORM
 
@@ -131,14 +127,11 @@ def load_mtp(
             tensors missing, of another shape, not expected or in an unsupported quantization.
     """
     config, source = read_keys(folder), str(folder)
-    decoder, count = text_part(config), num_mtp_modules(config) or 1
+    decoder = text_part(config)
     num_layers, stored = decoder["num_hidden_layers"], stored_tensors(folder)
     layout = find_layout(stored, num_layers)
-    if layout is None or num_modules > count:
-        found = count if layout else 0
-        raise UserError(
-            f"{folder}: has {found} MTP modules, and {num_modules} are needed; use fewer drafts or another drafter.path"
-        )
+    if layout is None or num_modules > (num_mtp_modules(config) or 1):
+        raise UserError(f"{folder}: has fewer MTP modules than the {num_modules} that are needed; use fewer drafts")
     modules = [layout.module(stored, number, num_layers) for number in range(num_modules)]
     layer = _layer_config(decoder, layout, modules[0], source)
     pairs = {
@@ -147,7 +140,7 @@ def load_mtp(
     }
     refuse_other_target(source, pairs)
     shapes = mtp_tensor_shapes(layer)
-    return MtpConfig(layer, count), [read_wanted(own, shapes, dtype, device, source) for own in modules]
+    return MtpConfig(layer), [read_wanted(own, shapes, dtype, device, source) for own in modules]
 
 
 def mtp_tensor_shapes(layer: ModelConfig) -> Shapes:
@@ -171,14 +164,14 @@ def _layer_config(decoder: Mapping[str, Any], layout: MtpLayout, names: Collecti
     refuse_values(source, decoder, {"use_sliding_window": (False,)})
     model_type = decoder.get("model_type")
     if model_type not in FAMILIES:
-        model_type = "deepseek_v3" if LATENT_TENSOR in names else layout.model_type
+        model_type = "deepseek_v3" if "self_attn.kv_a_proj_with_mqa.weight" in names else layout.model_type
     one_layer = {"num_hidden_layers": 1, "layer_types": ["full_attention"], "mlp_layer_types": ["sparse"]}
     layer = read_decoder({**decoder, **one_layer, "model_type": model_type}, source)
     plan = replace(
         layer.only_layer,
         qkv_bias="self_attn.q_proj.bias" in names,
         o_bias="self_attn.o_proj.bias" in names,
-        qk_norm=layer.only_layer.qk_norm or any(name in names for name in QK_NORMS),
+        qk_norm=layer.only_layer.qk_norm or "self_attn.q_norm.weight" in names,
         experts=layer.only_layer.experts if any(name.startswith(EXPERT_TENSORS) for name in names) else None,
     )
     return replace(layer, layers=(plan,))

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from math import prod
 from typing import Literal
 
 RopeScaling = Literal["none", "linear", "dynamic", "llama3", "proportional", "yarn", "longrope"]
-STATE_ITEM_SIZE = 4
-"""Bytes of a state element. The state is always float32, since in bfloat16 its errors would accumulate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,19 +86,6 @@ class DeltaNetSizes:
     def state_shape(self) -> tuple[int, int, int]:
         """Return the shape of the state after one row: a matrix from keys to values for each value head."""
         return self.num_value_heads, self.key_head_dim, self.value_head_dim
-
-    def checkpoint_bytes(self, num_rows: int, item_size: int) -> int:
-        """Return the bytes of one request's slot in a layer if a state is stored for each of `num_rows` verify rows."""
-        return num_rows * prod(self.state_shape) * STATE_ITEM_SIZE + self._window_bytes(num_rows, item_size)
-
-    def replay_bytes(self, num_rows: int, item_size: int) -> int:
-        """Return the bytes of the slot if it has one state and the updates by `num_rows` verify rows."""
-        of_row = self.key_size + self.num_value_heads * (self.value_head_dim + 2)
-        numbers = prod(self.state_shape) + num_rows * of_row
-        return numbers * STATE_ITEM_SIZE + self._window_bytes(num_rows, item_size)
-
-    def _window_bytes(self, num_rows: int, item_size: int) -> int:
-        return (self.history + num_rows - 1) * self.conv_size * item_size
 
 
 @dataclass(frozen=True, slots=True)

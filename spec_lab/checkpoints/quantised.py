@@ -29,17 +29,13 @@ from spec_lab.core.errors import UserError
 
 PLAIN = frozenset({"F64", "F32", "F16", "BF16", "I64", "BOOL"})
 """The types of tensors in a checkpoint that is not quantised."""
-PARTS = frozenset(
-    {"weight", "weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_global_scale"}
-    | {"qweight", "qzeros", "scales", "g_idx"}
-)
+OF_SCALES = {"weight_scale", "scales"}
+"""The parts that every quantised matrix has one of."""
 NUMBERS = ("weight", "weight_scale", "weight_zero_point")
 NOT_OF_WEIGHTS = (".input_scale", ".output_scale", ".input_global_scale", ".input_zero_point", ".k_scale", ".v_scale")
 FORMATS = ("pack-quantized", "float-quantized", "int-quantized", "naive-quantized", "nvfp4-pack-quantized")
 METHODS = ("compressed-tensors", "awq", "gptq", "fp8")
 OF_GPT_OSS = "mxfp4"
-
-STRATEGIES = ("tensor", "channel", "group", "tensor_group", "block")
 Shape = tuple[int, ...]
 
 
@@ -104,14 +100,14 @@ def with_quantised(stored: Mapping[str, StoredTensor], folder: Path) -> dict[str
     modules: dict[str, dict[str, StoredTensor]] = {}
     for name, tensor in result.items():
         module, _, part = name.rpartition(".")
-        if part in PARTS:
-            modules.setdefault(module, {})[part] = tensor
+        modules.setdefault(module, {})[part] = tensor
     for module, parts in modules.items():
-        form = _form_of(module, options, source) if len(parts) > 1 else None
-        if form is not None and (used := [parts[part] for part in form.parts if part in parts])[1:]:
+        if OF_SCALES & parts.keys():
+            form, name = _form_of(module, options, source), f"{module}.weight"
+            used = [parts[part] for part in form.parts if part in parts]
             for tensor in used:
                 del result[tensor.name]
-            shape, name = form.shape(*(tensor.shape for tensor in used)), f"{module}.weight"
+            shape = form.shape(*(tensor.shape for tensor in used))
             result[name] = used[0].made(form.widen, *used[1:], name=name, shape=shape, dtype="BF16")
     return result
 
@@ -196,7 +192,8 @@ def _of_group(group: Mapping[str, Any], options: Mapping[str, Any], source: str)
         "transform_config": options.get("transform_config") or None,
     }
     refuse_values(source, others, {"format": FORMATS, "sparsity_config.format": ("dense",), "transform_config": ()})
-    refuse_values(source, weights, {"actorder": (False, "weight", "static"), "strategy": STRATEGIES})
+    strategies = "tensor", "channel", "group", "tensor_group", "block"
+    refuse_values(source, weights, {"actorder": (False, "weight", "static"), "strategy": strategies})
     of_groups = f"in groups of {size}" if size > 0 else f"by {weights.get('strategy') or 'tensor'}"
     name = f"{form} {weights['type']}{bits} {of_groups}"
     if form == "nvfp4-pack-quantized":

@@ -8,17 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from spec_lab.checkpoints.block_checkpoint import block_tensor_shapes
-from spec_lab.checkpoints.block_config import (
-    HEADS,
-    BlockConfig,
-    ConvSizes,
-    HeadKind,
-    HeadSizes,
-    MarkovForm,
-    SlotReading,
-    Slots,
-    default_taps,
-)
+from spec_lab.checkpoints.block_config import HEADS, BlockConfig, ConvSizes, HeadKind, MarkovForm, SlotReading, Slots
 from spec_lab.checkpoints.checkpoint import run_dtype
 from spec_lab.checkpoints.checkpoint_files import WHOLE_TENSORS, Slices, kept_part
 from spec_lab.checkpoints.config import ModelConfig
@@ -26,6 +16,7 @@ from spec_lab.checkpoints.eagle3_checkpoint import Eagle3Config, eagle3_tensor_s
 from spec_lab.checkpoints.gemma4_assistant_checkpoint import TOKEN_ORDERING, AssistantConfig, assistant_tensor_shapes
 from spec_lab.checkpoints.mtp_checkpoint import MtpConfig, mtp_tensor_shapes
 from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
+from spec_lab.checkpoints.taps import default_taps
 from spec_lab.core.errors import UserError
 
 SCALE = 0.02
@@ -122,7 +113,7 @@ def random_mtp(
     layer = replace(target, layers=(replace(last, window=None, kv_owner=None),))
     shapes = mtp_tensor_shapes(layer)
     modules = [random_tensors(shapes, dtype, device, seed + module) for module in range(num_modules)]
-    return MtpConfig(layer, num_modules), modules
+    return MtpConfig(layer), modules
 
 
 def random_assistant(
@@ -156,25 +147,21 @@ class BlockParts:
     topk: int = 16
     form: MarkovForm = MarkovForm.vanilla
 
-    def head_sizes(self, target: ModelConfig) -> HeadSizes:
-        """Return the sizes of the head, for a target's vocabulary."""
-        rank, head = self.rank, next(head for head in HEADS if head.kind == self.head)
-        sizes = {
-            "rank": rank,
-            "topk": min(self.topk, target.vocab_size),
-            "form": self.form,
-            "state_size": 4 * rank,
-            "hidden_size": 2 * rank,
-            "factor_size": rank,
-        }
-        return head(**{name: size for name, size in sizes.items() if name in head.keys})
-
 
 def random_block_config(target: ModelConfig, parts: BlockParts) -> BlockConfig:
     """Return the config of a drafter whose body has plain layers of full attention, as wide as the target's."""
     group = next(size for size in (16, 8, 4, 2, 1) if target.hidden_size % size == 0)
     reads = target.hidden_size + (parts.rank if parts.head == HeadKind.markov else 0)
     layers = (_plain_layer(target),) * parts.num_layers
+    rank, head = parts.rank, next(head for head in HEADS if head.kind == parts.head)
+    sizes = {
+        "rank": rank,
+        "topk": min(parts.topk, target.vocab_size),
+        "form": parts.form,
+        "state_size": 4 * rank,
+        "hidden_size": 2 * rank,
+        "factor_size": rank,
+    }
     body = replace(target, family="qwen3", layers=layers, gemma4=None, max_dense_positions=None)
     return BlockConfig(
         body=body,
@@ -183,7 +170,7 @@ def random_block_config(target: ModelConfig, parts: BlockParts) -> BlockConfig:
         taps=default_taps(target.num_layers, parts.num_layers),
         target_hidden_size=target.hidden_size,
         mask_token_id=target.vocab_size - 1,
-        head=parts.head_sizes(target),
+        head=head(**{name: size for name, size in sizes.items() if name in head.keys}),
         draft_vocab_size=target.vocab_size,
         conv=ConvSizes(group_size=group) if parts.conv else None,
         confidence_reads=reads if parts.confidence else 0,

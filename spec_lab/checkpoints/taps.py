@@ -51,3 +51,16 @@ def refuse_taps(source: str, key: str, taps: Sequence[Tap], num_layers: int, cou
 def taps_of_inputs(layer_inputs: Iterable[int]) -> tuple[Tap, ...]:
     """Return the taps that are the inputs of these layers."""
     return tuple(Tap(layer - 1) for layer in layer_inputs)
+
+
+def default_taps(num_target_layers: int, num_layers: int) -> tuple[Tap, ...]:
+    """Return the default taps: as many as the body has layers, evenly spaced from the output of target layer 1 to that
+    of layer `num_target_layers` - 3.
+
+    A body of one layer taps the middle of the target. A target with few layers has fewer taps.
+    """
+    if num_layers == 1:
+        return (Tap(num_target_layers // 2),)
+    last = num_target_layers - 3
+    outputs = {round(1 + (last - 1) * index / (num_layers - 1)) for index in range(num_layers)}
+    return tuple(Tap(output) for output in sorted(outputs) if 0 <= output < num_target_layers - 1)

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from functools import partial
+from operator import attrgetter, ge, gt, le
 from typing import Any
 
 from spec_lab.config.choices import CacheDtype, Dtype, KernelsChoice, WeightDtype
-from spec_lab.config.option import VALUES, Part, options
-from spec_lab.config.run import Run
+from spec_lab.config.option import VALUES, get
+from spec_lab.config.run import GROUPS, Run
 from spec_lab.core.errors import UserError
 from spec_lab.core.ranks import ranks
 
-WORDS = {"least": "at least", "most": "at most", "above": "above"}
-"""The bounds of a knob, in words."""
+WITHIN = {"at least": ge, "at most": le, "above": gt}
+"""The bounds of a knob. NaN is within none."""
 
 
 def admit(run: Run) -> Run:
@@ -28,13 +30,12 @@ def admit(run: Run) -> Run:
 
 
 def problems(run: Run) -> Iterator[str]:
-    """Yield everything that speaks against a run: bounds, the options' own checks, and what cannot be combined."""
+    """Yield everything that speaks against a run: bounds, the options' own checks, missing files, and what cannot be
+    combined."""
     yield from out_of_bounds(run)
-    for field in dataclasses.fields(run):
-        part = getattr(run, field.name)
-        if isinstance(part, Part):
-            yield from part.check(run)
-    for check in (_values, _rules, _trees, _offers, _graphs, _kernels, _ranks):
+    for group in GROUPS:
+        yield from getattr(run, group).check(run)
+    for check in (_missing, _rules, _trees, _offers, _graphs, _kernels, _ranks):
         yield from check(run)
 
 
@@ -45,23 +46,20 @@ def out_of_bounds(config: Any, prefix: str = "") -> Iterator[str]:
         if dataclasses.is_dataclass(value):
             yield from out_of_bounds(value, f"{name}.")
             continue
-        bounds = {side: bound for side in WORDS if (bound := field.metadata.get(side)) is not None}
+        bounds = field.metadata.get("bounds", {})
         numbers = [number for number in (value if isinstance(value, list) else [value]) if type(number) in (int, float)]
-        if not all(_within(number, **bounds) for number in numbers):
-            yield f"{name}={value} must be {' and '.join(f'{WORDS[side]} {bound}' for side, bound in bounds.items())}"
+        if not all(WITHIN[word](number, bound) for number in numbers for word, bound in bounds.items()):
+            yield f"{name}={value} must be {' and '.join(f'{word} {bound}' for word, bound in bounds.items())}"
 
 
-def _within(number: float, least: float | None = None, most: float | None = None, above: float | None = None) -> bool:
-    # Not the negations of the opposite comparisons, which would let NaN pass.
-    return (least is None or number >= least) and (most is None or number <= most) and (above is None or number > above)
-
-
-def _values(run: Run) -> Iterator[str]:
-    """The knobs whose values are options have one that is registered."""
-    for group in VALUES:
-        part, _, key = group.partition(".")
-        if (value := getattr(getattr(run, part), key)) not in options(group):
-            yield f"{group}={value} is not registered; use one of {', '.join(options(group))}"
+def _missing(run: Run) -> Iterator[str]:
+    """The files that options read are there, and so are the options that knobs name."""
+    files = [partial(getattr(run, group).files, run) for group in GROUPS]
+    for look in (*files, *(partial(get, group, attrgetter(group)(run)) for group in VALUES)):
+        try:
+            look()
+        except UserError as error:
+            yield str(error)
 
 
 def lossless_rule(run: Run) -> str:
@@ -138,16 +136,11 @@ def _graphs(run: Run) -> Iterator[str]:
     drafter = run.drafter
     if run.record.topk > 0 and graph.captures:
         yield f"record.topk={run.record.topk} reads rows between the stages of graph={graph.name}; use graph=eager"
-    needs_host = {
-        f"drafter={drafter.name}": drafter.drafts_on_host,
-        f"drafter.plan={drafter.plan}": drafter.plan != "none",
-    }
-    for knob in (knob for knob, is_set in needs_host.items() if is_set):
-        if getattr(graph, "rounds_per_replay", 1) > 1:
-            yield (
-                f"{knob} needs the host before every round, but graph.rounds_per_replay={graph.rounds_per_replay} runs "
-                "rounds without it; use graph.rounds_per_replay=1"
-            )
+    if run.fewer_drafts is not None and getattr(graph, "rounds_per_replay", 1) > 1:
+        yield (
+            f"{run.fewer_drafts} needs the host before every round, but graph.rounds_per_replay="
+            f"{graph.rounds_per_replay} runs rounds without it; use graph.rounds_per_replay=1"
+        )
     if drafter.drafts_on_host and getattr(graph, "overlap", False):
         yield f"drafter={drafter.name} needs tokens that graph.overlap=true reads late; use graph.overlap=false"
     if getattr(graph, "prompts", False) and (

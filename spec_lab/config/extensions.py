@@ -11,33 +11,18 @@ from importlib import import_module, metadata
 from pathlib import Path
 from types import ModuleType
 
-from spec_lab.core.errors import UserError
-
 ENTRY_POINTS = "spec_lab.extensions"
 """The group under which an installed package names its module."""
 
 
 def load_options(extensions: Iterable[str] = ()) -> list[ModuleType]:
-    """Register the lab's own options, and those of installed and named extensions; return the extensions' modules.
-
-    Raises:
-        UserError: there is no module of such a name.
-    """
+    """Register the lab's own options, and those of installed and named extensions; return the extensions' modules."""
     import_module("spec_lab.options")
     installed = [point.value for point in metadata.entry_points(group=ENTRY_POINTS)]
-    return [_imported(name) for name in dict.fromkeys([*installed, *extensions])]
+    return [import_module(name) for name in dict.fromkeys([*installed, *extensions])]
 
 
-def _imported(name: str) -> ModuleType:
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name == name:
-            raise UserError(f"extensions: there is no module {name}; put its folder on PYTHONPATH") from error
-        raise
-
-
-def conf_folder(module: ModuleType) -> Path | None:
-    """Return the `conf/` folder of an extension that is a package; None if there is none."""
-    folders = [Path(folder) / "conf" for folder in getattr(module, "__path__", [])]
-    return next((folder.resolve() for folder in folders if folder.is_dir()), None)
+def conf_folders(extensions: Iterable[ModuleType]) -> list[Path]:
+    """Return the folders `conf/` of those extensions that are packages and have one."""
+    folders = [Path(folder) / "conf" for module in extensions for folder in getattr(module, "__path__", [])]
+    return [folder.resolve() for folder in folders if folder.is_dir()]

@@ -6,28 +6,26 @@ know of an option without asking for its name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from omegaconf import MISSING
 
-from spec_lab.config.choices import DraftSampling, Unusable, WeightDtype, Weights
+from spec_lab.config.choices import Unusable, WeightDtype, Weights
 from spec_lab.config.option import Part, knob, option
 from spec_lab.core.errors import UserError
 
 if TYPE_CHECKING:
     from spec_lab.acceptance.deterministic import DraftJudge
     from spec_lab.build.lab import Lab, RuleFacts
-    from spec_lab.build.models import BackendContext
     from spec_lab.config.run import Run
+    from spec_lab.core.kernel_set import KernelSet
     from spec_lab.core.layer_protocols import AttentionBackend
     from spec_lab.core.protocols import AcceptanceRule, Drafter
     from spec_lab.core.types import Request
     from spec_lab.drafters.growth import TreeShape
     from spec_lab.engine.graphs.mode import GraphMode
-    from spec_lab.engines.plan import EnginePlan, Refusal
     from spec_lab.record.recorder import Sink
     from spec_lab.workloads.tokenizer import Tokenizer
 
@@ -61,11 +59,8 @@ class TargetConfig(Part):
         """The folder of the checkpoint, or its GGUF file; UserError if there is none."""
         raise NotImplementedError
 
-    def check(self, run: Run) -> Iterator[str]:
-        try:
-            assert self.folder
-        except UserError as error:
-            yield str(error)
+    def files(self, run: Run) -> list[Path]:
+        return [self.folder]
 
 
 @dataclass
@@ -110,16 +105,6 @@ class DrafterConfig(Part):
     def rows_written(self, run: Run) -> int:
         """Return how many positions past the last token a round may write."""
         return 2 * self.num_draft_tokens
-
-
-@dataclass
-class TrainedDrafterConfig(DrafterConfig):
-    """The keys that every drafter with weights has."""
-
-    notes_confidence: ClassVar[bool] = True
-
-    path: str | None = knob(None, "folder of the drafter's weights; null is the one shipped for the target")
-    draft_sampling: DraftSampling = knob(DraftSampling.greedy, "how drafts are picked")
 
 
 @dataclass
@@ -226,8 +211,9 @@ class AttentionConfig(Part):
 
     name: str = MISSING
 
-    def build(self, context: BackendContext) -> AttentionBackend:
-        """Make the backend, which all engines of a run share."""
+    def build(self, run: Run, kernels: KernelSet, max_positions: int) -> AttentionBackend:
+        """Make the backend, which all engines of a run share. No sequence has more than `max_positions`, with those
+        that a round writes past its end."""
         raise NotImplementedError
 
 
@@ -293,12 +279,3 @@ class EngineConfig(Part):
     """Whether a finished job stands for another one of the same configuration and files."""
 
     name: str = "lab"
-
-    @property
-    def weights(self) -> list[Path]:
-        """The files that it reads in place of the target's and the drafter's."""
-        return []
-
-    def plan(self, run: Run) -> EnginePlan | Refusal | None:
-        """Return what another engine is asked for, or why it cannot do the run; None if the lab itself decodes."""
-        return None

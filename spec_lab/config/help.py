@@ -8,8 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from spec_lab.config.checks import WORDS
-from spec_lab.config.option import VALUES, options
+from spec_lab.config.option import VALUES, default_of, options
 from spec_lab.config.run import GROUPS, Run
 
 USAGE = """python -m spec_lab KEY=VALUE ...       one run; -m for a sweep over comma-separated values
@@ -49,8 +48,8 @@ def help_text(folders: Sequence[Path], groups: Sequence[str] = ()) -> str:
 
 
 def _line(key: str, field: dataclasses.Field[Any]) -> str:
-    default = field.default_factory() if callable(field.default_factory) else field.default
-    bounds = [f"{word} {field.metadata[side]}" for side, word in WORDS.items() if field.metadata.get(side) is not None]
+    default = default_of(field)
+    bounds = [f"{word} {bound}" for word, bound in field.metadata.get("bounds", {}).items()]
     values = options(key) if key in VALUES else type(default) if isinstance(default, StrEnum) else ()
     told = ", ".join(f"{value} ({more})" if (more := getattr(value, "help", "")) else value for value in values)
     shown = "" if default is dataclasses.MISSING or dataclasses.is_dataclass(default) else f" [{default}]"

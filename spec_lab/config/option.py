@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import Field, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
 
 from spec_lab.core.errors import UserError
@@ -30,23 +31,26 @@ if TYPE_CHECKING:
 Class = TypeVar("Class", bound=type)
 VALUES = ("drafter.plan", "prune.prefill", "prune.catchup", "workload.checker")
 """Groups whose options are the values of one knob. They have no knobs and no YAML file."""
+BOUNDS = {"least": "at least", "most": "at most", "above": "above"}
 
 _options: dict[str, dict[str, type[Any]]] = {}
 
 
-def knob(
-    default: Any,
-    explanation: str,
-    *,
-    least: float | None = None,
-    most: float | None = None,
-    above: float | None = None,
-) -> Any:
-    """Make a field with its line in `--help` and its bounds; in a list the bounds are those of each number."""
-    metadata = {"help": explanation, "least": least, "most": most, "above": above}
-    if isinstance(default, (list, dict)):
-        return field(default_factory=lambda: default.copy(), metadata=metadata)
+def knob(default: Any, explanation: str, **bounds: float) -> Any:
+    """Make a field with its line in `--help`. Of a class an instance is the default.
+
+    Args:
+        bounds: `least`, `most` and `above`; in a list they are those of each number.
+    """
+    metadata = {"help": explanation, "bounds": {BOUNDS[side]: bound for side, bound in bounds.items()}}
+    if isinstance(default, (list, dict, type)):
+        return field(default_factory=default if isinstance(default, type) else default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+def default_of(knob: Field[Any]) -> Any:
+    """Return the default of a knob; MISSING if it has none."""
+    return knob.default_factory() if callable(knob.default_factory) else knob.default
 
 
 class Part:
@@ -55,6 +59,11 @@ class Part:
     def check(self, run: Run) -> Iterator[str]:
         """Yield a line with knob and remedy for each reason why `run`, which chose this option, cannot work."""
         yield from ()
+
+    def files(self, run: Run) -> list[Path]:
+        """Return the files and folders that `run` reads for this option. A UserError refuses the run."""
+        path = getattr(self, "path", None)
+        return [] if path is None else [Path(path)]
 
 
 @dataclass_transform()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, get_type_hints
 
 from omegaconf import MISSING
 
@@ -21,26 +20,37 @@ from spec_lab.config.groups import (
     TreeSizes,
     WorkloadConfig,
 )
-from spec_lab.config.option import Part, knob
+from spec_lab.config.option import Part, knob, option
 
 
-@dataclass
+@option("prune", "none")
 class PruneConfig(Part):
-    """prune=none|prefill|post_attention|catchup. The options only set the two knobs, which can also be set directly."""
+    """prune=none: every row goes through every layer. The other options set the two knobs otherwise."""
+
+    name: str = "none"
 
     prefill: str = knob("all_rows", "prompt rows that go on past the KV write")
     catchup: str = knob("none", "where the catch-up step drops the verified rows whose outputs nobody needs")
 
 
-@dataclass
-class SamplingConfig:
-    """The sampling of tokens; temperature 0 is greedy."""
+@option("sampling", "greedy")
+class SamplingConfig(Part):
+    """sampling=greedy: takes the likeliest token every time."""
+
+    name: str = "greedy"
 
     temperature: float = knob(0.0, "0 is greedy decoding", least=0)
     top_k: int | None = knob(None, "sample from the top_k likeliest tokens; null is all of them", least=1)
     top_p: float | None = knob(
         None, "sample from the smallest set of tokens with this probability; null is all of them", above=0, most=1
     )
+
+
+@option("sampling", "sampled")
+class Sampled(SamplingConfig):
+    """Samples from the target's distribution, at temperature 1."""
+
+    temperature: float = knob(1.0, "0 is greedy decoding", least=0)
 
 
 @dataclass
@@ -124,16 +134,12 @@ class Run:
     workload: WorkloadConfig = knob(MISSING, "the prompts")
     sampling: SamplingConfig = knob(MISSING, "how the target samples")
     logger: LoggerConfig = knob(MISSING, "where the records go")
-    tree: TreeConfig = field(
-        default_factory=TreeConfig, metadata={"help": "whether a round's drafts are a chain or a tree"}
-    )
-    engine: EngineConfig = field(
-        default_factory=EngineConfig, metadata={"help": "what decodes: the lab, or another engine beside it"}
-    )
-    recurrent: RecurrentConfig = field(default_factory=RecurrentConfig, metadata={"help": "layers that keep a state"})
-    cache: CacheConfig = field(default_factory=CacheConfig, metadata={"help": "the paged KV cache"})
-    record: RecordConfig = field(default_factory=RecordConfig, metadata={"help": "what is recorded besides"})
-    study: StudyConfig = field(default_factory=StudyConfig, metadata={"help": "what a study's runs show"})
+    tree: TreeConfig = knob(TreeConfig, "whether a round's drafts are a chain or a tree")
+    engine: EngineConfig = knob(EngineConfig, "what decodes: the lab, or another engine beside it")
+    recurrent: RecurrentConfig = knob(RecurrentConfig, "layers that keep a state")
+    cache: CacheConfig = knob(CacheConfig, "the paged KV cache")
+    record: RecordConfig = knob(RecordConfig, "what is recorded besides")
+    study: StudyConfig = knob(StudyConfig, "what a study's runs show")
     size: str = knob("small", "small or full, which studies read")
     name: str = knob("run", "first part of the name of the run's folder")
     seed: int = knob(0, "seed of everything random")
@@ -186,13 +192,6 @@ class Run:
             return f"drafter.plan={self.drafter.plan}"
         return f"drafter={self.drafter.name}" if self.drafter.drafts_on_host else None
 
-    def with_parts(self, **parts: Any) -> Run:
-        """Return the same run with other parts."""
-        return dataclasses.replace(self, **parts)
 
-
-GROUPS = (
-    *("target", "drafter", "acceptance", "prune", "graph"),
-    *("attention", "workload", "sampling", "logger", "tree", "engine"),
-)
+GROUPS = tuple(name for name, kind in get_type_hints(Run).items() if isinstance(kind, type) and issubclass(kind, Part))
 """The groups of which a run chooses an option."""

@@ -4,14 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import ClassVar, Protocol
 
 import torch
 
 from spec_lab.core.prompts import LiveRows
-from spec_lab.core.pruning import Drop
 from spec_lab.core.rows import rows_at
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide
+
+
+class Drop(Enum):
+    """The place, behind a layer's KV write, where the layer drops the rows that nobody reads.
+
+    The catch-up step of `drafters.block_context` only writes KV. There AFTER_LAYER means that rejected rows are written
+    too.
+    """
+
+    NOTHING = auto()
+    AFTER_LAYER = auto()
+    AFTER_ATTENTION = auto()
+    BEFORE_ATTENTION = auto()
+    EVERYTHING = auto()
+
+    @property
+    def is_inside(self) -> bool:
+        """Return whether rows are dropped inside the layer: all of them, or all but the live ones."""
+        return self not in (Drop.NOTHING, Drop.AFTER_LAYER)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import torch
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.types import AttentionMetadata
 
-MultiplyHeads = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, "torch.Tensor | None", "torch.Tensor | None"], None]
+MultiplyHeads = Callable[[torch.Tensor, torch.Tensor, "torch.Tensor | None", "torch.Tensor | None"], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class LatentKernels:
     write: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float], None]
     turn: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
     multiply: MultiplyHeads
-    absorb_and_write: Callable[..., None]
+    absorb_and_write: Callable[..., torch.Tensor]
     max_head_rows: int
 
 

@@ -23,7 +23,7 @@ class MetadataMover(Protocol):
         ...
 
 
-RopeWrite = Callable[..., None]
+RopeWrite = Callable[..., torch.Tensor]
 """One kernel that rotates queries and keys, and writes K and V: `spec_kernels.rope_write`. It can first norm heads."""
 
 

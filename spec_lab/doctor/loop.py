@@ -150,7 +150,7 @@ def _check_random(subject: Subject) -> Finding:
 
 
 def _generate(subject: Subject, drafter: DrafterConfig, requests: list[Request]) -> list[RequestRecord]:
-    return subject.engine(subject.of_spine.with_parts(drafter=drafter)).generate(requests).requests
+    return subject.engine(dataclasses.replace(subject.of_spine, drafter=drafter)).generate(requests).requests
 
 
 def _divergences(subject: Subject, records: list[RequestRecord]) -> tuple[int, int]:

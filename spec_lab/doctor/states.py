@@ -146,7 +146,7 @@ def check_states(subject: Subject) -> Finding:
 def _worst_difference(subject: Subject, teacher: TeacherForcing, mistake: Mistake | None = None) -> tuple[float, int]:
     """Decode one request, with `mistake` hidden. Return the largest difference, and the number of rounds."""
     drafter = get("drafter", "random")(num_draft_tokens=subject.num_draft_tokens)
-    engine = subject.engine(eager_config(subject.config).with_parts(drafter=drafter))
+    engine = subject.engine(dataclasses.replace(eager_config(subject.config), drafter=drafter))
     most = subject.num_draft_tokens
     # With a mistake and K > 1, no round accepts all drafts: the row after the last one is outside the cache.
     script = (most, 0, 1, most, most - 1) if mistake is None else (most - 1, 0, 1, most - 1)

@@ -65,7 +65,7 @@ class Subject:
         if sizes is None:
             return self.config
         drafter = dataclasses.replace(self.config.drafter, num_draft_tokens=sizes.spine)
-        return self.config.with_parts(drafter=drafter, tree=TreeConfig())
+        return dataclasses.replace(self.config, drafter=drafter, tree=TreeConfig())
 
     @property
     def drafter_folder(self) -> Path:
@@ -118,7 +118,8 @@ def strict_greedy(run: Run) -> Run:
     """Return the same run with greedy drafts, all K of them in every round, strict greedy acceptance, and a look by the
     host after each round."""
     every_draft = {"draft_sampling": DraftSampling.greedy, "plan": "none"}
-    return run.with_parts(
+    return dataclasses.replace(
+        run,
         drafter=_changed(run.drafter, every_draft),
         graph=_changed(run.graph, {"rounds_per_replay": 1}),
         acceptance=get("acceptance", "strict")(),

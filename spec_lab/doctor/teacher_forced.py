@@ -16,7 +16,7 @@ import torch
 
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.build.caches import build_cache
-from spec_lab.build.engine import DrafterMaker, prune_policy
+from spec_lab.build.engine import DrafterMaker
 from spec_lab.build.lab import Lab
 from spec_lab.build.references import unpruned_config
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, PagedKVCache
@@ -142,14 +142,8 @@ class TeacherForcedDrafts:
         subject = self._subject
         run = unpruned_config(subject.of_spine)
         seeds = SlotSeeds(1, run.seed, self._device)
-        return Lab(
-            run,
-            subject.reference,
-            self._limits,
-            prune_policy(run, subject.reference.backend),
-            seeds,
-            self._texts[text].cache,
-        )
+        cache = self._texts[text].cache
+        return Lab.of(subject.reference, run=run, limits=self._limits, seeds=seeds, target_cache=cache)
 
     def _drafts(self, drafter: Drafter[Any], loop_round: LoopRound, features: torch.Tensor | None) -> torch.Tensor:
         """Return the drafts [num_draft_tokens] after the first `kv_len` tokens and the pending token."""

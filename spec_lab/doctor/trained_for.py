@@ -28,8 +28,10 @@ def check_precision(evidence: Evidence) -> Finding:
     if (weights, keys) == (WeightDtype.auto, CacheDtype.auto):
         return does_not_apply(PRECISION_CHECK, "the run rounds neither the target's weights nor its keys and values")
     wide = load_subject(
-        run.with_parts(
-            target=replace(run.target, weight_dtype=WeightDtype.auto), cache=replace(run.cache, dtype=CacheDtype.auto)
+        replace(
+            run,
+            target=replace(run.target, weight_dtype=WeightDtype.auto),
+            cache=replace(run.cache, dtype=CacheDtype.auto),
         )
     )
     stored = gather(wide, run_loop(wide))

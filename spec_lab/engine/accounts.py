@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from spec_lab.core.kept import Drop
 from spec_lab.core.origins import round_origins
-from spec_lab.core.pruning import Drop, LayerRows
 from spec_lab.core.results import RequestRecord, RoundRecord, RowCounts
 from spec_lab.core.types import FinishReason, Sequence
 from spec_lab.engine.graphs.mode import GraphMode
@@ -212,9 +212,11 @@ class RoundAccounts:
         requirements = drafter.requirements
         num_rows = result.num_rows if settled.round.num_catchup_rows is None else settled.round.num_catchup_rows
         passes = requirements.rows_of_passes(num_rows) if num_rows else ()
-        by_pass = [LayerRows.of(self.catchup(padded), padded, padded * rows) for rows in passes]
+        drop = self.catchup(padded)
+        attending = sum(padded if drop is Drop.BEFORE_ATTENTION else padded * rows for rows in passes)
+        going_on = sum(padded if drop.is_inside else padded * rows for rows in passes)
         if requirements.counts_catchup and num_rows:
-            by_pass = [LayerRows(*[drafter.count_catchup(result.num_emitted, num_rows)] * 3)]
+            attending = going_on = drafter.count_catchup(result.num_emitted, num_rows)
         # A draft step runs for the whole batch, padding included; of a tree all rows but the root hold a draft.
         if self.tree_rows is None:
             num_drafted = padded * settled.round.num_drafted + settled.num_looked_up
@@ -226,9 +228,9 @@ class RoundAccounts:
             drafted=num_drafted,
             offered=num_offered,
             verified=padded * settled.round.num_verified,
-            catchup_attention=sum(rows.attention for rows in by_pass),
-            catchup_output=sum(rows.output for rows in by_pass),
-            catchup_mlp=sum(rows.mlp for rows in by_pass),
+            catchup_attention=attending,
+            catchup_output=going_on,
+            catchup_mlp=going_on,
             catchup_live=len(passes) * len(sequences),
         )
 

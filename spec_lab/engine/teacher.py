@@ -8,13 +8,12 @@ from dataclasses import dataclass
 import torch
 
 from spec_lab.core.errors import UserError
-from spec_lab.core.kept import ALL_ROWS, Kept, LastPromptRow
+from spec_lab.core.kept import ALL_ROWS, Drop, Kept, LastPromptRow
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, PagedKVCache
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.passes import Pass
 from spec_lab.core.prompts import NO_ROUNDING, LiveRows, PromptRounding, PromptSpan
 from spec_lab.core.protocols import Target
-from spec_lab.core.pruning import Drop
 from spec_lab.core.ragged import build_metadata
 from spec_lab.core.types import AttentionMetadata, FeatureSpec
 from spec_lab.engine.pages import PageTable

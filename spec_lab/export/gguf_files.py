@@ -15,9 +15,9 @@ import gguf
 import numpy as np
 import torch
 
-from spec_lab.checkpoints.checkpoint_files import OpenedGguf
 from spec_lab.checkpoints.eagle3_checkpoint import Eagle3Config, default_tap_layer_inputs, load_eagle3
 from spec_lab.checkpoints.families import read_model_config
+from spec_lab.checkpoints.gguf import dequantised
 from spec_lab.checkpoints.gguf_config import llama3_divisor
 from spec_lab.checkpoints.gguf_file import ROPE_FACTORS, GgufFile, is_gguf, read_head
 from spec_lab.checkpoints.plan import RopeConfig
@@ -55,8 +55,7 @@ def target_parts(file: GgufFile) -> tuple[dict[str, Any], Tensors]:
     """Return the keys of a file but for those that say how it is stored, and its tensors in float32."""
     written_by_us = ("general.architecture", "general.file_type", "general.quantization_version", "general.alignment")
     keys = {key: value for key, value in file.metadata.items() if key not in written_by_us}
-    read = OpenedGguf(file.path).get_tensor
-    return keys, {place.name: (place.shape, partial(read, place.name)) for place in file.places.values()}
+    return keys, {place.name: (place.shape, partial(dequantised, file, place)) for place in file.places.values()}
 
 
 def write_eagle3(path: Path, folder: Path, target: Path) -> None:

@@ -22,29 +22,21 @@ MOST_STEPS = 16
 target."""
 
 
-def near_tie_tolerance(dtype: torch.dtype, top_logit: float) -> float:
-    """Return the largest distance of a token's logit below the top logit at which rounding of logits can still make it
-    the argmax.
+def tie_tolerance(dtype: torch.dtype, top_logit: float, noise: float = 0.0) -> float:
+    """Return how far a token's logit may be below the top logit so that rounding can still make it the argmax.
 
     In float32 it is 1e-4; products of four rows and of one row differ by about 1e-6. In 16-bit types the logits
     themselves are rounded, to eps * |logit|. The tolerance is two such steps, which is coarse, so the audit is weak.
+
+    There every layer rounds the residual stream too, which changes margins by `noise`. So forwards with different
+    numbers of rows differ by more than the rounding steps of a logit. With any kernels, 1 % of the pocket target's
+    margins differ from float32's by more than two steps (docs/log/lossless_bf16.md). The tolerance is then a multiple
+    of the noise, up to `MOST_STEPS`.
     """
-    return FLOAT32_TIE if dtype == torch.float32 else 2 * torch.finfo(dtype).eps * abs(top_logit)
-
-
-def noise_tolerance(dtype: torch.dtype, top_logit: float, noise: float) -> float:
-    """Return the same tolerance if values before the logits are rounded too, which changes margins by `noise`.
-
-    In 16-bit types every layer rounds the residual stream. So forwards with different numbers of rows differ by more
-    than the rounding steps of a logit. With any kernels, 1 % of the pocket target's margins differ from float32's by
-    more than `near_tie_tolerance` (docs/log/lossless_bf16.md). The result is the larger of the two tolerances, up to
-    `MOST_STEPS`. In float32 it is `near_tie_tolerance`.
-    """
-    logits_alone = near_tie_tolerance(dtype, top_logit)
     if dtype == torch.float32:
-        return logits_alone
-    most = MOST_STEPS * torch.finfo(dtype).eps * abs(top_logit)
-    return max(logits_alone, min(NOISE_SPREAD * noise, most))
+        return FLOAT32_TIE
+    step = torch.finfo(dtype).eps * abs(top_logit)
+    return max(2 * step, min(NOISE_SPREAD * noise, MOST_STEPS * step))
 
 
 def audit(
@@ -111,15 +103,12 @@ class _Judge:
         """Return the divergence, which is a near-tie only if the emitted token is within rounding of plain
         decoding's."""
         gap, top_logit = choice.gaps[index], choice.top_logits[index]
-        is_tie = gap < near_tie_tolerance(self.dtype, top_logit) or self._is_noise(record, gap, top_logit)
+        is_tie = gap < tie_tolerance(self.dtype, top_logit)
+        if not is_tie and self.dtype != torch.float32:
+            if self.noise is None:
+                self.noise = self.teacher.margin_noise([*record.prompt_ids, *record.output_ids])
+            is_tie = gap < tie_tolerance(self.dtype, top_logit, self.noise)
         return Divergence(index=index, margin=choice.margins[index], kind="near_tie" if is_tie else "bug")
-
-    def _is_noise(self, record: RequestRecord, gap: float, top_logit: float) -> bool:
-        if self.dtype == torch.float32:
-            return False
-        if self.noise is None:
-            self.noise = self.teacher.margin_noise([*record.prompt_ids, *record.output_ids])
-        return gap < noise_tolerance(self.dtype, top_logit, self.noise)
 
 
 def _ends_where_it_should(record: RequestRecord, eos_token_ids: frozenset[int]) -> bool:

@@ -31,7 +31,7 @@ from spec_lab.measure.audit import audit
 from spec_lab.measure.engine_pass import EnginePass, timed_pass
 from spec_lab.measure.lab import MAIN, LoadedRun, default_num_threads, load_lab
 from spec_lab.measure.runner import identity, in_turns, offered_requests, request_rows, warmup_requests
-from spec_lab.options.engines import engine_file
+from spec_lab.options.engines import OtherEngine, engine_file
 from spec_lab.record import models
 from spec_lab.record.metric import Measured
 from spec_lab.record.models import Divergence
@@ -68,7 +68,7 @@ class Beside:
         Raises:
             UserError: a prompt has what engines are not told, or needs answers of the lab.
         """
-        plain = plain_config(config).with_parts(engine=EngineConfig(), references=[])
+        plain = dataclasses.replace(plain_config(config), engine=EngineConfig(), references=[])
         if config.record.audit:
             lab = load_lab(plain, last=last)
             target = lab.models.target
@@ -99,13 +99,16 @@ def record_engine_run(config: Run, choices: dict[str, str], folder: Path, last: 
         UserError: the engine cannot be started, or has no files that it reads.
         Breakdown: the engine failed later.
     """
+    assert isinstance(config.engine, OtherEngine)
     plan = config.engine.plan(config)
     assert isinstance(plan, EnginePlan), "refused before"
     print("loading prompts and weights ...", file=sys.stderr, flush=True)
     beside = Beside.load(config, last)
     with ExitStack() as open_:
         engines = _started(config, plan, beside, folder, open_)
-        known = identity(config, beside.device, beside.dtype, num_threads_of(config, beside))
+        known = identity(
+            config, beside.device, beside.dtype, num_threads_of(config, beside), has_weights=beside.lab is not None
+        )
         told = {"engine": config.engine.name, "engine_version": engines[MAIN].version, "notes": plan.notes}
         info = begun(dataclasses.asdict(config), choices, **{**known, **told})
         recorder = open_.enter_context(Recorder.open(folder, info, config.logger.sinks()))

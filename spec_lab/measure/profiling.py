@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import gzip
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 from torch.autograd.profiler import profile, record_function
@@ -34,8 +34,10 @@ class ProfiledRounds(WatchedRounds):
         super().__init__(num_skipped, num_launches)
         self._profiler = profiler
 
-    def span(self, name: str) -> AbstractContextManager[Any]:
-        return record_function(STAGE_PREFIX + name)
+    @contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        with record_function(STAGE_PREFIX + name):
+            yield
 
     def _start(self) -> None:
         if torch.cuda.is_initialized():
@@ -53,6 +55,8 @@ def profile_rounds(engine: Engine, requests: list[Request], num_rounds: int, fol
     On a CPU the kernels are torch operators. The time of one leaves out the operators that it calls. Launches are
     counted in a separate pass.
     """
+    if num_rounds == 0:
+        return RoundProfile([], {})
     on_gpu = engine.parts.slots.kv_lens.device.type == "cuda"
     # The one of torch.profiler imports torch's compiler when it starts, which takes over a second.
     profiler = profile(use_device="cuda" if on_gpu else None, use_kineto=True)

@@ -23,14 +23,14 @@ from spec_lab.config.choices import KernelsChoice, WeightDtype, Weights
 from spec_lab.config.extensions import load_options
 from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
-from spec_lab.core.results import GenerationResult, GraphCounts, RequestRecord
+from spec_lab.core.results import GenerationResult, RequestRecord
 from spec_lab.core.types import Request
 from spec_lab.measure.answers import check_answers, note_unread
 from spec_lab.measure.audit import audit
 from spec_lab.measure.company import Company
 from spec_lab.measure.lab import MAIN, LoadedRun, load_lab, plain_engine
 from spec_lab.measure.memory import MemoryWatch
-from spec_lab.measure.profiling import RoundProfile, profile_rounds
+from spec_lab.measure.profiling import profile_rounds
 from spec_lab.measure.trajectory import fitting, record_verify_rows
 from spec_lab.measure.world import World, world_of
 from spec_lab.record import models
@@ -104,7 +104,9 @@ def _measure(lab: LoadedRun, info: models.Run, recorder: Recorder, memory: Memor
         divergences = _audit(lab, passes, progress)
         rows = {name: request_rows(lab, name, of[0].requests, divergences or {}) for name, of in passes.items()}
         recorder.requests(rows[MAIN])
-        profile = _profile(lab, recorder.folder, progress)
+        progress.set_description("profiling")
+        batch = lab.requests[: config.batch_size]
+        profile = profile_rounds(lab.engines[MAIN], batch, config.profile_rounds, recorder.folder)
         _keep_verify_rows(lab, records, recorder.folder, progress)
     measured = {name: Measured(rows[name], of, of[0].num_draft_tokens) for name, of in passes.items()}
     main = dataclasses.replace(
@@ -232,27 +234,18 @@ def _timed_pass(
     engine = lab.engines[name]
     before = dataclasses.replace(engine.graph.counts)
     result = engine.generate(offered, on_finish=end)
-    is_planned = engine.rounds.plan is not None  # it captures a shape when it first chooses it
-    check_replayed(before, result, must_replay=name == MAIN and lab.config.graph.captures, may_capture=is_planned)
-    lab.world.require_agreement(result, lab.models.device)
-    return result
-
-
-def check_replayed(before: GraphCounts, result: GenerationResult, must_replay: bool, may_capture: bool = False) -> None:
-    """Raise RuntimeError if a timed pass captured graphs, or ran rounds eagerly that were to be replayed.
-
-    `before`: the counts at the start of the pass; they accumulate over passes.
-
-    `must_replay` is false for references: with graph.verify=false a reference may have nothing to capture.
-    """
-    graph = result.graph
-    if graph.captures > before.captures and not may_capture:
+    graph, num_replays = result.graph, result.graph.replays - before.replays
+    # A plan captures a shape when it first chooses it.
+    if graph.captures > before.captures and engine.rounds.plan is None:
         raise RuntimeError(f"graph={graph.mode} captured a graph in a timed pass, which warm-up should have done")
-    num_replays = graph.replays - before.replays
+    # With graph.verify=false a reference may have nothing to capture.
+    must_replay = name == MAIN and lab.config.graph.captures
     if must_replay and num_replays * graph.rounds_per_replay < len(result.rounds):
         raise RuntimeError(
             f"graph={graph.mode} replayed {num_replays} times in {len(result.rounds)} rounds; use graph=eager"
         )
+    lab.world.require_agreement(result, lab.models.device)
+    return result
 
 
 def _audit(
@@ -309,14 +302,6 @@ def _thinking_spans(lab: LoadedRun, record: RequestRecord) -> list[tuple[int, in
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
-def _profile(lab: LoadedRun, folder: Path, progress: tqdm) -> RoundProfile:
-    if lab.config.profile_rounds == 0:
-        return RoundProfile([], {})
-    progress.set_description("profiling")
-    batch = lab.requests[: lab.config.batch_size]
-    return profile_rounds(lab.engines[MAIN], batch, lab.config.profile_rounds, folder)
-
-
 def _keep_verify_rows(lab: LoadedRun, records: list[RequestRecord], folder: Path, progress: tqdm) -> None:
     config, engine = lab.config, lab.engines[MAIN]
     topk = config.record.topk
@@ -328,17 +313,19 @@ def _keep_verify_rows(lab: LoadedRun, records: list[RequestRecord], folder: Path
     save_verify_rows(folder, rows)
 
 
-def identity(config: Run, device: torch.device, dtype: torch.dtype, num_threads: int) -> dict[str, Any]:
-    """Return what decodes, on which machine: fields of the record."""
+def identity(
+    config: Run, device: torch.device, dtype: torch.dtype, num_threads: int, has_weights: bool = True
+) -> dict[str, Any]:
+    """Return what decodes, on which machine: fields of the record. Without `has_weights` the target's are elsewhere."""
     is_random, path = config.target.weights == Weights.random, config.target.folder
-    word = str(dtype).removeprefix("torch.")
+    word, stored = str(dtype).removeprefix("torch."), stored_types(path) if has_weights and not is_random else None
     return {
         "target": Target(
             name=config.target.name,
-            digest=target_digest(path, config.seed if is_random else None),
+            digest=target_digest(path, config.seed if is_random else None) if has_weights else None,
             template=NO_TEMPLATE if is_random else template_digest(path),
             dtype=word,
-            weights=weights_in_words(config.target.weight_dtype, word, None if is_random else stored_types(path)),
+            weights=weights_in_words(config.target.weight_dtype, word, stored) if has_weights else None,
         ),
         "machine": machine_of(
             str(device),
@@ -347,7 +334,7 @@ def identity(config: Run, device: torch.device, dtype: torch.dtype, num_threads:
             extensions=origins(load_options(config.extensions)),
             register_file=register_file() if config.kernels == KernelsChoice.native else None,
         ),
-        "sampling": dataclasses.asdict(config.sampling),
+        "sampling": {key: value for key, value in dataclasses.asdict(config.sampling).items() if key != "name"},
         "thinking": config.workload.thinking,
     }
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
+from spec_lab.engine.timing import HostTimer
 
 NUM_SKIPPED_ROUNDS = 2
 
 
-class WatchedRounds:
-    """A `StageTimer` that watches `num_launches` launches after the first `num_skipped`, or fewer if a request ends. A
+class WatchedRounds(HostTimer):
+    """A timer that watches `num_launches` launches after the first `num_skipped`, or fewer if a request ends. A
     launch may have several rounds.
 
     It watches from the start of the first of them to the start of the launch after the last. So reads are counted once
@@ -25,9 +26,8 @@ class WatchedRounds:
         num_replays: graph replays in them.
     """
 
-    spans = None
-
     def __init__(self, num_skipped: int, num_launches: int) -> None:
+        super().__init__()
         self.num_rounds = 0
         self.num_replays = 0
         self._watched = range(num_skipped, num_skipped + num_launches)
@@ -53,32 +53,10 @@ class WatchedRounds:
             yield
 
     @contextmanager
-    def unmarked(self) -> Iterator[None]:
-        yield
-
-    @contextmanager
-    def inner_round(self, index: int) -> Iterator[None]:
-        yield
-
-    def span(self, name: str) -> AbstractContextManager[Any]:
-        """Enclose a stage."""
-        return nullcontext()
-
-    def reading(self) -> AbstractContextManager[Any]:
-        return self.span("readback")
-
-    @contextmanager
-    def capture(self) -> Iterator[list[Any]]:
-        yield []
-
-    @contextmanager
     def replay(self, name: str, marks: list[Any]) -> Iterator[None]:
         self.num_replays += self._is_watching
         with self.span(f"replay {name}"):
             yield
-
-    def collect(self, spans: None, num_rounds: int = 1) -> list[dict[str, float]]:
-        return [{} for _ in range(num_rounds)]
 
     def _start(self) -> None:
         """Begin to watch."""

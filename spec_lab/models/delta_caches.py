@@ -35,8 +35,8 @@ class StateEachRowSlots:
     `MambaSpec.num_speculative_blocks`).
 
     Attributes:
-        states: [num_slots + 1, N, num_value_heads, key_head_dim, value_head_dim] float32. After a prompt, the state
-            is that of row 0.
+        states: [num_slots + 1, N, num_value_heads, key_head_dim, value_head_dim] float32, since errors would
+            accumulate in bfloat16. After a prompt, the state is that of row 0.
     """
 
     def __init__(

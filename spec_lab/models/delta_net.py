@@ -29,7 +29,7 @@ def build_delta_net(
     partition: Partition = WHOLE,
     kernels: KernelSet = TORCH_FORMS,
 ) -> GatedDeltaNet:
-    """Build a delta net from tensors below `prefix`, with the names of Qwen3.5 (`delta_net_checkpoint`)."""
+    """Build a delta net from tensors below `prefix`, with the names of Qwen3.5 (`checkpoints.tensor_shapes`)."""
     inputs = [tensors[f"{prefix}in_proj_{name}.weight"] for name in ("qkv", "z", "b", "a")]
     log_rate, time_bias = tensors[f"{prefix}A_log"], tensors[f"{prefix}dt_bias"]
     assert log_rate.dtype == time_bias.dtype == torch.float32

@@ -9,9 +9,9 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
+from spec_lab.core.kept import Drop
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.passes import Pass
-from spec_lab.core.pruning import Drop
 from spec_lab.core.types import AttentionMetadata, StartedDraft, VerifiedRound
 from spec_lab.models.layer_stack import Layer
 from spec_lab.models.linear import Linear

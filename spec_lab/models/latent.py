@@ -132,7 +132,7 @@ class LatentAttention:
 @dataclass(slots=True, kw_only=True)
 class FusedLatentAttention(LatentAttention):
     """Latent attention with kernels that norm, rotate and write. For a few rows, kernels also multiply by each head's
-    maps. Each kernel writes its results into tensors that it is given."""
+    maps."""
 
     kernels: LatentKernels
 
@@ -145,9 +145,7 @@ class FusedLatentAttention(LatentAttention):
         if is_unfolded or not 0 < len(queries) <= self.kernels.max_head_rows:
             return super().written_and_attended(queries, projected, at)
         heads = queries.unflatten(-1, (-1, self.sizes.query_width))
-        absorbed = heads.new_empty((*heads.shape[:2], self.sizes.row_width))
-        self.kernels.absorb_and_write(
-            absorbed,
+        absorbed = self.kernels.absorb_and_write(
             heads,
             self.key_map,
             *at.rotary.flat,
@@ -162,22 +160,20 @@ class FusedLatentAttention(LatentAttention):
 
     def absorb(self, heads: torch.Tensor, rotary: RotaryRows) -> torch.Tensor:
         sizes = self.sizes
-        queries = heads.new_empty((*heads.shape[:2], sizes.row_width))
         cos, signed_sin = rotary.flat
         if 0 < len(heads) <= self.kernels.max_head_rows:
-            self.kernels.multiply(queries, heads, self.key_map, cos, signed_sin)
-            return queries
+            return self.kernels.multiply(heads, self.key_map, cos, signed_sin)
+        queries = heads.new_empty((*heads.shape[:2], sizes.row_width))
         plain, latents = heads[..., : sizes.qk_nope_head_dim], queries[..., : sizes.kv_lora_rank]
         torch.bmm(plain.transpose(0, 1), self.key_map, out=latents.transpose(0, 1))
         self.kernels.turn(queries, heads, cos, signed_sin)
         return queries
 
     def values(self, latents: torch.Tensor) -> torch.Tensor:
-        values = latents.new_empty((*latents.shape[:2], self.sizes.v_head_dim))
         if 0 < len(latents) <= self.kernels.max_head_rows:
-            self.kernels.multiply(values, latents, self.value_map, None, None)
-        else:
-            torch.bmm(latents.transpose(0, 1), self.value_map, out=values.transpose(0, 1))
+            return self.kernels.multiply(latents, self.value_map, None, None)
+        values = latents.new_empty((*latents.shape[:2], self.sizes.v_head_dim))
+        torch.bmm(latents.transpose(0, 1), self.value_map, out=values.transpose(0, 1))
         return values
 
 

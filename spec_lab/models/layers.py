@@ -67,12 +67,11 @@ class FusedRopeAndWrite:
     norms_values: bool = False
 
     def __call__(self, heads: torch.Tensor, at: Pass) -> torch.Tensor:
-        queries = heads.new_empty(heads.shape[0], self.num_heads, heads.shape[2])
         kv, powers = (at.cache.kv, at.cache.powers) if self.num_kv_heads else (None, None)
         read = heads[:, : self.num_heads + 2 * self.num_kv_heads]
-        slots, norm = at.metadata.slot_mapping, self.norm_weight
-        self.rope_write(queries, kv, read, *at.rotary.flat, slots, norm, self.eps, self.norms_values, powers=powers)
-        return queries
+        places = *at.rotary.flat, at.metadata.slot_mapping
+        norm = self.norm_weight, self.eps, self.norms_values
+        return self.rope_write(self.num_heads, kv, read, *places, *norm, powers)
 
 
 @dataclass(slots=True)

@@ -8,9 +8,9 @@ import torch
 
 from spec_kernels.native import forwards as native
 from spec_kernels.native.parts import NativeProduct
+from spec_lab.core.kept import Drop
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.passes import Pass
-from spec_lab.core.pruning import Drop
 from spec_lab.core.types import AttentionMetadata, StartedDraft, VerifiedRound
 from spec_lab.models.draft_parts import DraftLayers
 from spec_lab.models.layer_stack import LayerStack

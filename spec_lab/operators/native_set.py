@@ -23,9 +23,9 @@ from spec_kernels.native.parts import NativeLayer, NativeLayerParts, NativeNorm
 from spec_kernels.native.rounds import catchup_places, commit_rows, extend_and_look_up, strict_accept
 from spec_lab.attention.native_backend import NativeAttention
 from spec_lab.checkpoints.plan import LayerPlan
+from spec_lab.core.kept import Drop
 from spec_lab.core.kernel_set import KernelSet, Op
 from spec_lab.core.passes import Pass
-from spec_lab.core.pruning import Drop
 from spec_lab.models.draft_parts import DraftLayers, HeadLayer, Likeliest
 from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.layer_stack import Layer, LayerStack, Stack

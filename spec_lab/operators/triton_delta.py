@@ -9,7 +9,7 @@ import torch
 from spec_kernels.delta_chunks import CHUNK, delta_chunks
 from spec_kernels.delta_inputs import delta_inputs
 from spec_kernels.delta_kept import keep_delta_rows
-from spec_kernels.delta_rule import delta_replay, delta_rule
+from spec_kernels.delta_rule import Rows, delta_replay, delta_rule
 from spec_kernels.gated_norm import gated_norm
 from spec_lab.checkpoints.plan import DeltaNetSizes
 from spec_lab.core.recurrent_cache import ConvWindows, RecurrentRows
@@ -33,10 +33,9 @@ class MixedRows:
     strength: torch.Tensor
     model_dtype: torch.dtype
 
-    def new_outputs(self) -> torch.Tensor:
-        """Allocate the rule's outputs."""
-        shape = (*self.log_decay.shape, self.sizes.value_head_dim)
-        return torch.empty(shape, dtype=torch.float32, device=self.mixed.device)
+    def given(self, slots: RecurrentRows) -> Rows:
+        """Return what the rule's kernels read of the rows."""
+        return self.mixed, self.log_decay, self.strength, slots.slot_ids, slots.committed
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +46,7 @@ class TritonDeltaSteps:
 
     def inputs(self, projected: torch.Tensor, windows: ConvWindows, slots: RecurrentRows) -> MixedRows:
         weights, sizes = self.weights, self.weights.sizes
-        shape = projected.shape[:2]
-
-        def empty(width: int) -> torch.Tensor:
-            return torch.empty((*shape, width), dtype=torch.float32, device=projected.device)
-
-        rows = MixedRows(
-            sizes, empty(sizes.conv_size), empty(sizes.num_value_heads), empty(sizes.num_value_heads), projected.dtype
-        )
-        delta_inputs(
-            rows.mixed,
-            rows.log_decay,
-            rows.strength,
+        rows = delta_inputs(
             windows.inputs,
             projected,
             weights.conv_weight,
@@ -70,12 +58,10 @@ class TritonDeltaSteps:
             sizes.key_head_dim,
             slots.is_prompt,
         )
-        return rows
+        return MixedRows(sizes, *rows, projected.dtype)
 
     def gated(self, outputs: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        normed = torch.empty(outputs.shape, dtype=gate.dtype, device=gate.device)
-        gated_norm(normed, outputs, gate, self.weights.norm_weight, self.weights.eps)
-        return normed
+        return gated_norm(outputs, gate, self.weights.norm_weight, self.weights.eps)
 
 
 class TritonStateCheckpoints(StateEachRowSlots):
@@ -95,30 +81,9 @@ class TritonReplayedUpdates(OneStateSlots):
         return _run(self.states.unsqueeze(1), rows, slots)
 
     def verify(self, rows: MixedRows, slots: RecurrentRows) -> torch.Tensor:
-        outputs = rows.new_outputs()
-        delta_replay(
-            outputs,
-            self.states,
-            rows.mixed,
-            rows.log_decay,
-            rows.strength,
-            slots.slot_ids,
-            slots.committed,
-            self.keys,
-            self.values,
-            self.log_decay,
-            self.strength,
-        )
-        keep_delta_rows(
-            self.keys,
-            self.values,
-            self.log_decay,
-            self.strength,
-            rows.mixed,
-            rows.log_decay,
-            rows.strength,
-            slots.slot_ids,
-        )
+        kept, given = (self.keys, self.values, self.log_decay, self.strength), rows.given(slots)
+        outputs = delta_replay(self.states, *given, *kept)
+        keep_delta_rows(*kept, *given[:4])
         return outputs
 
 
@@ -128,20 +93,7 @@ def _run(states: torch.Tensor, rows: MixedRows, slots: RecurrentRows) -> torch.T
     A prompt of at least one chunk in 16 bits is run in chunks, as products in TF32, which rounds no more than 16 bits
     do. Other rows are run one by one, so that a short prompt of up to 16 rows has the same bits as in verify.
     """
-    outputs, heads = rows.new_outputs(), rows.sizes.num_key_heads
-    is_long = slots.is_prompt and outputs.shape[1] >= CHUNK
-    if is_long and rows.model_dtype != torch.float32:
-        delta_chunks(outputs, states, rows.mixed, rows.log_decay, rows.strength, slots.slot_ids, slots.committed, heads)
-    else:
-        delta_rule(
-            outputs,
-            states,
-            rows.mixed,
-            rows.log_decay,
-            rows.strength,
-            slots.slot_ids,
-            slots.committed,
-            heads,
-            slots.is_prompt,
-        )
-    return outputs
+    given, heads = rows.given(slots), rows.sizes.num_key_heads
+    if slots.is_prompt and rows.mixed.shape[1] >= CHUNK and rows.model_dtype != torch.float32:
+        return delta_chunks(states, *given, heads)
+    return delta_rule(states, *given, heads, slots.is_prompt)

@@ -22,11 +22,9 @@ class FusedDraftInput:
     plain: DraftInput
 
     def __call__(self, token_ids: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        num_rows, size = hidden.shape
-        out = hidden.new_empty(num_rows, 2 * size)
         embedding, first, second = self.plain.embedding, self.plain.embedding_norm, self.plain.hidden_norm
-        draft_input(out, token_ids, embedding, first.weight, first.eps, hidden, second.weight, second.eps)
-        return out, out[:, size:]
+        out = draft_input(token_ids, embedding, first.weight, first.eps, hidden, second.weight, second.eps)
+        return out, out[:, hidden.shape[1] :]
 
 
 class FusedLikeliest:
@@ -46,27 +44,16 @@ class FusedLikeliest:
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         if hidden.shape[0] > self._max_rows:
             return self._plain(hidden)
-        return self._launch(hidden, None)
+        return self._launch(hidden, False)[0]
 
     def with_probability(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if hidden.shape[0] > self._max_rows:
             return self._plain.with_probability(hidden)
-        probabilities = torch.empty(hidden.shape[0], dtype=torch.float32, device=hidden.device)
-        return self._launch(hidden, probabilities), probabilities
+        return self._launch(hidden, True)
 
-    def _launch(self, hidden: torch.Tensor, probabilities: torch.Tensor | None) -> torch.Tensor:
-        tokens = torch.empty(hidden.shape[0], dtype=torch.int64, device=hidden.device)
-        likeliest(
-            tokens,
-            hidden,
-            self._weight,
-            self._arrivals,
-            self._norm_weight,
-            self._eps,
-            self._plain.token_map,
-            probabilities,
-        )
-        return tokens
+    def _launch(self, hidden: torch.Tensor, weighed: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        token_map = self._plain.token_map
+        return likeliest(hidden, self._weight, self._arrivals, self._norm_weight, self._eps, token_map, weighed)
 
 
 class TritonClusters:
@@ -82,14 +69,12 @@ class TritonClusters:
         self._arrivals = torch.zeros(MAX_ROWS, dtype=torch.int32, device=plain.rows.device)
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        plain, num_rows = self._plain, hidden.shape[0]
-        if num_rows > MAX_ROWS:
+        plain = self._plain
+        if hidden.shape[0] > MAX_ROWS:
             return plain(hidden)
-        tokens = torch.empty(num_rows, dtype=torch.int64, device=hidden.device)
-        likeliest_in_clusters(
-            tokens, hidden, plain.centroids(hidden), plain.rows, plain.token_ids, self._arrivals, plain.num_chosen
+        return likeliest_in_clusters(
+            hidden, plain.centroids(hidden), plain.rows, plain.token_ids, self._arrivals, plain.num_chosen
         )
-        return tokens
 
     def with_probability(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self._plain.with_probability(hidden)

@@ -76,13 +76,11 @@ class TritonExperts:
 
         With up to 16 rows, `shared` may be given, and its output is added too.
         """
-        out = rows.new_empty(rows.shape)
         expert_ids = routing.expert_ids.contiguous()
         activation = ACTIVATIONS[self._activation]
         if 0 < len(rows) <= MAX_INVARIANT_ROWS:
             gate_up, down = (None, None) if shared is None else (shared.gate_up, shared.down)
-            few_experts(
-                out,
+            return few_experts(
                 rows,
                 self._gate_up,
                 self._down,
@@ -94,10 +92,8 @@ class TritonExperts:
                 self._arrivals,
                 activation,
             )
-        else:
-            assert shared is None, "for many rows the shared expert runs separately"
-            routed_experts(out, rows, self._gate_up, self._down, expert_ids, routing.weights, activation, stream)
-        return out
+        assert shared is None, "for many rows the shared expert runs separately"
+        return routed_experts(rows, self._gate_up, self._down, expert_ids, routing.weights, activation, stream)
 
 
 class TritonRouter:
@@ -116,33 +112,20 @@ class TritonRouter:
 
     def __call__(self, rows: torch.Tensor) -> Routing:
         if len(rows) <= MAX_ROUTED_ROWS:
-            return self._route(rows, None, None, 0.0)
-        logits = self._many_logits(rows.float())
-        routing = self._empty(rows)
-        choose_experts(routing.expert_ids, routing.weights, logits, self._bias, *self._options())
-        return routing
+            return self.of_few(rows, None, 0.0)[0]
+        return Routing(*choose_experts(self._many_logits(rows.float()), self._bias, *self._options()))
 
-    def of_few(self, stream: torch.Tensor, norm_weight: torch.Tensor, eps: float) -> tuple[Routing, torch.Tensor]:
-        """Apply an RMSNorm to up to 64 rows; return the choice for the normed rows, and the normed rows."""
-        normed = torch.empty_like(stream)
-        return self._route(stream, normed, norm_weight, eps), normed
+    def of_few(
+        self, stream: torch.Tensor, norm_weight: torch.Tensor | None, eps: float
+    ) -> tuple[Routing, torch.Tensor]:
+        """Apply an RMSNorm to up to 64 rows, if there is one; return the choice for the normed rows, and these."""
+        *routing, normed = route(stream, norm_weight, eps, self._weight, self._bias, self._arrivals, *self._options())
+        return Routing(*routing), normed
 
-    def _route(
-        self, rows: torch.Tensor, normed: torch.Tensor | None, norm_weight: torch.Tensor | None, eps: float
-    ) -> Routing:
-        routing = self._empty(rows)
-        gate, bias, arrivals, options = self._weight, self._bias, self._arrivals, self._options()
-        route(routing.expert_ids, routing.weights, normed, rows, norm_weight, eps, gate, bias, arrivals, *options)
-        return routing
-
-    def _empty(self, rows: torch.Tensor) -> Routing:
-        shape = (len(rows), self._sizes.num_chosen)
-        weights = torch.empty(shape, dtype=torch.float32, device=rows.device)
-        return Routing(torch.empty(shape, dtype=torch.int64, device=rows.device), weights)
-
-    def _options(self) -> tuple[int, int, str, bool, float]:
+    def _options(self) -> tuple[int, int, int, str, bool, float]:
         sizes = self._sizes
-        return (sizes.num_groups, sizes.num_chosen_groups, str(sizes.scores), sizes.renormalized, sizes.scaling)
+        groups = sizes.num_groups, sizes.num_chosen_groups
+        return sizes.num_chosen, *groups, str(sizes.scores), sizes.renormalized, sizes.scaling
 
 
 def triton_router(weight: torch.Tensor, bias: torch.Tensor | None, sizes: ExpertSizes) -> Router:
@@ -193,9 +176,7 @@ class SharedPart:
         self._mlp = SkinnyMLP(plain.mlp)
 
     def __call__(self, stream: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        out = torch.empty_like(stream)
-        add_gated_share(out, stream, rows, self._gate, self._mlp(rows))
-        return out
+        return add_gated_share(stream, rows, self._gate, self._mlp(rows))
 
 
 class AddExperts:

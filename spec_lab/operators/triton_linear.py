@@ -29,9 +29,7 @@ class TritonNorm:
     eps: float
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        out = torch.empty_like(rows)
-        rms_norm(out, rows, self.weight, self.eps)
-        return out
+        return rms_norm(rows, self.weight, self.eps)
 
     @property
     def kernel_weight(self) -> torch.Tensor:
@@ -58,7 +56,6 @@ class SkinnyProduct:
         "_gated",
         "_norm",
         "_norm_weight",
-        "_out_features",
         "_scales",
         "_weight",
     )
@@ -76,19 +73,16 @@ class SkinnyProduct:
         self._eps = 0.0 if norm is None else norm.eps
         self._gated = gated
         self._activation = ACTIVATIONS[activation]
-        self._out_features = linear.shape[0] // (2 if gated else 1)
-        self._arrivals = no_arrivals(self._out_features, linear.weight.device)
+        self._arrivals = no_arrivals(linear.shape[0] // (2 if gated else 1), linear.weight.device)
 
     def __call__(
         self, rows: torch.Tensor, residual: torch.Tensor | None = None, multiplied: torch.Tensor | None = None
     ) -> torch.Tensor:
         """`residual` is added to the result; the activation of the product is multiplied by `multiplied`."""
-        out = rows.new_empty(rows.shape[0], self._out_features)
         norm_weight = self._norm_weight
         if self._norm is not None and rows.shape[0] > INVARIANT_ROWS:
             rows, norm_weight = self._norm(rows), None
-        product(
-            out,
+        return product(
             rows,
             self._weight,
             self._arrivals,
@@ -101,7 +95,6 @@ class SkinnyProduct:
             multiplied,
             self._scales,
         )
-        return out
 
 
 def no_arrivals(out_features: int, device: torch.device) -> torch.Tensor:
@@ -153,9 +146,7 @@ class TritonGatedMLP:
 
     def _inner(self, rows: torch.Tensor) -> torch.Tensor:
         gate, up = self.gate_up(rows).chunk(2, dim=-1)
-        inner = gate.new_empty(gate.shape)
-        gated(inner, gate, up, ACTIVATIONS[self.activation])
-        return inner
+        return gated(gate, up, ACTIVATIONS[self.activation])
 
 
 class SkinnyMLP:
@@ -214,10 +205,7 @@ class TritonAddThenNorm:
     norm: WeightedNorm
 
     def __call__(self, mixed: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        added = self.product(mixed)
-        stream, normed = torch.empty_like(added), torch.empty_like(added)
-        add_rms_norm(normed, stream, residual, added, self.norm.weight, self.norm.eps)
-        return stream, normed
+        return add_rms_norm(residual, self.product(mixed), self.norm.weight, self.norm.eps)
 
 
 def dense(linear: Linear) -> StreamedLinear:

@@ -52,9 +52,7 @@ class FusedHeadsAttention:
         if at.cache.powers is not None:
             heads = self._apart(rows).unflatten(-1, (-1, self._attention.head_dim))
             return self._attention.rope_and_write(heads, at)
-        queries = rows.new_empty(rows.shape[0], self._attention.num_heads, self._attention.head_dim)
-        project_heads(
-            queries,
+        return project_heads(
             at.cache.kv,
             rows,
             self._weight,
@@ -66,7 +64,6 @@ class FusedHeadsAttention:
             at.metadata.slot_mapping,
             self._scales,
         )
-        return queries
 
 
 class SkinnyQuery:

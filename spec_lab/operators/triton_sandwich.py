@@ -51,8 +51,7 @@ class TritonAddNormed:
     scale: torch.Tensor | None
 
     def __call__(self, stream: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
-        out = torch.empty_like(added)
-        add_normed(out, None, stream, added, self.norm.weight, self.norm.eps, self.scale, None, 0.0)
+        out, _ = add_normed(stream, added, self.norm.weight, self.norm.eps, self.scale, None, 0.0)
         return out
 
     @classmethod
@@ -68,20 +67,8 @@ class TritonAddNormedThenNorm:
     next_norm: TritonNorm
 
     def __call__(self, stream: torch.Tensor, added: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        out, normed = torch.empty_like(added), torch.empty_like(added)
         first, second = self.add.norm, self.next_norm
-        add_normed(
-            out,
-            normed,
-            stream,
-            added,
-            first.weight,
-            first.eps,
-            self.add.scale,
-            second.weight,
-            second.eps,
-        )
-        return out, normed
+        return add_normed(stream, added, first.weight, first.eps, self.add.scale, second.weight, second.eps)
 
     @classmethod
     def of(cls, plain: AddNormedThenNorm) -> TritonAddNormedThenNorm:
@@ -102,10 +89,7 @@ class SkinnyGate:
     def __call__(self, stream: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
         if are_few(stream, self._max_rows):
             return self._projection(self._few(stream, multiplied=embedded))
-        gate = self._many(stream)
-        inner = torch.empty_like(gate)
-        gated(inner, gate, embedded, ACTIVATIONS[gelu_tanh])
-        return self._projection(inner)
+        return self._projection(gated(self._many(stream), embedded, ACTIVATIONS[gelu_tanh]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,20 +101,17 @@ class TritonPerLayerEmbedding:
     norm: TritonNorm
 
     def __call__(self, token_ids: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
-        plain, projected = self.plain, self.projection(embedded)
-        out = projected.new_empty(projected.shape[0], projected.shape[1] // plain.width, plain.width)
-        layer_embeddings(
-            out,
+        plain = self.plain
+        return layer_embeddings(
             token_ids,
             plain.table,
             plain.table_scale,
-            projected,
+            self.projection(embedded),
             plain.projection_scale,
             self.norm.weight,
             self.norm.eps,
             plain.scale,
         )
-        return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +121,4 @@ class TritonLogitCap:
     cap: float
 
     def __call__(self, logits: torch.Tensor) -> torch.Tensor:
-        out = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
-        softcap(out, logits, self.cap)
-        return out
+        return softcap(logits, self.cap)

@@ -26,8 +26,7 @@ class OtherEngine(EngineConfig):
     timeout: float = knob(600.0, "seconds without a word from the engine, after which the run fails", above=0)
     options: dict[str, Any] = knob({}, "further arguments of the engine's own, by its names")
 
-    @property
-    def weights(self) -> list[Path]:
+    def files(self, run: Run) -> list[Path]:
         return [Path(file) for file in (self.target, self.head) if file is not None]
 
     def check(self, run: Run) -> Iterator[str]:

@@ -79,9 +79,13 @@ class StepReplay(DraftLoopConfig):
             )
 
     def build(self, lab: Lab) -> GraphMode:
-        from spec_lab.engine.graphs.draft_loops import StepReplay
+        from spec_lab.core.kernel_set import Op
+        from spec_lab.engine.graphs.draft_loops import DraftCarry, StepReplay, carry_every_tensor
 
-        return self.made(StepReplay, lab, carry=lab.carry)
+        carry: DraftCarry = carry_every_tensor
+        if lab.run.drafter.hands_hidden_on:  # the kernel carries tokens and a hidden state alone
+            carry = lab.kernels.get(Op.CARRY_HIDDEN, carry)
+        return self.made(StepReplay, lab, carry=carry)
 
 
 @option("graph", "full_loop")
@@ -130,3 +134,10 @@ class RoundGraph(GraphConfig):
             stops=stops,
             ahead=self.overlap,
         )
+
+
+@option("graph", "round_overlap")
+class RoundOverlap(RoundGraph):
+    """The same, and the host reads a round's tokens only after it has launched the next round."""
+
+    overlap: bool = True

@@ -1,14 +1,36 @@
-"""The values of the two pruning knobs. `prune=none|prefill|post_attention|catchup` are presets of them."""
+"""Pruning: the presets of `prune`, and the values of its two knobs, which can also be set by themselves."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from spec_lab.config.option import option
-from spec_lab.core.pruning import Drop
+from spec_lab.config.run import PruneConfig
 
 if TYPE_CHECKING:
-    from spec_lab.core.kept import PromptPruning
+    from spec_lab.core.kept import Drop, PromptPruning
+
+
+@option("prune", "prefill")
+class Prefill(PruneConfig):
+    """Of a prompt only the rows that are read go on."""
+
+    prefill: str = "last_row"
+
+
+@option("prune", "post_attention")
+class PrefillAndPostAttention(Prefill):
+    """As prefill; the catch-up step drops all but one row a request after attention."""
+
+    catchup: str = "post_attention"
+
+
+@option("prune", "catchup")
+class PrefillAndPreAttention(Prefill):
+    """As prefill; in the catch-up step one row a request attends, after all KV is written."""
+
+    catchup: str = "pre_attention"
 
 
 @option("prune.prefill", "all_rows")
@@ -31,33 +53,31 @@ class LastRow:
         return LastPromptRow()
 
 
-class CatchupOption:
-    """The base of the values of `prune.catchup`."""
-
-    def drop(self, num_requests: int) -> Drop:
-        """Return where a catch-up step of `num_requests`, padding included, drops all rows but one a request."""
-        raise NotImplementedError
-
-
 @option("prune.catchup", "none")
-class NoPruning(CatchupOption):
+class NoPruning:
     """Every verified row goes through the whole catch-up step."""
 
-    def drop(self, num_requests: int) -> Drop:
-        return Drop.AFTER_LAYER
+    def build(self) -> Callable[[int], Drop]:
+        from spec_lab.core.kept import Drop
+
+        return lambda num_requests: Drop.AFTER_LAYER
 
 
 @option("prune.catchup", "post_attention")
-class PostAttention(CatchupOption):
+class PostAttention:
     """All rows attend, and one row a request goes on behind attention."""
 
-    def drop(self, num_requests: int) -> Drop:
-        return Drop.AFTER_ATTENTION
+    def build(self) -> Callable[[int], Drop]:
+        from spec_lab.core.kept import Drop
+
+        return lambda num_requests: Drop.AFTER_ATTENTION
 
 
 @option("prune.catchup", "pre_attention")
-class PreAttention(CatchupOption):
+class PreAttention:
     """One row a request attends, after all KV is written (tokenspeed #217)."""
 
-    def drop(self, num_requests: int) -> Drop:
-        return Drop.BEFORE_ATTENTION
+    def build(self) -> Callable[[int], Drop]:
+        from spec_lab.core.kept import Drop
+
+        return lambda num_requests: Drop.BEFORE_ATTENTION

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 class Pocket(WorkloadConfig):
     """The shipped evaluation prompts, in nine categories; a program checks most answers."""
 
+    limit: int | None = knob(9, "number of prompts, taken from the categories in turn; null is all of them", least=1)
+
     def load(self, run: Run, tokenizer: Tokenizer) -> list[Request]:
         from spec_lab.workloads.load import in_turn
         from spec_lab.workloads.prompt_files import shipped_prompts

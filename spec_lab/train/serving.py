@@ -225,7 +225,7 @@ class Serving:
         models = self.models
         if folder is not None:
             option: Any = run.drafter
-            run = run.with_parts(drafter=dataclasses.replace(option, path=str(folder)))
+            run = dataclasses.replace(run, drafter=dataclasses.replace(option, path=str(folder)))
             models = models.with_backend(models.backend)  # its weights are others each time, and are not kept
         limits = engine_limits(run, [self.longest] * run.batch_size)
         return run, models, limits

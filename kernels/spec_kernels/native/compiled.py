@@ -1,4 +1,4 @@
-"""Passes tensors, positions and cache slots to the compiled functions of kernels=native."""
+"""What the calls of kernels=native share: the places of rows, threads, and failures."""
 
 from __future__ import annotations
 
@@ -39,29 +39,7 @@ def check(status: int) -> None:
         raise MemoryError("kernels=native: no memory for intermediate rows")
 
 
-def describe_place(
-    rotary: tuple[torch.Tensor, torch.Tensor] | None, slots: torch.Tensor | None, keys: tuple[Any, ...] | None
-) -> Any:
-    """Describe the places of rows: (cos, signed sin), the slots that they write, and (pages, lengths, num_queries)."""
-    place = _Place()
-    if rotary is not None and slots is not None:
-        cos, signed_sin = rotary
-        assert cos.stride(0) == signed_sin.stride(0) and cos.stride(-1) == signed_sin.stride(-1) == 1
-        assert slots.is_contiguous()
-        place.cos, place.signed_sin, place.slots = cos.data_ptr(), signed_sin.data_ptr(), slots.data_ptr()
-        place.rotary_stride = cos.stride(0)
-    if keys is not None:
-        pages, lengths, num_queries = keys
-        assert pages.is_contiguous() and lengths.is_contiguous()
-        place.pages, place.lengths = pages.data_ptr(), lengths.data_ptr()
-        place.num_pages, place.num_queries = pages.shape[1], num_queries
-    return place
-
-
-def check_places(*tensors: torch.Tensor) -> None:
-    assert all(tensor.dtype is torch.int64 and tensor.is_contiguous() for tensor in tensors)
-
-
-def float_rows(rows: torch.Tensor) -> int:
-    assert rows.dtype is torch.float32 and rows.is_contiguous()
-    return rows.data_ptr()
+def describe_keys(pages: torch.Tensor, lengths: torch.Tensor, num_queries: int) -> Any:
+    """Describe the keys of the rows of a forward; the rest of a place is to be set."""
+    assert pages.is_contiguous() and lengths.is_contiguous()
+    return _Place(pages=pages.data_ptr(), lengths=lengths.data_ptr(), num_pages=pages.shape[1], num_queries=num_queries)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from spec_kernels.native.build import library
-from spec_kernels.native.compiled import check, check_places, describe_place, float_rows, pointer_to
+from spec_kernels.native.compiled import check, describe_keys
 from spec_kernels.native.parts import LayerStructure, NativeLayer, NativeNorm, NativeProduct, NormStructure
 from spec_kernels.operators import cpu_operator
 
@@ -70,12 +70,12 @@ class NativeDraftLayer:
 
     def __init__(self, parts: DraftLayerParts) -> None:
         self._parts = parts
-        embedding = float_rows(parts.embedding)
+        assert parts.embedding.dtype is torch.float32 and parts.embedding.is_contiguous()
         self.described = _DraftLayer(
             parts.layer.described,
             parts.embedding_norm.described,
             parts.hidden_norm.described,
-            embedding,
+            parts.embedding.data_ptr(),
             parts.residual_is_normed,
         )
         self.address = ctypes.addressof(self.described)
@@ -100,22 +100,20 @@ class NativeHead:
         return self.token_map, self.norm.address, self.product.address
 
 
-def _place_in_table(
-    table: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, keys: tuple[torch.Tensor, torch.Tensor, int]
-) -> Any:
-    """Describe the places of rows whose rotation is at `positions` of a table [positions, 2, rotary_dim]."""
-    place = describe_place(None, None, keys)
-    check_places(positions, slots)
-    _turn_by(place, table)
-    place.positions, place.slots = positions.data_ptr(), slots.data_ptr()
+def _place_in_table(table: torch.Tensor, pages: torch.Tensor, lengths: torch.Tensor, num_queries: int) -> Any:
+    """Describe the places of rows whose rotation is in a table [positions, 2, rotary_dim], but not which rows."""
+    assert table.dtype is torch.float32 and table.is_contiguous()
+    place, rotary_dim = describe_keys(pages, lengths, num_queries), table.shape[2]
+    place.cos, place.rotary_stride = table.data_ptr(), 2 * rotary_dim
+    place.signed_sin = place.cos + rotary_dim * table.element_size()
     return place
 
 
-def _turn_by(place: Any, table: torch.Tensor) -> None:
-    """Set the table from which rows take their rotation."""
-    rotary_dim = table.shape[2]
-    place.cos, place.rotary_stride = float_rows(table), 2 * rotary_dim
-    place.signed_sin = place.cos + rotary_dim * table.element_size()
+def _place_rows(place: Any, positions: torch.Tensor, slots: torch.Tensor) -> int:
+    """Set the rows' positions in the table and their slots, and return the place's address."""
+    assert all(tensor.dtype is torch.int64 and tensor.is_contiguous() for tensor in (positions, slots))
+    place.positions, place.slots = positions.data_ptr(), slots.data_ptr()
+    return ctypes.addressof(place)
 
 
 @cpu_operator("native_layers", mutates_args=("streams", "kv"))
@@ -144,19 +142,9 @@ def decoder_layers(
         lengths: [requests] int64, number of keys of each request up to its last row.
         layers: `NativeLayers.address`.
     """
-    place = _place_in_table(table, positions, slots, (pages, lengths, num_queries))
-    check(
-        library().native_layers(
-            layers,
-            streams.shape[0],
-            ctypes.addressof(place),
-            streams.data_ptr(),
-            kv.data_ptr(),
-            kv.stride(0),
-            float_rows(stream),
-            stream.shape[0],
-        )
-    )
+    place = _place_in_table(table, pages, lengths, num_queries)
+    at, num_layers, num_rows = _place_rows(place, positions, slots), streams.shape[0], stream.shape[0]
+    check(library().native_layers(layers, num_layers, at, streams, kv.data_ptr(), kv.stride(0), stream, num_rows))
 
 
 @cpu_operator("native_draft_layer", mutates_args=("out", "kv"))
@@ -181,22 +169,9 @@ def draft_layer(
     `layer` is `NativeDraftLayer.address`. The rest is as in `part_operators.decoder_layer`, with the rotations as in
     `decoder_layers`.
     """
-    check_places(tokens, *([] if live is None else [live]))
-    place = _place_in_table(table, positions, slots, (pages, lengths, num_queries))
-    check(
-        library().native_draft_layer(
-            layer,
-            ctypes.addressof(place),
-            out.data_ptr(),
-            kv.data_ptr(),
-            tokens.data_ptr(),
-            float_rows(hidden),
-            pointer_to(live),
-            tokens.shape[0],
-            out.shape[0],
-            all_attend,
-        )
-    )
+    place = _place_in_table(table, pages, lengths, num_queries)
+    at, sizes = _place_rows(place, positions, slots), (tokens.shape[0], out.shape[0], all_attend)
+    check(library().native_draft_layer(layer, at, out, kv, tokens, hidden, live, *sizes))
 
 
 @cpu_operator("native_draft_start", mutates_args=("places", "hiddens", "kv"))
@@ -234,30 +209,10 @@ def draft_start(
         all_attend: all rows attend.
         layer: `NativeDraftLayer.address`; the rest is as in `draft_steps`.
     """
-    check_places(places, tokens, kv_lens, num_emitted)
-    keys = describe_place(None, None, (pages, kv_lens, 1))
-    _turn_by(keys, table)
-    check(
-        library().native_draft_start(
-            layer,
-            fuse,
-            norm,
-            head,
-            pointer_to(token_map),
-            ctypes.addressof(keys),
-            places.data_ptr(),
-            hiddens.data_ptr(),
-            kv.data_ptr(),
-            float_rows(features),
-            tokens.data_ptr(),
-            kv_lens.data_ptr(),
-            num_emitted.data_ptr(),
-            *tokens.shape,
-            table.shape[0],
-            is_pruned,
-            all_attend,
-        )
-    )
+    keys = _place_in_table(table, pages, kv_lens, 1)
+    parts = layer, fuse, norm, head, token_map, ctypes.addressof(keys)
+    sizes = *tokens.shape, table.shape[0], is_pruned, all_attend
+    check(library().native_draft_start(*parts, places, hiddens, kv, features, tokens, kv_lens, num_emitted, *sizes))
 
 
 @cpu_operator("native_draft_steps", mutates_args=("drafts", "hiddens", "kv", "positions", "slots", "lengths"))
@@ -287,25 +242,7 @@ def draft_steps(
         hidden: [requests, hidden_size] the outputs from which these were picked.
         norm: `NativeNorm.address`, before `head`, a `NativeProduct.address`; `layer` is a `NativeDraftLayer.address`.
     """
-    check_places(tokens, drafts)
-    place = _place_in_table(table, positions, slots, (pages, lengths, 1))
-    check(
-        library().native_draft_steps(
-            layer,
-            norm,
-            head,
-            pointer_to(token_map),
-            ctypes.addressof(place),
-            positions.data_ptr(),
-            slots.data_ptr(),
-            lengths.data_ptr(),
-            drafts.data_ptr(),
-            hiddens.data_ptr(),
-            tokens.data_ptr(),
-            float_rows(hidden),
-            kv.data_ptr(),
-            drafts.shape[1],
-            drafts.shape[0],
-            table.shape[0],
-        )
-    )
+    place = _place_in_table(table, pages, lengths, 1)
+    parts = layer, norm, head, token_map, _place_rows(place, positions, slots)
+    rows = positions, slots, lengths, drafts, hiddens, tokens, hidden, kv
+    check(library().native_draft_steps(*parts, *rows, drafts.shape[1], drafts.shape[0], table.shape[0]))

@@ -7,7 +7,7 @@ import ctypes
 import torch
 
 from spec_kernels.native.build import library
-from spec_kernels.native.compiled import check, describe_place, float_rows, pointer_to
+from spec_kernels.native.compiled import check, describe_keys
 from spec_kernels.operators import cpu_operator
 
 
@@ -43,44 +43,32 @@ def decoder_layer(
         all_attend: other rows are dropped behind attention, not before it.
         layer: `NativeLayer.address`.
     """
-    place = describe_place((cos, signed_sin), slots, (pages, lengths, num_queries))
-    check(
-        library().native_layer(
-            layer,
-            ctypes.addressof(place),
-            out.data_ptr(),
-            kv.data_ptr(),
-            float_rows(rows),
-            float_rows(residual),
-            pointer_to(live),
-            rows.shape[0],
-            out.shape[0],
-            all_attend,
-        )
-    )
+    place = describe_keys(pages, lengths, num_queries)
+    assert cos.stride(0) == signed_sin.stride(0) and cos.stride(-1) == signed_sin.stride(-1) == 1
+    assert slots.is_contiguous()
+    place.cos, place.signed_sin, place.rotary_stride = cos.data_ptr(), signed_sin.data_ptr(), cos.stride(0)
+    place.slots, at = slots.data_ptr(), ctypes.addressof(place)
+    sizes = rows.shape[0], out.shape[0], all_attend
+    check(library().native_layer(layer, at, out, kv, rows, residual, live, *sizes))
 
 
 @cpu_operator("native_norm", mutates_args=("out",))
 def rms_norm(out: torch.Tensor, rows: torch.Tensor, norm: int) -> None:
     """Norm rows; `norm` is `NativeNorm.address`."""
-    library().native_norm(norm, out.data_ptr(), float_rows(rows), rows.shape[1], rows.shape[0])
+    library().native_norm(norm, out, rows, rows.shape[1], rows.shape[0])
 
 
 @cpu_operator("native_product", mutates_args=("out",))
 def multiply(out: torch.Tensor, rows: torch.Tensor, product: int) -> None:
     """Multiply rows by a weight; `product` is `NativeProduct.address`."""
-    check(library().native_product(product, out.data_ptr(), float_rows(rows), rows.shape[0]))
+    check(library().native_product(product, out, rows, rows.shape[0]))
 
 
 @cpu_operator("native_likeliest", mutates_args=("tokens",))
 def likeliest(tokens: torch.Tensor, rows: torch.Tensor, token_map: torch.Tensor | None, norm: int, head: int) -> None:
     """Write the argmax of `head`'s product with each row, normed if `norm` has a weight; ties go to the lowest id in
     the head."""
-    check(
-        library().native_likeliest(
-            head, norm, pointer_to(token_map), tokens.data_ptr(), float_rows(rows), rows.shape[0]
-        )
-    )
+    check(library().native_likeliest(head, norm, token_map, tokens, rows, rows.shape[0]))
 
 
 @cpu_operator("native_draft_input", mutates_args=("out",))
@@ -94,15 +82,5 @@ def draft_input(
 ) -> None:
     """Write the normed embeddings of tokens, concatenated with normed hidden states, to `out` [rows, 2 *
     hidden_size]."""
-    assert tokens.is_contiguous() and embedding.is_contiguous()
     num_rows, size = hidden.shape
-    library().native_draft_input(
-        embedding_norm,
-        hidden_norm,
-        float_rows(embedding),
-        size,
-        out.data_ptr(),
-        tokens.data_ptr(),
-        float_rows(hidden),
-        num_rows,
-    )
+    library().native_draft_input(embedding_norm, hidden_norm, embedding, size, out, tokens, hidden, num_rows)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from spec_kernels.native.build import library
-from spec_kernels.native.compiled import check_places, float_rows, pointer_to
 from spec_kernels.operators import cpu_operator, empty_verdict
 
 
@@ -29,19 +28,9 @@ def write_strict(
         active: [requests] bool.
         num_drafts: [requests] int64, the number of drafts that each offers; None for all.
     """
-    check_places(tokens, num_emitted, *([] if num_drafts is None else [num_drafts]))
-    assert active.dtype is torch.bool and active.is_contiguous()
     assert draft_tokens.dtype is torch.int64 and draft_tokens.stride(1) == 1
-    library().native_strict(
-        tokens.data_ptr(),
-        num_emitted.data_ptr(),
-        float_rows(logits),
-        draft_tokens.data_ptr(),
-        draft_tokens.stride(0),
-        active.data_ptr(),
-        pointer_to(num_drafts),
-        *logits.shape,
-    )
+    drafts = draft_tokens.data_ptr(), draft_tokens.stride(0)
+    library().native_strict(tokens, num_emitted, logits, *drafts, active, num_drafts, *logits.shape)
 
 
 def strict_accept(
@@ -76,9 +65,8 @@ def write_places(
             0.
         pages: [requests, num_pages], the last column scratch.
     """
-    check_places(places, kv_lens, num_emitted, pages)
-    pointers = (tensor.data_ptr() for tensor in (places, kv_lens, num_emitted, pages))
-    library().native_catchup(*pointers, first, pages.shape[0], num_rows, pages.shape[1], page_size, num_positions)
+    sizes = first, pages.shape[0], num_rows, pages.shape[1], page_size, num_positions
+    library().native_catchup(places, kv_lens, num_emitted, pages, *sizes)
 
 
 def catchup_places(
@@ -110,11 +98,11 @@ def commit_into(
     """Add `num_emitted` to the `kv_lens` of `slot_ids`, and write the last emitted token, then the drafts, to their
     `input_ids`. `last` [requests] becomes that token's index `num_emitted` - 1. If nothing was emitted, it is the token
     at index 0."""
-    check_places(kv_lens, input_ids, slot_ids, tokens, num_emitted)
     num_requests, width = slot_ids.shape[0], input_ids.shape[1]
     assert draft_tokens.dtype is torch.int64 and draft_tokens.shape == (num_requests, width - 1)
-    pointers = (tensor.data_ptr() for tensor in (kv_lens, input_ids, last, slot_ids, tokens, num_emitted, draft_tokens))
-    library().native_commit(*pointers, *draft_tokens.stride(), num_requests, tokens.shape[1], width)
+    drafts = draft_tokens.data_ptr(), *draft_tokens.stride()
+    sizes = num_requests, tokens.shape[1], width
+    library().native_commit(kv_lens, input_ids, last, slot_ids, tokens, num_emitted, *drafts, *sizes)
 
 
 def commit_rows(
@@ -148,9 +136,8 @@ def build_metadata(
     It writes `positions`, clamped, and `slots`, both [requests * num_queries], and `lengths`, at least 1. `pages` is
     [requests, num_pages]; the last column is scratch.
     """
-    check_places(positions, slots, lengths, wanted, keys, pages)
-    pointers = (tensor.data_ptr() for tensor in (positions, slots, lengths, wanted, keys, pages))
-    library().native_build(*pointers, *wanted.shape, pages.shape[1], page_size, num_positions)
+    sizes = *wanted.shape, pages.shape[1], page_size, num_positions
+    library().native_build(positions, slots, lengths, wanted, keys, pages, *sizes)
 
 
 @cpu_operator("native_advance", mutates_args=("positions", "slots", "lengths"))
@@ -163,9 +150,7 @@ def advance_metadata(
     num_positions: int,
 ) -> None:
     """Advance the metadata of one row for each request by one position, in place."""
-    check_places(positions, slots, lengths, pages)
-    pointers = (tensor.data_ptr() for tensor in (positions, slots, lengths, pages))
-    library().native_advance(*pointers, *pages.shape, page_size, num_positions)
+    library().native_advance(positions, slots, lengths, pages, *pages.shape, page_size, num_positions)
 
 
 @cpu_operator("native_look_up", mutates_args=("drafts", "texts"))
@@ -179,12 +164,9 @@ def _look_up_into(
     max_ngram: int,
     min_ngram: int,
 ) -> None:
-    check_places(drafts, texts, slot_ids, starts, counts)
     assert tokens.dtype is torch.int64 and tokens.stride(1) == 1
-    pointers = (tensor.data_ptr() for tensor in (drafts, texts, slot_ids, starts, tokens, counts))
-    library().native_look_up(
-        *pointers, tokens.stride(0), drafts.shape[0], texts.shape[1], max_ngram, min_ngram, drafts.shape[1]
-    )
+    sizes = tokens.stride(0), drafts.shape[0], texts.shape[1], max_ngram, min_ngram, drafts.shape[1]
+    library().native_look_up(drafts, texts, slot_ids, starts, tokens.data_ptr(), counts, *sizes)
 
 
 def extend_and_look_up(

@@ -10,7 +10,7 @@ import torch
 
 from spec_lab.core.results import GraphCounts
 from spec_lab.core.trees import copy_tensors, map_tensors
-from spec_lab.engine.capture import CapturedGraph, GraphRecorder
+from spec_lab.engine.capture import CapturedGraph, CaptureError, GraphRecorder
 from spec_lab.engine.parts import Parts
 
 Inputs = TypeVar("Inputs")
@@ -65,7 +65,13 @@ class Segment(Generic[Inputs, Outputs]):
                 # The function may store derived values in its input containers, so it gets copies of them.
                 return self.function(map_tensors(buffers, lambda tensor: tensor))
 
-            graph = self.recorder.capture(function)
+            try:
+                graph = self.recorder.capture(function)
+            except LookupError as error:
+                raise CaptureError(
+                    f"{self.name}: {error!r}. A capture runs before any request is admitted: what is kept by request "
+                    "has to lie in tensors with a row for each slot; use graph=eager for what is kept in Python"
+                ) from error
         self._marks = marks
         map_tensors(graph.outputs, note_fixed)
         self.counts.captures += 1

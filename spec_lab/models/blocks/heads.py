@@ -1,7 +1,7 @@
 """Heads of block drafters: from left to right, a head scores each slot given the token before it.
 
 Without a head each slot is drafted independently. Names of tensors are those of the checkpoints
-(`checkpoints.block_heads`).
+(`checkpoints.block_config`).
 """
 
 from __future__ import annotations

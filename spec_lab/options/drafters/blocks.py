@@ -58,7 +58,6 @@ class Dflash(WeightsConfig):
     markov_form: MarkovForm = knob(MarkovForm.vanilla, "how a Markov head reads the token before")
 
     def check(self, run: Run) -> Iterator[str]:
-        yield from super().check(run)
         if self.weights == Weights.random:
             size = self.block_size or BLOCK_SIZE
             slots = SlotReading.of(self.slots, size, self.head)
@@ -96,7 +95,7 @@ class Dflash(WeightsConfig):
     def model(self, lab: Lab, config: BlockConfig, tensors: Mapping[str, torch.Tensor]) -> BlockModel:
         from spec_lab.models.blocks.model import BlockModel
 
-        return lab.models.beside_target(BlockModel, config, tensors)
+        return lab.beside_target(BlockModel, config, tensors)
 
     def drafter(self, lab: Lab, model: BlockModel) -> Drafter[Any]:
         """Make the drafter of one engine. With drafter.confidence its confidences are those of the confidence head."""

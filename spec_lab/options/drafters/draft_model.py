@@ -26,7 +26,7 @@ class DraftModel(WeightsConfig):
         from spec_lab.drafters.draft_model import DraftModelDrafter, DraftModelTreeDrafter
 
         decoder, warnings = model
-        lab.models.warnings.extend(warnings)
+        lab.warnings.extend(warnings)
         decoder.num_tokens = lab.target.num_tokens = min(decoder.vocab_size, lab.target.vocab_size)
         config, longest = decoder.config, lab.limits.max_seq_len
         num_positions = min(config.max_position_embeddings, config.max_dense_positions or longest)
@@ -35,30 +35,19 @@ class DraftModel(WeightsConfig):
                 f"{self.folder(lab.run)}: the draft model can use {num_positions} positions, but a sequence has "
                 f"{longest}; lower max_new_tokens, or set drafter.path to a model with more"
             )
-        cache = lab.cache(config.layers)
+        parts: dict[str, Any] = {
+            "num_draft_tokens": self.num_draft_tokens,  # of a tree the depth
+            "model": decoder,
+            "cache": lab.cache(config.layers),
+            "backend": lab.backend,
+            "prune": lab.kept,
+            "vocab_size": lab.target.vocab_size,
+        }
         if lab.run.sizes is None:
-            return DraftModelDrafter(
-                num_draft_tokens=self.num_draft_tokens,
-                model=decoder,
-                cache=cache,
-                backend=lab.backend,
-                prune=lab.kept,
-                picker=lab.picker(self),
-                kernels=lab.kernels,
-                kinds=attention_kinds(decoder.layer_plans),
-                vocab_size=lab.target.vocab_size,
-            )
+            kinds = attention_kinds(decoder.layer_plans)
+            return DraftModelDrafter(picker=lab.picker(self), kernels=lab.kernels, kinds=kinds, **parts)
         shape = lab.tree()
-        return DraftModelTreeDrafter(
-            num_draft_tokens=shape.depth,
-            shape=shape,
-            siblings=lab.siblings(shape),
-            model=decoder,
-            cache=cache,
-            backend=lab.tree_backend,
-            prune=lab.kept,
-            vocab_size=lab.target.vocab_size,
-        )
+        return DraftModelTreeDrafter(shape=shape, siblings=lab.siblings(shape), **parts)
 
     def read(self, lab: Lab) -> tuple[ModelConfig, list[str]]:
         """Read the config, and return it with warnings for the record.
@@ -90,5 +79,5 @@ class DraftModel(WeightsConfig):
 
         source = WeightSource(self.folder(lab.run), lab.dtype, lab.device)
         model = load_target(config, source, lab.backend, lab.target.num_positions, lab.draft_model_kernels)
-        lab.models.experts_read.watch(model.expert_parts)
+        lab.experts_read.watch(model.expert_parts)
         return model, tensors

@@ -1,4 +1,4 @@
-"""drafter=eagle3."""
+"""drafter=eagle3, and what makes the drafter of any head that is run draft by draft."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from spec_lab.config.choices import Weights
 from spec_lab.config.option import knob, option
-from spec_lab.options.drafters.recurrent import recurrent_drafter
 from spec_lab.options.drafters.weights import WeightsConfig
 
 if TYPE_CHECKING:
@@ -17,7 +16,9 @@ if TYPE_CHECKING:
 
     from spec_lab.build.lab import Lab
     from spec_lab.checkpoints.eagle3_checkpoint import Eagle3Config
+    from spec_lab.checkpoints.plan import LayerPlan
     from spec_lab.core.protocols import Drafter
+    from spec_lab.core.types import FeatureSpec
     from spec_lab.models.eagle3 import Eagle3Head
 
 
@@ -46,7 +47,7 @@ class Eagle3(WeightsConfig):
     def model(self, lab: Lab, config: Eagle3Config, tensors: Mapping[str, torch.Tensor]) -> Eagle3Head:
         from spec_lab.models.eagle3 import Eagle3Head
 
-        return lab.models.beside_target(partial(Eagle3Head, window=self.window), config, tensors)
+        return lab.beside_target(partial(Eagle3Head, window=self.window), config, tensors)
 
     def drafter(self, lab: Lab, model: Eagle3Head) -> Drafter[Any]:
         from spec_lab.checkpoints.eagle3_checkpoint import default_tap_layer_inputs
@@ -58,3 +59,37 @@ class Eagle3(WeightsConfig):
         return recurrent_drafter(
             self, lab, model, FeatureSpec(layer_inputs=taps), plan=plan, num_scored=config.draft_vocab_size
         )
+
+
+def recurrent_drafter(
+    option: WeightsConfig,
+    lab: Lab,
+    head: Any,
+    features: FeatureSpec,
+    *,
+    plan: LayerPlan,
+    num_scored: int | None = None,
+) -> Drafter[Any]:
+    """Make the drafter of one engine from a head that is run draft by draft: of chains, or of the run's tree.
+
+    Args:
+        features: what the head reads of the target.
+        plan: of the head's layer.
+        num_scored: how many tokens the head scores, if they are not the target's.
+    """
+    from spec_lab.build.caches import attention_kinds
+    from spec_lab.drafters.recurrent import RecurrentDrafter, RecurrentTreeDrafter
+
+    parts: dict[str, Any] = {
+        "num_draft_tokens": option.num_draft_tokens,  # of a tree the depth
+        "head": head,
+        "features": features,
+        "cache": lab.cache([plan]).layers[0],
+        "backend": lab.backend,
+        "prune": lab.kept,
+    }
+    if lab.run.sizes is None:
+        kinds = attention_kinds([plan])
+        return RecurrentDrafter(picker=lab.picker(option), kernels=lab.kernels, kinds=kinds, **parts)
+    shape = lab.tree(num_scored)
+    return RecurrentTreeDrafter(shape=shape, siblings=lab.siblings(shape), **parts)

@@ -12,7 +12,7 @@ from spec_lab.config.choices import Choice, Weights
 from spec_lab.config.option import knob, option
 from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
-from spec_lab.options.drafters.recurrent import recurrent_drafter
+from spec_lab.options.drafters.eagle3 import recurrent_drafter
 from spec_lab.options.drafters.weights import WeightsConfig
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class MtpConfigBase(WeightsConfig):
             for of_module in tensors
         ]
         for module in modules:
-            lab.models.experts_read.watch(module.expert_parts)
+            lab.experts_read.watch(module.expert_parts)
         return modules
 
 

@@ -61,4 +61,4 @@ class PEagle(WeightsConfig):
     ) -> tuple[Eagle3Config, PEagleHead]:
         from spec_lab.models.p_eagle import PEagleHead
 
-        return config, lab.models.beside_target(PEagleHead, config, tensors)
+        return config, lab.beside_target(PEagleHead, config, tensors)

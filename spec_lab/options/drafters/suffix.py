@@ -79,8 +79,6 @@ class Hybrid(Suffix):
                 f"drafter.head_drafts={self.head_drafts} is more than a round holds; use drafter.num_draft_tokens="
                 f"{self.head_drafts}"
             )
-        else:
-            yield from self.head.check(run)
 
     @property
     def head(self) -> Any:
@@ -93,10 +91,13 @@ class Hybrid(Suffix):
         folder: Path = self.head.folder(run)
         return folder
 
+    def files(self, run: Run) -> list[Path]:
+        return [self.folder(run)]
+
     def build(self, lab: Lab) -> Drafter[Any]:
         from spec_lab.drafters.hybrid import HybridLookup
 
-        head: Drafter[Any] = self.head.build(replace(lab, run=lab.run.with_parts(drafter=self.head)))
+        head: Drafter[Any] = self.head.build(replace(lab, run=replace(lab.run, drafter=self.head)))
         lookup = HybridLookup(self.suffix_sizes(), (self.parts[0], self.parts[1]), self.head_drafts)
         head.requirements = replace(head.requirements, on_host=lookup)
         return head

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spec_lab.checkpoints.packaged import ZOO
-from spec_lab.config.choices import Weights
-from spec_lab.config.groups import TrainedDrafterConfig
+from spec_lab.config.choices import DraftSampling, Weights
+from spec_lab.config.groups import DrafterConfig
 from spec_lab.config.option import knob
 from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
@@ -21,27 +20,27 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class WeightsConfig(TrainedDrafterConfig):
-    """The base of the drafters whose weights may be shipped, or random.
+class WeightsConfig(DrafterConfig):
+    """The base of the drafters with weights, which may be shipped, or random.
 
     `read` gives config and tensors, `model` makes of them what engines share, and `drafter` the part of one engine. The
     doctor calls `model` with a config and tensors that it reads otherwise.
     """
 
-    weights: Weights = knob(Weights.checkpoint, "where the weights come from; random is for speed studies")
+    notes_confidence = True
 
-    def check(self, run: Run) -> Iterator[str]:
-        try:
-            if self.weights == Weights.checkpoint:
-                self.folder(run)
-        except UserError as error:
-            yield str(error)
+    path: str | None = knob(None, "folder of the drafter's weights; null is the one shipped for the target")
+    draft_sampling: DraftSampling = knob(DraftSampling.greedy, "how drafts are picked")
+    weights: Weights = knob(Weights.checkpoint, "where the weights come from; random is for speed studies")
 
     def key(self, run: Run) -> tuple[Any, ...]:
         """Return what a head that was made of these weights depends on beside its target and backend."""
-        of_all = {field.name for field in fields(TrainedDrafterConfig)} - {"name", "path"}
-        own = (getattr(self, field.name) for field in fields(self) if field.name not in of_all)
+        of_drafts = ("num_draft_tokens", "plan", "draft_sampling")
+        own = (getattr(self, field.name) for field in fields(self) if field.name not in of_drafts)
         return *own, run.seed if self.weights == Weights.random else file_stamps([self.folder(run)])
+
+    def files(self, run: Run) -> list[Path]:
+        return [] if self.weights == Weights.random else [self.folder(run)]
 
     def shipped(self, run: Run) -> Path:
         """Return the folder of the weights shipped for the target, whether it is there or not."""

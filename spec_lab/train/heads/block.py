@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from spec_lab.checkpoints.block_checkpoint import block_tensor_shapes, load_block, tensors_of
-from spec_lab.checkpoints.block_config import BlockConfig, HeadKind, MarkovForm, Slots, default_taps
+from spec_lab.checkpoints.block_config import BlockConfig, HeadKind, MarkovForm, Slots
 from spec_lab.checkpoints.block_layouts import ZLAB
 from spec_lab.checkpoints.random_weights import BlockParts, random_block_config, random_tensors
-from spec_lab.checkpoints.taps import Tap
+from spec_lab.checkpoints.taps import Tap, default_taps
 from spec_lab.export.block_json import block_json
 from spec_lab.export.folders import save_drafter
 from spec_lab.models.blocks.body import BlockBody, BlockPlace
