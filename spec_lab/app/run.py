@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from dataclasses import asdict
 from functools import cache
 from html import escape
@@ -23,6 +24,7 @@ from spec_lab.core.ending import print_error
 from spec_lab.core.errors import Breakdown, UserError
 from spec_lab.core.ranks import ranks
 from spec_lab.record.models import Run
+from spec_lab.record.names import SUMMARY_FILE
 from spec_lab.record.provenance import machine_of, origins
 from spec_lab.record.reading import Found, find_runs, read_run
 from spec_lab.record.recorder import STILL_RUNNING, begun, ended, ending, write_run
@@ -110,9 +112,12 @@ def last_models() -> LastModels:
 class Multirun(Callback):
     """What Hydra calls when all jobs of a multirun are through: `hydra.callbacks` of conf/config.yaml.
 
-    It prints a line for each run, and ends the command with the code of the worst of them. Jobs may have run in other
-    processes, so their records are read.
+    It prints a line for each run in the folder, and ends the command with the code of the worst that was recorded since
+    it began. Jobs may have run in other processes, so their records are read.
     """
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        self._began = time.time()
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         from spec_lab.study.report import sweep_text
@@ -120,7 +125,8 @@ class Multirun(Callback):
         folder = os.path.relpath(config.hydra.sweep.dir)
         runs = find_runs(folder)
         print(f"{sweep_text(runs)}\n\nmore: python -m spec_lab.report {folder}\n{folder}")
-        statuses = {found.run.status for found in runs}
+        written = (found for found in runs if (found.folder / SUMMARY_FILE).stat().st_mtime >= self._began)
+        statuses = {found.run.status for found in written}
         if statuses - {"finished"}:
             sys.exit(2 if statuses <= {"finished", "refused"} else 1)
 
