@@ -34,9 +34,9 @@ NOT_READ = ("name", "output_dir", "fresh", "logger", "objective", "study", "size
 SOURCES = (".py", ".yaml", ".jsonl", ".c", ".h")
 
 
-def register_resolvers(folders: Sequence[Path]) -> None:
-    """Make what stands in `conf/` as `${NAME:}` known to OmegaConf. `folders` are the `conf/` of extensions."""
-    OmegaConf.register_new_resolver("extensions", lambda: [folder.as_uri() for folder in folders], replace=True)
+def register_resolvers(searchpath: Sequence[str]) -> None:
+    """Make what stands in `conf/` as `${NAME:}` known to OmegaConf. `searchpath` is Hydra's."""
+    OmegaConf.register_new_resolver("searchpath", lambda: list(searchpath), replace=True)
     OmegaConf.register_new_resolver("run_name", run_name, replace=True)
     OmegaConf.register_new_resolver("free", lambda place: str(free(Path(place))), replace=True)
     # Hydra gives each job the names that were cached when the sweep began.
