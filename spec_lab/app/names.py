@@ -61,11 +61,13 @@ def choice_name(option: str, part: Any) -> str:
     """Return the name of what a run chose in a group: the option, and each knob that differs from its class.
 
     `acceptance=relaxed_thinking acceptance.topk=3` is `relaxed_thinking+topk=3`. A logger has the name of its option
-    alone. The drafter's K is left out, since tables have a column for it.
+    alone. The drafter's K is left out, since tables have a column for it. Of a path or an address it has what follows the
+    last slash: a record's names are sent to others.
     """
     knobs = [knob for knob in fields(part) if knob.name not in ("name", "num_draft_tokens")]
     own = {knob.name: value for knob in knobs if (value := getattr(part, knob.name)) != default_of(knob)}
-    return "+".join([option, *(f"{key}={Path(value).name if key == 'path' else value}" for key, value in own.items())])
+    said = (f"{key}={str(value).rstrip('/').rpartition('/')[2]}" for key, value in own.items())
+    return "+".join([option, *said])[:MAX_LENGTH]
 
 
 def digest_of(run: Run) -> str:
