@@ -179,6 +179,22 @@ def test_gptq_is_its_formula(bits: int, group_size: int, form: str | None, shuff
     assert len(expected) == 14 and all(torch.equal(ours[f"{name}.weight"], value) for name, value in expected.items())
 
 
+def test_a_part_does_not_take_the_place_of_a_missing_one(tmp_path: Path) -> None:
+    make_tiny_target(tmp_path, "llama", **SIZES)
+
+    def without_zeros(module: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        rows, inputs = weight.shape
+        return {
+            "qweight": torch.zeros(inputs // 8, rows, dtype=torch.int32),
+            "scales": torch.ones(inputs // 32, rows).half(),
+            "g_idx": (torch.arange(inputs) // 32).int(),
+        }
+
+    quantise(tmp_path, GPTQ, without_zeros)
+    with refused("not expected", "scales"):
+        read(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,8 @@ def test_the_verdict_says_what_the_record_says() -> None:
     assert "is lossy" in lossy.verdict and f"{100 * lossy['equal_to_plain']:.1f}%" in lossy.verdict
     assert "imposed" in make_run(acceptance_imposed=True, acceptance_lossless=False).verdict
     assert make_run(main=measure(PLAIN)).verdict.startswith("Plain decoding")
+    one_token = measure(replace(MAIN, max_new_tokens=1))
+    assert make_run(main=one_token, references={}).verdict.startswith("no round to time")
 
 
 def test_the_verdict_of_a_run_that_did_not_finish_is_its_reason() -> None:

@@ -85,9 +85,8 @@ class _Judge:
         if record.output_ids == plain:
             return None
         index = first_difference(record.output_ids, plain)
-        if index == min(
-            len(record.output_ids), len(plain)
-        ):  # one text is a prefix of the other, which no near-tie explains
+        shorter = min(len(record.output_ids), len(plain))
+        if index == shorter:  # one text is a prefix of the other, which no near-tie explains
             return Divergence(index=index, margin=None, kind="bug")
         choice = self.teacher.greedy_choices(record.prompt_ids, record.output_ids[: index + 1])
         return self._judged(record, index, choice)

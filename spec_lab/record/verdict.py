@@ -23,6 +23,8 @@ def verdict(run: Run) -> str:
 
 def _speed(run: Run) -> str:
     """Say how fast it was and how much was accepted: as every engine counts it, of another engine."""
+    if run["rounds"] == 0:
+        return "no round to time: every output ended with the prompt pass's own token"
     is_ours = run.engine == "lab"
     by = "" if is_ours else f" by {run.engine} {run.engine_version or ''}".rstrip()
     rate = f"gave {number(run['decode_tokens_per_second'], 1)} tokens/s"
