@@ -61,8 +61,8 @@ def choice_name(option: str, part: Any) -> str:
     """Return the name of what a run chose in a group: the option, and each knob that differs from its class.
 
     `acceptance=relaxed_thinking acceptance.topk=3` is `relaxed_thinking+topk=3`. A logger has the name of its option
-    alone. The drafter's K is left out, since tables have a column for it. Of a path or an address it has what follows the
-    last slash: a record's names are sent to others.
+    alone. The drafter's K is left out, since tables have a column for it. Of a path or an address it has what follows
+    the last slash: a record's names are sent to others.
     """
     knobs = [knob for knob in fields(part) if knob.name not in ("name", "num_draft_tokens")]
     own = {knob.name: value for knob in knobs if (value := getattr(part, knob.name)) != default_of(knob)}
