@@ -102,6 +102,17 @@ def test_ctrl_c_ends_a_multirun(runner: FakeRunner, empty_folder: Path) -> None:
     assert statuses(empty_folder) == ["finished", "finished"]
 
 
+def test_a_continued_multirun_is_judged_by_its_own_jobs(runner: FakeRunner, empty_folder: Path) -> None:
+    """A job whose files have changed has a new folder, beside its failure."""
+    command = ["-m", "seed=1,2", "workload=jsonl", "workload.path=mine.jsonl"]
+    runner.errors = {1: RuntimeError("there is no such file")}
+    assert main(command) == 1
+    (empty_folder / "mine.jsonl").write_text('{"prompt": "a"}\n')
+    runner.errors = {}
+    assert main(command) == 0
+    assert sorted(statuses(empty_folder)) == ["failed", "finished", "finished", "finished"]
+
+
 def test_a_finished_job_is_not_run_again_while_what_it_read_is_unchanged(
     runner: FakeRunner, empty_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,6 +271,9 @@ def test_options_of_ones_own(runner: FakeRunner, empty_folder: Path) -> None:
         (["sampling.temperature=0.7"], "sampling", "greedy+temperature=0.7"),
         (["drafter=ngram", "drafter.num_draft_tokens=5"], "drafter", "ngram"),
         (["target=hf", "target.path=/models/Qwen3-1.7B"], "target", "hf+path=Qwen3-1.7B"),
+        (["engine=vllm", "engine.target=/home/me/x/"], "engine", "vllm+target=x"),
+        (["engine=vllm", "+engine.options.file='/home/me/x'"], "engine", "vllm+options=x'}"),
+        (["engine=vllm", f"engine.head={'x' * 200}"], "engine", f"vllm+head={'x' * 110}"),
         (["logger=wandb", "logger.project=p"], "logger", "wandb"),
         (["kernels=torch"], "graph", "auto"),
     ],

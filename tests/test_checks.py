@@ -40,6 +40,7 @@ REFUSED = [  # overrides, and what must appear in what is said
     ("drafter=ngram drafter.min_ngram=5", "drafter.min_ngram=5 drafter.max_ngram=4"),
     ("drafter=suffix drafter.depth=8", "drafter.depth=8 drafter.num_draft_tokens=8"),
     ("drafter=hybrid drafter.parts=[suffix,mtp_vanilla]", "drafter.parts"),
+    ("drafter=hybrid drafter.parts=[suffix,ngram]", "drafter.parts"),
     ("drafter=hybrid drafter.head_drafts=9", "drafter.head_drafts=9 drafter.num_draft_tokens"),
     (f"{BLOCK} drafter.num_draft_tokens=8", "drafter.num_draft_tokens=8"),
     (f"{BLOCK} graph=step_replay", "drafter=dflash graph=step_replay graph=full_loop"),

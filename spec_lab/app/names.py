@@ -34,9 +34,9 @@ NOT_READ = ("name", "output_dir", "fresh", "logger", "objective", "study", "size
 SOURCES = (".py", ".yaml", ".jsonl", ".c", ".h")
 
 
-def register_resolvers(folders: Sequence[Path]) -> None:
-    """Make what stands in `conf/` as `${NAME:}` known to OmegaConf. `folders` are the `conf/` of extensions."""
-    OmegaConf.register_new_resolver("extensions", lambda: [folder.as_uri() for folder in folders], replace=True)
+def register_resolvers(searchpath: Sequence[str]) -> None:
+    """Make what stands in `conf/` as `${NAME:}` known to OmegaConf. `searchpath` is Hydra's."""
+    OmegaConf.register_new_resolver("searchpath", lambda: list(searchpath), replace=True)
     OmegaConf.register_new_resolver("run_name", run_name, replace=True)
     OmegaConf.register_new_resolver("free", lambda place: str(free(Path(place))), replace=True)
     # Hydra gives each job the names that were cached when the sweep began.
@@ -61,11 +61,13 @@ def choice_name(option: str, part: Any) -> str:
     """Return the name of what a run chose in a group: the option, and each knob that differs from its class.
 
     `acceptance=relaxed_thinking acceptance.topk=3` is `relaxed_thinking+topk=3`. A logger has the name of its option
-    alone. The drafter's K is left out, since tables have a column for it.
+    alone. The drafter's K is left out, since tables have a column for it. Of a path or an address it has what follows
+    the last slash: a record's names are sent to others.
     """
     knobs = [knob for knob in fields(part) if knob.name not in ("name", "num_draft_tokens")]
     own = {knob.name: value for knob in knobs if (value := getattr(part, knob.name)) != default_of(knob)}
-    return "+".join([option, *(f"{key}={Path(value).name if key == 'path' else value}" for key, value in own.items())])
+    said = (f"{key}={str(value).rstrip('/').rpartition('/')[2]}" for key, value in own.items())
+    return "+".join([option, *said])[:MAX_LENGTH]
 
 
 def digest_of(run: Run) -> str:

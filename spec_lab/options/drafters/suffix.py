@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from spec_lab.config.groups import DrafterConfig
 from spec_lab.config.option import get, knob, option
 from spec_lab.config.run import Run
+from spec_lab.core.errors import UserError
 
 if TYPE_CHECKING:
     from spec_lab.build.lab import Lab
@@ -72,9 +73,7 @@ class Hybrid(Suffix):
 
     def check(self, run: Run) -> Iterator[str]:
         yield from super().check(run)
-        if self.parts[:1] != ["suffix"] or len(self.parts) != 2 or self.parts[1] not in HEADS:
-            yield f"drafter.parts must be suffix and one of {', '.join(HEADS)}; use drafter.parts=[suffix,eagle3]"
-        elif self.head_drafts > self.num_draft_tokens:
+        if self.head_drafts > self.num_draft_tokens:
             yield (
                 f"drafter.head_drafts={self.head_drafts} is more than a round holds; use drafter.num_draft_tokens="
                 f"{self.head_drafts}"
@@ -82,7 +81,11 @@ class Hybrid(Suffix):
 
     @property
     def head(self) -> Any:
-        """The option of the head, which has room for the drafts of suffix."""
+        """The option of the head, which has room for the drafts of suffix; UserError if the parts name none."""
+        if self.parts[:1] != ["suffix"] or len(self.parts) != 2 or self.parts[1] not in HEADS:
+            raise UserError(
+                f"drafter.parts must be suffix and one of {', '.join(HEADS)}; use drafter.parts=[suffix,eagle3]"
+            )
         head = get("drafter", self.parts[1])()
         return replace(head, num_draft_tokens=self.num_draft_tokens, path=self.path)
 
