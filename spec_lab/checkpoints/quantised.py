@@ -104,7 +104,7 @@ def with_quantised(stored: Mapping[str, StoredTensor], folder: Path) -> dict[str
     for module, parts in modules.items():
         if OF_SCALES & parts.keys():
             form, name = _form_of(module, options, source), f"{module}.weight"
-            used = [parts[part] for part in form.parts if part in parts]
+            used = [parts[part] for part in itertools.takewhile(parts.__contains__, form.parts)]
             for tensor in used:
                 del result[tensor.name]
             shape = form.shape(*(tensor.shape for tensor in used))
