@@ -22,6 +22,7 @@ from spec_lab.options.acceptance.rejection import Rejection
 from spec_lab.record import models
 from spec_lab.record.reading import read_requests
 from spec_lab.record.trace import STAGE_PREFIX, TRACE_FILE
+from spec_lab.study.run_table import format_run
 from tests.fake_runs import CHOICES
 from tests.tiny_runs import make_run_config, write_prompts
 
@@ -175,6 +176,7 @@ def test_a_sampled_run_has_nothing_to_diverge_from(configure: Callable[..., Run]
     assert summary["divergence"] is None
     assert summary["repeats_identical"] is True
     assert summary["speedup"] is not None
+    assert format_run(summary).startswith("Speed")
 
 
 def test_a_profiled_stretch_has_kernels_and_keeps_its_trace(execute: Execute, tmp_path: Path) -> None:
