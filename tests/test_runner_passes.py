@@ -133,6 +133,23 @@ def test_a_repeated_run_with_references_records_all_of_it(execute: Execute, tmp_
     assert [row["repeat"] for row in rounds] == sorted(row["repeat"] for row in rounds)
 
 
+def test_a_run_that_fails_later_keeps_its_first_repeat(
+    execute: Execute, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    generate, turns = Engine.generate, iter((MAIN, "plain"))
+
+    def failing(*args: Any, **options: Any) -> GenerationResult:
+        if next(turns, None) is None:
+            raise KeyboardInterrupt
+        return generate(*args, **options)
+
+    monkeypatch.setattr(Engine, "generate", failing)
+    with pytest.raises(KeyboardInterrupt):
+        execute(repeats=2, references=["plain"])
+    assert all(row.text for row in read_requests(tmp_path / "run"))
+    assert {row["repeat"] for row in read_rounds(tmp_path / "run")} == {0}
+
+
 @pytest.mark.parametrize(
     ("references", "max_new_tokens"),
     [
