@@ -78,3 +78,22 @@ def test_a_hook_that_did_not_fire_is_no_equality(
     old["runs"][CHAIN][part] = []
     assert compared(bits, tmp_path, old, copy.deepcopy(old)) == 2
     assert part in capsys.readouterr().err
+
+
+def test_everything_is_seen_of_a_replayed_run(
+    bits: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The names that the program knows of the lab lead somewhere, and a second look sees what the first did, but for
+    what was changed in between."""
+    file = tmp_path / "record.json"
+    assert bits.main(["record", str(file), "--only", "drafter=mtp_vanilla graph=round"]) == 0
+    made = json.loads(file.read_text())
+    (seen,) = made["runs"].values()
+    count = len(seen["logits"])
+    assert count > 2, "of every round, not of its capture"
+    seen["logits"][-1] = "other"
+    file.write_text(json.dumps(made))
+    capsys.readouterr()
+    assert bits.main(["compare", str(file)]) == 1
+    told = capsys.readouterr().out.splitlines()[0]
+    assert f"logits from {count} of {count}" in told and ";" not in told

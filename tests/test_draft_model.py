@@ -22,7 +22,7 @@ from spec_lab.options.acceptance.rejection import Rejection
 from tests.covering import each_value
 from tests.engine_state import poison
 from tests.fake_target import PaddedGraph
-from tests.lab import PRUNING, Reference, make_config, make_engine, random_requests
+from tests.lab import PRUNING, Reference, generate, make_config, make_engine, random_requests
 from tests.layer_rows import LayerRows, count_rows
 from tests.scripted_rule import ScriptedRule, install
 from tests.tiny_checkpoints import make_tiny_target, refused
@@ -147,6 +147,18 @@ def test_slots_up_to_l_plus_2k_suffice(pairs: Pairs, num_draft_tokens: int) -> N
     caches = (engine.parts.cache.kv, engine.parts.drafter.cache.kv)
     assert all(cache[:, SCRATCH_PAGE].isnan().all() for cache in caches)
     assert all(cache[:, NULL_PAGE].eq(0).all() for cache in caches)
+
+
+def test_sequences_may_reach_the_last_position(tmp_path: Path) -> None:
+    """Drafts past it are cut; those before it equal the whole text's, also in the last round."""
+    target, draft = tmp_path / "target", tmp_path / "draft"
+    make_tiny_target(target, "qwen3", max_position_embeddings=32)
+    make_tiny_target(draft, **DRAFT_MODELS["qwen3"], max_position_embeddings=32)
+    requests = [replace(request, max_new_tokens=32 - len(request.prompt_ids)) for request in text_requests()]
+    outputs = {}
+    for drafter in ("none", "draft_model"):
+        outputs[drafter] = generate(make_config((target, draft), drafter, 5, "catchup", batch_size=3), requests)
+    Reference(target).assert_lossless(requests, outputs["draft_model"], outputs["none"])
 
 
 EXPECTED_ROWS = {

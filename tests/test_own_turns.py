@@ -19,6 +19,10 @@ def run(folder: Path, *words: str) -> Any:
     return spec_lab.run(spec_lab.compose([*CHEAP, f"output_dir={folder}", *words]))
 
 
+def test_a_limit_holds_for_begun_turns(tmp_path: Path) -> None:
+    assert len(run(tmp_path, "workload=user_turns", "workload.limit=3", "max_new_tokens=2").requests) == 3
+
+
 def test_turns_that_a_target_wrote_are_asked_in_its_template(tmp_path: Path) -> None:
     sampled = ["sampling.temperature=1.0", "acceptance=rejection", "acceptance.method=one_hot"]
     begun = run(tmp_path, "workload=user_turns", "workload.num_requests=24", "max_new_tokens=16", *sampled)

@@ -218,6 +218,15 @@ def test_a_round_launched_ahead_of_the_end_of_a_text_is_nobodys(lab: Lab) -> Non
     assert ended and min(ended) < 60 - 3 * (NUM_DRAFTS + 1)
 
 
+def test_the_time_of_a_replay_for_nobody_is_in_the_round_before_it(lab: Lab) -> None:
+    requests = [Request("a", "x", (5, 6, 7), 9, ignore_eos=True)]
+    result, _ = run(lab, requests, 2, {"overlap": True}, drafter="none", batch_size=1)
+    assert [record.emitted for record in result.rounds] == [[1]] * 8 and result.num_wasted_rounds == 2
+    seconds = [record.seconds for record in result.rounds]
+    assert seconds[-1] > seconds[-2] and seconds[0] == seconds[1]
+    assert sum(seconds) + result.prefills[0].seconds <= result.seconds
+
+
 def make_stops(request: Request, num_slots: int = 2) -> StopConditions:
     stops = StopConditions(num_slots, EOS, CPU)
     stops.admit(1, request)

@@ -25,7 +25,7 @@ from acceptance import Call
 from attention import BANDWIDTH, REPEATS, microseconds, num_copies
 from figures import Figure, options_of, write_figures
 
-from spec_lab.checkpoints.plan import STATE_ITEM_SIZE, DeltaNetSizes
+from spec_lab.checkpoints.plan import DeltaNetSizes
 from spec_lab.core.recurrent_cache import ConvWindows, RecurrentRows
 from spec_lab.models.delta_caches import StateCheckpoints
 from spec_lab.models.delta_steps import DeltaNetWeights, TorchDeltaSteps
@@ -33,7 +33,7 @@ from spec_lab.operators.triton_delta import TritonDeltaSteps, TritonReplayedUpda
 
 NET = DeltaNetSizes(num_key_heads=16, num_value_heads=32, key_head_dim=128, value_head_dim=128, kernel_size=4)
 """A layer of Qwen3.5-9B, or of 35B-A3B."""
-STATE_BYTES = prod(NET.state_shape) * STATE_ITEM_SIZE
+STATE_BYTES = 4 * prod(NET.state_shape)  # float32
 BF16, GPU = torch.bfloat16, torch.device("cuda")
 
 

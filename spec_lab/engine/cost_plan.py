@@ -69,16 +69,12 @@ class CostPlan(Plan):
         confidences = [sequence.waiting_confidences for sequence in sequences]
         if self._k == 0 or is_behind:
             shape, num_tokens = LaunchShape(0, self._k), float(count)
-        elif self._is_trial and all(sequence.num_waiting >= self._k for sequence in sequences):
-            shape, num_tokens = self._steady, float(self._tokens[self._k])
-        elif all(confidences):
+        elif all(confidences) and not self._is_trial:
             if not self._is_calibrated:
                 self._confidences.calibrate(self._own_rates)
                 self._is_calibrated = True
             known = self._confidences.survival(np.array(confidences))
             shape, num_tokens = self._worth_verifying(known, sequences)
-        elif any(sequence.num_waiting != self._k for sequence in sequences):
-            shape, num_tokens = self._worth_verifying(self._survival, sequences)
         else:
             shape, num_tokens = self._steady, float(self._tokens[self._k])
         self._allowance += TRIALS * self.costs.seconds(count, shape)
@@ -112,8 +108,8 @@ class CostPlan(Plan):
         self._own_rates = self._rates.of(ids)
         if self._own_most[ids].min() < self._most:
             self._own_rates = np.where(self._columns < self._own_most[ids][:, None], self._own_rates, 0.0)
-        self._survival = self._drafts.survival(self._own_rates)
-        self._tokens = np.concatenate(((count,), count + self._survival.sum(axis=0).cumsum()))
+        survival = self._drafts.survival(self._own_rates)
+        self._tokens = np.concatenate(((count,), count + survival.sum(axis=0).cumsum()))
         seconds = self.costs.steady(count)
         way_back = self.costs.catch_up(count) if is_behind else 0.0
         seconds[1:] += way_back / RESUME_ROUNDS

@@ -19,7 +19,8 @@ Seconds = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 def timed_shapes(most: LaunchShape, makes_all: bool) -> list[LaunchShape]:
     """Return the shapes that are timed. `makes_all`: a round that drafts makes all drafts."""
     few = most.num_made if makes_all else 1
-    rows = sorted({1, (most.num_offered + 1) // 2, most.num_offered})
+    counts = {*range(1, min(most.num_offered, 8) + 1), (most.num_offered + 1) // 2, most.num_offered}
+    rows = sorted(counts)  # kernels change with the number of rows, so few are left to interpolation
     shapes = [OFF, LaunchShape(0, few), *(LaunchShape(count, few) for count in rows), LaunchShape(1, most.num_made)]
     return list(dict.fromkeys(shapes))
 
@@ -58,7 +59,7 @@ class CostTable:
         missed_size: int,
         padded_size: Callable[[int], int] = lambda size: size,
     ) -> CostTable:
-        """Interpolate what was timed, linearly in rows and in the padded batch size. More rows never cost less."""
+        """Interpolate what was timed, linearly in rows and in the padded batch size."""
         sizes = sorted({size for size, _ in timed})
         few = min(shape.num_made for _, shape in timed if shape.num_made)
         padded = [padded_size(max(count, 1)) for count in range(num_slots + 1)]
@@ -67,7 +68,7 @@ class CostTable:
             return np.interp(padded, sizes, [timed[size, shape] for size in sizes])
 
         rows = sorted({shape.num_offered for _, shape in timed if shape.num_offered and shape.num_made == few})
-        known = np.maximum.accumulate(np.stack([over_sizes(LaunchShape(count, few)) for count in rows]))
+        known = np.stack([over_sizes(LaunchShape(count, few)) for count in rows])
         verified = np.stack(
             [np.interp(range(most.num_offered + 1), rows, known[:, size]) for size in range(num_slots + 1)]
         )

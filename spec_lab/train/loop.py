@@ -124,7 +124,7 @@ class Training:
             if knobs.max_seconds is not None:
                 elapsed = self.group.agree(elapsed, self.device)
                 if elapsed >= knobs.max_seconds and number > first:
-                    log.info("%.0f s are over at step %d", elapsed, number)
+                    log.warning("optimisation.max_seconds: %.0f s are over at step %d of %d", elapsed, number, knobs.num_steps)
                     break
             losses.append(self.step(self.batch_of(number), learning_rate(knobs, number, elapsed)))
             self.done = number + 1

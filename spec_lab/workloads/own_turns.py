@@ -65,10 +65,10 @@ def around_a_turn(tokenizer: Tokenizer) -> tuple[str, str]:
 
 
 def user_turn_requests(workload: UserTurns, run: Run, tokenizer: Tokenizer) -> list[Request]:
-    """Begin `workload.num_requests` user's turns. The opening of a turn depends only on the seed and its number."""
+    """Begin `workload.num_requests` user's turns, or `workload.limit` if that is fewer. The opening of a turn depends only on the seed and its number."""
     before, _ = around_a_turn(tokenizer)
     requests = []
-    for number in range(workload.num_requests):
+    for number in range(min(workload.num_requests, workload.limit or workload.num_requests)):
         opening = random.Random(f"{run.seed}-{number}").choice(openings())
         most = min(opening.max_tokens, run.max_new_tokens)
         ids = tuple(tokenizer.encode(before + opening.words))
