@@ -62,6 +62,11 @@ def test_four_bits_that_cost_nothing_are_no_fault() -> None:
     assert finding.verdict is Verdict.OK and "with the target as it is stored 0.46" in finding.measured
 
 
+def test_one_prompt_is_no_evidence_of_a_precision() -> None:
+    finding = check_precision(evidence_of("target.weight_dtype=int4", "workload.limit=1", "max_new_tokens=96"))
+    assert finding.verdict is Verdict.DOES_NOT_APPLY and "fewer than 8 prompts" in finding.measured
+
+
 @pytest.fixture(scope="module")
 def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The shipped head, with the record that a training would have left of it."""

@@ -22,6 +22,7 @@ from spec_lab.options.acceptance.rejection import Rejection
 from spec_lab.record import models
 from spec_lab.record.reading import read_requests
 from spec_lab.record.trace import STAGE_PREFIX, TRACE_FILE
+from spec_lab.study.run_table import format_run
 from tests.fake_runs import CHOICES
 from tests.tiny_runs import make_run_config, write_prompts
 
@@ -132,6 +133,23 @@ def test_a_repeated_run_with_references_records_all_of_it(execute: Execute, tmp_
     assert [row["repeat"] for row in rounds] == sorted(row["repeat"] for row in rounds)
 
 
+def test_a_run_that_fails_later_keeps_its_first_repeat(
+    execute: Execute, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    generate, turns = Engine.generate, iter((MAIN, "plain"))
+
+    def failing(*args: Any, **options: Any) -> GenerationResult:
+        if next(turns, None) is None:
+            raise KeyboardInterrupt
+        return generate(*args, **options)
+
+    monkeypatch.setattr(Engine, "generate", failing)
+    with pytest.raises(KeyboardInterrupt):
+        execute(repeats=2, references=["plain"])
+    assert all(row.text for row in read_requests(tmp_path / "run"))
+    assert {row["repeat"] for row in read_rounds(tmp_path / "run")} == {0}
+
+
 @pytest.mark.parametrize(
     ("references", "max_new_tokens"),
     [
@@ -175,6 +193,7 @@ def test_a_sampled_run_has_nothing_to_diverge_from(configure: Callable[..., Run]
     assert summary["divergence"] is None
     assert summary["repeats_identical"] is True
     assert summary["speedup"] is not None
+    assert format_run(summary).startswith("Speed")
 
 
 def test_a_profiled_stretch_has_kernels_and_keeps_its_trace(execute: Execute, tmp_path: Path) -> None:

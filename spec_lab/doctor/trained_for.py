@@ -18,6 +18,8 @@ from spec_lab.doctor.subject import load_subject
 from spec_lab.record.statistics import bootstrapped
 
 PRECISION_CHECK, TRAINING_CHECK = "precision of the target", "target of the training"
+MIN_TEXTS = 8
+"""With fewer, three standard errors of their mean happen by chance more than once in a hundred (Student's t)."""
 
 
 def check_precision(evidence: Evidence) -> Finding:
@@ -43,6 +45,8 @@ def check_precision(evidence: Evidence) -> Finding:
     )
     both = _by_text(evidence), _by_text(stored)
     texts = both[0].keys() & both[1].keys()
+    if len(texts) < MIN_TEXTS:
+        return does_not_apply(PRECISION_CHECK, f"fewer than {MIN_TEXTS} prompts to compare; use more")
     gain = gain_of(*(torch.stack([of[text].double().mean() for text in texts]) for of in both))
     if not gain.is_clear:
         return Finding(PRECISION_CHECK, Verdict.OK, measured)

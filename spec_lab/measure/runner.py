@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -92,18 +92,20 @@ def _measure(lab: LoadedRun, info: models.Run, recorder: Recorder, memory: Memor
     with progress_of(config.repeats * len(lab.engines) * len(offered)) as progress:
         _warm_up(lab, progress)
         gc.freeze()  # so that collecting before each pass looks only at what passes leave
-        passes = in_turns(
+        turns = in_turns(
             config, list(lab.engines), progress, recorder, lambda name, end: _timed_pass(lab, name, offered, end)
         )
+        for repeat, passes in enumerate(turns):
+            recorder.rounds(repeat, passes[MAIN][-1].rounds)
+            if repeat > 0:
+                continue
+            records = passes[MAIN][0].requests
+            for record in counted(progress, "checking the outputs", records if config.record.audit else []):
+                lab.teacher.require_finite([*record.prompt_ids, *record.output_ids[:-1]])
+            divergences = _audit(lab, passes, progress)
+            rows = {name: request_rows(lab, name, of[0].requests, divergences or {}) for name, of in passes.items()}
+            recorder.requests(rows[MAIN])
         gc.unfreeze()
-        for repeat, result in enumerate(passes[MAIN]):
-            recorder.rounds(repeat, result.rounds)
-        records = passes[MAIN][0].requests
-        for record in counted(progress, "checking the outputs", records if config.record.audit else []):
-            lab.teacher.require_finite([*record.prompt_ids, *record.output_ids[:-1]])
-        divergences = _audit(lab, passes, progress)
-        rows = {name: request_rows(lab, name, of[0].requests, divergences or {}) for name, of in passes.items()}
-        recorder.requests(rows[MAIN])
         progress.set_description("profiling")
         batch = lab.requests[: config.batch_size]
         profile = profile_rounds(lab.engines[MAIN], batch, config.profile_rounds, recorder.folder)
@@ -136,9 +138,9 @@ def in_turns(
     progress: tqdm,
     recorder: Recorder,
     timed: Callable[[str, Callable[[RequestRecord], None]], Pass],
-) -> dict[str, list[Pass]]:
+) -> Iterator[dict[str, list[Pass]]]:
     """Time each configuration once a repeat, in rotating order, so that a slowing machine does not always affect the
-    same one. Return the passes of each.
+    same one. After each repeat yield the passes of each so far, so that a long run checks and keeps its first ones.
 
     Args:
         timed: times a pass of a configuration, and calls its second argument with each request that ends.
@@ -155,7 +157,7 @@ def in_turns(
 
             progress.set_description(f"{name}, repeat {repeat + 1} of {config.repeats}")
             passes[name].append(timed(name, end))
-    return passes
+        yield passes
 
 
 def _costs(lab: LoadedRun) -> list[models.RoundCost]:
