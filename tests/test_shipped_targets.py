@@ -34,7 +34,7 @@ CHOICES: dict[str, tuple[str | None, str | None, str | None]] = {
     "prune=prefill": ("", None, None),
     "recurrent.rollback=replay": ("", None, None),
     "dtype=bfloat16": ("", None, None),
-    "target.weight_dtype=fp8": ("keep a state", "Gemma 4", "layers of experts"),
+    "target.weight_dtype=fp8": ("keep a state", "Gemma 4", "latent attention"),
 }
 """What is chosen, and for each target that it is tried on the words of its refusal, if it is refused.
 
