@@ -61,12 +61,12 @@ def composed(config: Run) -> Composed:
         (["engine=vllm", "prune=catchup"], "prune.catchup=pre_attention is a choice of the lab's own round"),
         (["engine=vllm", "acceptance=relaxed_thinking"], "no rule like acceptance=relaxed_thinking"),
         (["engine=llamacpp", "tree=dynamic"], "no tree=dynamic"),
-        (["engine=llamacpp", "drafter=eagle3", "batch_size=2"], "several requests at once"),
         (["engine=transformers", "drafter=draft_model", "batch_size=2"], "one request at a time"),
         (["engine=vllm", "workload.request_rate=2"], "all requests at once"),
         (["engine=llamacpp", "workload=random_ids"], "ignore_eos"),
         (["engine=sglang", "graph=full_loop"], "graph=full_loop is a choice"),
         (["engine=server"], "engine.url"),
+        (["engine=llamacpp", "drafter=eagle3", "batch_size=2"], "several requests at once"),
     ],
 )
 def test_what_an_engine_lacks_is_refused_by_name_before_anything_loads(overrides: list[str], words: str) -> None:
