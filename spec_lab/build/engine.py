@@ -20,7 +20,6 @@ from spec_lab.config.choices import DraftMetadata
 from spec_lab.config.option import get
 from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
-from spec_lab.core.layer_protocols import AttentionBackend, MetadataMover
 from spec_lab.core.protocols import Drafter
 from spec_lab.engine.drafts import Chain, Tree, TreeBehindRoot
 from spec_lab.engine.engine import Engine
@@ -74,12 +73,13 @@ def build_engine(run: Run, models: Models, limits: Limits, make_drafter: Drafter
     assert limits.margin >= 2 * drafter.num_draft_tokens
     num_rows = drafter.num_draft_tokens + 1 if sizes is None else sizes.num_rows
     table = PageTable(limits.num_slots, limits.max_seq_len + limits.margin, limits.page_size, models.device)
+    is_stale = getattr(run.graph, "metadata", None) == DraftMetadata.stale
     parts = Parts(
         target=models.target,
         drafter=drafter,
         rule=rule,
         backend=models.backend,
-        mover=_mover(run, models.backend),
+        mover=StaleMover(models.backend) if is_stale else models.backend,
         cache=cache,
         slots=SlotState(limits.num_slots, num_rows - 1, table, SlotStates(cache.recurrent), models.kernels),
         timer=timer,
@@ -101,21 +101,6 @@ def build_engine(run: Run, models: Models, limits: Limits, make_drafter: Drafter
         raise UserError("graph.prompts=true captures no prompt of a target that keeps states; use graph.prompts=false")
     prompt_pass = CapturedPromptPass(*of_prompts, lab.recorder()) if captures_prompts else PromptPass(*of_prompts)
     return Engine(rounds, kept, graph, scheduler, prompt_pass, overlap=overlaps(run))
-
-
-def _mover(run: Run, backend: AttentionBackend) -> MetadataMover:
-    """Return what advances metadata between draft steps: the backend, or a wrong one with graph.metadata=stale.
-
-    Raises:
-        UserError: the mode advances attention metadata inside a graph, which the attention backend cannot do.
-    """
-    metadata = getattr(run.graph, "metadata", None)
-    if metadata is not None and not backend.supports_in_place_update:
-        raise UserError(
-            f"attention={run.attention.name} cannot move its metadata inside a graph, which graph={run.graph.name} "
-            "does; use graph=step_replay, which builds it again, or attention=torch"
-        )
-    return StaleMover(backend) if metadata == DraftMetadata.stale else backend
 
 
 def build_rounds(lab: Lab, parts: Parts, is_captured: bool) -> Rounds:

@@ -23,7 +23,7 @@ from spec_lab.config.option import get
 from spec_lab.config.run import Run
 from spec_lab.core.draft_paths import DraftPaths
 from spec_lab.core.errors import UserError
-from spec_lab.core.kept import AllPromptRows, Drop, PrunePolicy
+from spec_lab.core.kept import PrunePolicy
 from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.drafters.confidence import ConfidentGreedyPicker, ConfidentPicker
@@ -82,23 +82,9 @@ class Lab(Models):
 
     @property
     def kept(self) -> PrunePolicy:
-        """Which rows go on after their KV is written (`prune`), as far as the backend can do it.
-
-        A backend that writes KV with attention prunes no prompts, but it may drop rows of the catch-up step after
-        attention.
-
-        Raises:
-            UserError: `prune.catchup` drops rows before attention.
-        """
-        prune, prewrite = self.run.prune, self.backend.prewrite
-        prompt, catchup = get("prune.prefill", prune.prefill)().build(), get("prune.catchup", prune.catchup)().build()
-        drops = map(catchup, range(1, self.run.batch_size + 1))
-        if not prewrite and any(drop is Drop.BEFORE_ATTENTION for drop in drops):
-            raise UserError(
-                f"attention={self.run.attention.name} cannot write KV before attention, which prune.catchup="
-                f"{prune.catchup} needs; use prune=post_attention or attention=torch"
-            )
-        return PrunePolicy(prompt if prewrite or not prompt.needs_prewrite else AllPromptRows(), catchup)
+        """Which rows go on after their KV is written (`prune`)."""
+        prune = self.run.prune
+        return PrunePolicy(get("prune.prefill", prune.prefill)().build(), get("prune.catchup", prune.catchup)().build())
 
     @property
     def draft_model_kernels(self) -> KernelSet:
