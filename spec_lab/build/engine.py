@@ -105,14 +105,11 @@ def build_engine(run: Run, models: Models, limits: Limits, make_drafter: Drafter
 
 def build_rounds(lab: Lab, parts: Parts, is_captured: bool) -> Rounds:
     """Make the decode rounds of an engine: one, or those that a plan chooses from. `is_captured`: as graphs."""
-    run, sizes, needs, kept = lab.run, lab.run.sizes, parts.drafter.requirements, lab.confidences
+    sizes, needs, kept = lab.run.sizes, parts.drafter.requirements, lab.confidences
     most, finder, chain = parts.drafter.num_draft_tokens, needs.on_host, Chain(parts)
-    plan = get("drafter.plan", run.drafter.plan)().build(lab)
-    if plan is None and sizes is None and finder is None:
-        return Rounds(
-            lambda _: DecodeRound(parts, chain, Offers(most, most, confidences=kept)), LaunchShape(most, most)
-        )
+    plan = get("drafter.plan", lab.run.drafter.plan)().build(lab)
     offered = DraftOffers(lab.limits.num_slots, most, lab.device, lab.kernels)
+    counts = None if plan is None and finder is None else offered
     missed = None if plan is None or not plan.resumes else _missed_rows(lab, parts)
     tree = None
     if sizes is not None:
@@ -120,12 +117,12 @@ def build_rounds(lab: Lab, parts: Parts, is_captured: bool) -> Rounds:
     root = chain if tree is None else TreeBehindRoot(parts, tree)
 
     def make(shape: LaunchShape) -> DecodeRound:
-        if shape.num_offered == 0 and finder is None:
+        if plan is not None and finder is None and shape.num_offered == 0:
             num_made = most if tree is not None and shape.num_made else shape.num_made
             return PlainRound(parts, root, offered, missed, num_made, kept)
         if tree is not None:
             return DecodeRound(parts, tree.of_first(shape.num_offered + 1), Offers(most, most))
-        return DecodeRound(parts, chain, Offers(shape.num_offered, shape.num_made, offered, kept, shape.is_full))
+        return DecodeRound(parts, chain, Offers(shape.num_offered, shape.num_made, counts, kept, shape.is_full))
 
     num_drafts = most if sizes is None else sizes.num_rows - 1
     return Rounds(

@@ -22,7 +22,6 @@ from spec_lab.config.choices import DraftSampling, KernelsChoice
 from spec_lab.config.option import get
 from spec_lab.config.run import Run
 from spec_lab.core.draft_paths import DraftPaths
-from spec_lab.core.errors import UserError
 from spec_lab.core.kept import PrunePolicy
 from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet
 from spec_lab.core.kv_cache import PagedKVCache
@@ -133,25 +132,15 @@ class Lab(Models):
         picker = make(self.run.sampling.temperature, self.seeds, self._logits(drafter.num_draft_tokens), self.kernels)
         return picker if confidences is None else ConfidentPicker(picker, confidences)
 
-    def tree(self, num_scored: int | None = None) -> TreeShape[Any]:
-        """Make the tree of a run that has one, for a drafter that scores `num_scored` tokens."""
-        shape = self.run.tree.build(self)
-        if num_scored is not None and shape.topk > num_scored:
-            raise UserError(
-                f"tree={self.run.tree.name}: {shape.topk} branches below a draft, but the drafter scores only "
-                f"{num_scored} tokens; use tree.topk={num_scored}, or lower ranks in tree.paths"
-            )
-        return shape
-
-    def siblings(self, shape: TreeShape[Any]) -> SiblingPicker:
-        """Make the picker of a branch's child tokens."""
-        drafter: Any = self.run.drafter
-        if drafter.draft_sampling == DraftSampling.greedy:
-            return LikeliestSiblings(shape.topk, self.kernels)
+    def tree(self) -> tuple[TreeShape[Any], SiblingPicker]:
+        """Make the tree of a run that has one, and the picker of a branch's child tokens."""
         tree: Any = self.run.tree
+        shape: TreeShape[Any] = tree.build(self)
+        if not self.run.draws_drafts:
+            return shape, LikeliestSiblings(shape.topk, self.kernels)
         paths, temperature = DraftPaths(tree.paths), self.run.sampling.temperature
         kept = self._logits(len(paths.branches))
-        return DrawnSiblings(
+        return shape, DrawnSiblings(
             paths, shape.topk, replacement=tree.replacement, temperature=temperature, seeds=self.seeds, kept=kept
         )
 

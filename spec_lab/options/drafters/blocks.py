@@ -118,8 +118,7 @@ class Dflash(WeightsConfig):
             host_waits=not lab.run.graph.captures,
         )
         if lab.run.sizes is not None:
-            shape = lab.tree(config.head.num_candidates or config.draft_vocab_size)
-            return BlockTreeDrafter(block_pass, shape, lab.siblings(shape), lab.span)
+            return BlockTreeDrafter(block_pass, *lab.tree(), lab.span)
         if not self.confidence:
             return BlockDrafter(block_pass, lab.picker(self), lab.span)
         picker = replace(lab, confidences=None).picker(self)  # a head of its own stores them

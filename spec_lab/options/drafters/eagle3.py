@@ -56,9 +56,7 @@ class Eagle3(WeightsConfig):
         config = model.config
         taps = config.tap_layer_inputs or default_tap_layer_inputs(lab.target.config.num_layers)
         plan = replace(config.layer.only_layer, window=self.window)
-        return recurrent_drafter(
-            self, lab, model, FeatureSpec(layer_inputs=taps), plan=plan, num_scored=config.draft_vocab_size
-        )
+        return recurrent_drafter(self, lab, model, FeatureSpec(layer_inputs=taps), plan)
 
 
 def recurrent_drafter(
@@ -66,16 +64,13 @@ def recurrent_drafter(
     lab: Lab,
     head: Any,
     features: FeatureSpec,
-    *,
     plan: LayerPlan,
-    num_scored: int | None = None,
 ) -> Drafter[Any]:
     """Make the drafter of one engine from a head that is run draft by draft: of chains, or of the run's tree.
 
     Args:
         features: what the head reads of the target.
         plan: of the head's layer.
-        num_scored: how many tokens the head scores, if they are not the target's.
     """
     from spec_lab.build.caches import attention_kinds
     from spec_lab.drafters.recurrent import RecurrentDrafter, RecurrentTreeDrafter
@@ -91,5 +86,5 @@ def recurrent_drafter(
     if lab.run.sizes is None:
         kinds = attention_kinds([plan])
         return RecurrentDrafter(picker=lab.picker(option), kernels=lab.kernels, kinds=kinds, **parts)
-    shape = lab.tree(num_scored)
-    return RecurrentTreeDrafter(shape=shape, siblings=lab.siblings(shape), **parts)
+    shape, siblings = lab.tree()
+    return RecurrentTreeDrafter(shape=shape, siblings=siblings, **parts)

@@ -129,9 +129,7 @@ class MtpEagle(MtpConfigBase):
         from spec_lab.core.types import FeatureSpec
 
         (module,), mtp = model, model[0].config
-        return recurrent_drafter(
-            self, lab, module, FeatureSpec(final_hidden=mtp.target_hidden), plan=mtp.layer.only_layer
-        )
+        return recurrent_drafter(self, lab, module, FeatureSpec(final_hidden=mtp.target_hidden), mtp.layer.only_layer)
 
 
 @option("drafter", "mtp_vanilla")

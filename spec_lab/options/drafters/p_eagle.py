@@ -44,8 +44,7 @@ class PEagle(WeightsConfig):
         )
         if lab.run.sizes is None:
             return BlockDrafter(block_pass, lab.picker(self), lab.span)
-        shape = lab.tree(config.draft_vocab_size)
-        return BlockTreeDrafter(block_pass, shape, lab.siblings(shape), lab.span)
+        return BlockTreeDrafter(block_pass, *lab.tree(), lab.span)
 
     def read(self, lab: Lab) -> tuple[Eagle3Config, dict[str, torch.Tensor]]:
         from spec_lab.checkpoints.eagle3_checkpoint import load_eagle3
