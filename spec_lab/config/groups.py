@@ -40,9 +40,6 @@ class TargetConfig(Part):
     """CPU threads if `num_threads=null`, except with kernels=native; None is all cores, shared by the processes."""
 
     name: str = MISSING
-    path: str | None = knob(
-        None, "folder of a Hugging Face checkpoint (families: docs/families.md), or with target=hf a GGUF file"
-    )
     weights: Weights = knob(Weights.checkpoint, "where the weights come from")
     weight_dtype: WeightDtype = knob(
         WeightDtype.auto,

@@ -61,7 +61,8 @@ class MtpConfigBase(WeightsConfig):
         Raises:
             UserError: there are fewer modules than are read.
         """
-        folder = run.target.folder if self.path is None and run.target.path else super().folder(run)
+        is_of_target = self.path is None and getattr(run.target, "path", None) is not None
+        folder = run.target.folder if is_of_target else super().folder(run)
         if (found := num_mtp_modules(read_keys(folder))) < self.num_modules:
             raise UserError(
                 f"{folder}: its config names {found} MTP modules, and drafter={self.name} reads {self.num_modules}; "
