@@ -79,7 +79,7 @@ RULES = {
 def synthetic(num_draft_tokens: int) -> Rule:
     """A rule under which every accepted length occurs, about equally often, whatever the drafts are worth."""
     count = num_draft_tokens
-    return Rule(Synthetic(mean_length=None, rates=[1 - index / (count + 1) for index in range(1, count + 1)]))
+    return Rule(Synthetic(rates=[1 - index / (count + 1) for index in range(1, count + 1)]))
 
 
 def make_lab(make_folder: Callable[[str], Path], device: str, **overrides: Any) -> Lab:

@@ -82,7 +82,7 @@ def test_a_path_becomes_a_chain(
 
 RULES = {
     "strict": (Rule(Strict()), "follow_argmax"),
-    "synthetic": (Rule(Synthetic(mean_length=None, rates=[0.8, 0.5, 0.3])), "impose_path"),
+    "synthetic": (Rule(Synthetic(rates=[0.8, 0.5, 0.3])), "impose_path"),
     "one_hot": (Rule(Rejection(method="one_hot"), SAMPLED), "draw_rows"),
 }
 

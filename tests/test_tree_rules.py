@@ -165,7 +165,7 @@ DYNAMIC, STATIC = DynamicTreeConfig(topk=3, num_rows=9), StaticTreeConfig()
 TRAVERSAL = Rule(Rejection(method=RejectionMethodChoice.traversal), SAMPLED, "distribution")
 RULES: dict[str, tuple[Rule, TreeConfig]] = {
     "one_hot": (Rule(Rejection(method=RejectionMethodChoice.one_hot), SAMPLED), DYNAMIC),
-    "synthetic": (Rule(Synthetic(mean_length=None, rates=[0.7, 0.5, 0.3])), DYNAMIC),
+    "synthetic": (Rule(Synthetic(rates=[0.7, 0.5, 0.3])), DYNAMIC),
     "traversal": (TRAVERSAL, STATIC),
     "relaxed": (CHAIN_RULES["relaxed"], DYNAMIC),
     "one_hot, drawn": (replace(TRAVERSAL, acceptance=Rejection(method="one_hot")), STATIC),

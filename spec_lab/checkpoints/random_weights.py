@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 
@@ -133,8 +133,8 @@ class BlockParts:
     """The parts of a block drafter that has no checkpoint.
 
     Attributes:
-        rank: width of the head's factors.
-        topk: number of tokens that a head with candidates scores in each slot.
+        head_rank: width of the head's factors.
+        head_topk: number of tokens that a head with candidates scores in each slot.
     """
 
     head: HeadKind = HeadKind.none
@@ -143,21 +143,26 @@ class BlockParts:
     confidence: bool = False
     block_size: int = 8
     num_layers: int = 2
-    rank: int = 256
-    topk: int = 16
-    form: MarkovForm = MarkovForm.vanilla
+    head_rank: int = 256
+    head_topk: int = 16
+    markov_form: MarkovForm = MarkovForm.vanilla
+
+    @classmethod
+    def of(cls, knobs: object) -> BlockParts:
+        """Return the parts that the knobs of the same names choose."""
+        return cls(**{part.name: getattr(knobs, part.name) for part in fields(cls)})
 
 
 def random_block_config(target: ModelConfig, parts: BlockParts) -> BlockConfig:
     """Return the config of a drafter whose body has plain layers of full attention, as wide as the target's."""
     group = next(size for size in (16, 8, 4, 2, 1) if target.hidden_size % size == 0)
-    reads = target.hidden_size + (parts.rank if parts.head == HeadKind.markov else 0)
+    reads = target.hidden_size + (parts.head_rank if parts.head == HeadKind.markov else 0)
     layers = (_plain_layer(target),) * parts.num_layers
-    rank, head = parts.rank, next(head for head in HEADS if head.kind == parts.head)
+    rank, head = parts.head_rank, next(head for head in HEADS if head.kind == parts.head)
     sizes = {
         "rank": rank,
-        "topk": min(parts.topk, target.vocab_size),
-        "form": parts.form,
+        "topk": min(parts.head_topk, target.vocab_size),
+        "form": parts.markov_form,
         "state_size": 4 * rank,
         "hidden_size": 2 * rank,
         "factor_size": rank,

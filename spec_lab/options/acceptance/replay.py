@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from omegaconf import MISSING
+
 from spec_lab.config.groups import AcceptanceConfig
 from spec_lab.config.option import knob, option
-from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,19 +23,14 @@ class Replay(AcceptanceConfig):
     greedy_only = "ends a round with the argmax"
     takes_fewer_drafts = True
 
-    path: str | None = knob(
-        None, "folder of the recorded run, of the largest K; record.confidences=true replays its confidences"
+    path: str = knob(
+        MISSING, "folder of the recorded run, of the largest K; record.confidences=true replays its confidences"
     )
-
-    def check(self, run: Run) -> Iterator[str]:
-        if self.path is None:
-            yield "acceptance=replay replays a recorded run; set acceptance.path to its folder"
 
     def build(self, lab: Lab) -> AcceptanceRule:
         from spec_lab.acceptance.replay import RecordedRound, ReplayAcceptance
         from spec_lab.record.reading import read_requests
 
-        assert self.path is not None
         recorded = {}
         for request in read_requests(Path(self.path).expanduser()):
             accepted = request.accepted_per_round or []

@@ -21,10 +21,7 @@ class Strict(AcceptanceConfig):
     keeps_greedy_text = True
     takes_fewer_drafts = True
     judges_trees = True
-
-    @property
-    def keeps_the_law(self) -> bool:
-        return True
+    keeps_the_law = True
 
     def build(self, lab: Lab) -> AcceptanceRule:
         from spec_lab.acceptance.tree import StrictTreeAcceptance

@@ -24,13 +24,10 @@ class Synthetic(AcceptanceConfig):
     takes_fewer_drafts = True
     judges_trees = True
 
-    mean_length: float | None = knob(2.5, "acceptance length to impose, from 1 to K + 1; null if rates are given")
+    mean_length: float = knob(2.5, "acceptance length to impose, from 1 to K + 1, where no rates are given")
     rates: list[float] | None = knob(None, "unconditional rate of each draft position, not increasing")
 
     def check(self, run: Run) -> Iterator[str]:
-        if (self.rates is None) == (self.mean_length is None):
-            yield "acceptance.mean_length or acceptance.rates sets the rates; set one of them, and the other to null"
-            return
         try:
             self._rates(run)
         except UserError as error:
@@ -46,7 +43,6 @@ class Synthetic(AcceptanceConfig):
     def _rates(self, run: Run) -> Sequence[float]:
         """Return the acceptance rate of each draft position; UserError if none can be imposed."""
         if self.rates is None:
-            assert self.mean_length is not None
             return expand_mean_length(self.mean_length, run.drafter.num_draft_tokens)
         check_rates(self.rates, run.drafter.num_draft_tokens)
         return self.rates

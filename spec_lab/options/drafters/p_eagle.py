@@ -26,7 +26,7 @@ class PEagle(WeightsConfig):
     ingests_in_graphs = True
     one_pass = True
 
-    num_layers: int | None = knob(None, "layers of a head of random weights; null is 2", least=1, most=64)
+    num_layers: int = knob(2, "layers of a head of random weights", least=1, most=64)
 
     def drafter(self, lab: Lab, model: tuple[Eagle3Config, PEagleHead]) -> Drafter[Any]:
         from spec_lab.checkpoints.eagle3_checkpoint import default_tap_layer_inputs
@@ -52,7 +52,7 @@ class PEagle(WeightsConfig):
 
         target = lab.target.config
         if self.weights == Weights.random:
-            return random_eagle3(target, None, lab.dtype, lab.device, lab.run.seed + 1, self.num_layers or 2)
+            return random_eagle3(target, None, lab.dtype, lab.device, lab.run.seed + 1, self.num_layers)
         return load_eagle3(self.folder(lab.run), target, lab.dtype, lab.device, "peagle")
 
     def model(
