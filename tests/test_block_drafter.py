@@ -15,8 +15,8 @@ from spec_lab.config.groups import GraphConfig
 from spec_lab.config.run import RecordConfig, SamplingConfig
 from spec_lab.core.types import AcceptanceInputs, Sequence
 from spec_lab.drafters.picking import GreedyPicker
-from spec_lab.options.acceptance.rejection import Rejection
-from spec_lab.options.acceptance.synthetic import Synthetic
+from spec_lab.options.acceptance.imposed import Synthetic
+from spec_lab.options.acceptance.lossless import Rejection
 from spec_lab.options.graphs import EagerGraph, FullLoop, RoundGraph, SplitSeed
 from tests.lab import Reference, make_config, make_engine, random_requests
 from tests.scripted_rule import ScriptedAcceptance, ScriptedRule, compare_drafts

@@ -15,8 +15,8 @@ from spec_lab.config.choices import DraftSampling
 from spec_lab.config.run import Run, SamplingConfig
 from spec_lab.core.draft_paths import DraftPaths
 from spec_lab.core.types import Request
-from spec_lab.options.acceptance.rejection import Rejection
-from spec_lab.options.acceptance.synthetic import Synthetic
+from spec_lab.options.acceptance.imposed import Synthetic
+from spec_lab.options.acceptance.lossless import Rejection
 from spec_lab.options.trees import DynamicTreeConfig, StaticTreeConfig
 from tests.lab import Reference, make_config, make_engine, with_depth_as_k
 from tests.slow_block import SlowBlock

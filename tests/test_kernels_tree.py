@@ -14,9 +14,8 @@ from spec_kernels.tree_reference import (
 )
 from spec_kernels.tree_walk import follow_tree
 from spec_kernels.utils import INTERPRETED
-from spec_lab.options.acceptance.rejection import Rejection
-from spec_lab.options.acceptance.strict import Strict
-from spec_lab.options.acceptance.synthetic import Synthetic
+from spec_lab.options.acceptance.imposed import Synthetic
+from spec_lab.options.acceptance.lossless import Rejection, Strict
 from spec_lab.options.trees import DynamicTreeConfig
 from tests.graph_lab import MODES, SAMPLED, Lab, Rule, make_lab, mixed_requests
 from tests.kernel_lab import DEVICE, LaunchedKernels, randn

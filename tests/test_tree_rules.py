@@ -18,8 +18,8 @@ from spec_lab.acceptance.tree import OneHotTreeAcceptance, StrictTreeAcceptance,
 from spec_lab.config.groups import TreeConfig
 from spec_lab.core.tree_protocols import JudgedRows, TreeRule, Walk
 from spec_lab.core.types import Verification
-from spec_lab.options.acceptance.rejection import Rejection, RejectionMethodChoice
-from spec_lab.options.acceptance.synthetic import Synthetic
+from spec_lab.options.acceptance.imposed import Synthetic
+from spec_lab.options.acceptance.lossless import Rejection, RejectionMethodChoice
 from spec_lab.options.trees import DynamicTreeConfig, StaticTreeConfig
 from tests.acceptance_cases import CPU
 from tests.covering import each_value

@@ -28,7 +28,7 @@ from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.drafters.confidence import ConfidentGreedyPicker, ConfidentPicker
 from spec_lab.drafters.growth import TreeShape
 from spec_lab.drafters.history import TokenHistory
-from spec_lab.drafters.picking import BiasedGreedyPicker, DraftPicker, GreedyPicker, SamplingPicker
+from spec_lab.drafters.picking import DraftPicker, GreedyPicker, SamplingPicker
 from spec_lab.drafters.siblings import DrawnSiblings, LikeliestSiblings, SiblingPicker
 from spec_lab.engine.capture import CudaGraphRecorder, GraphRecorder
 from spec_lab.engine.tape import TapeRecorder
@@ -123,13 +123,11 @@ class Lab(Models):
 
     def picker(self, drafter: WeightsConfig) -> DraftPicker:
         """Make the picker of the drafter's tokens, which also stores confidences if they are used."""
-        biased = getattr(self.run.acceptance, "allow_lossy", False)
-        is_greedy, confidences = drafter.draft_sampling == DraftSampling.greedy, self.confidences
-        if is_greedy and not biased:
+        confidences = self.confidences
+        if drafter.draft_sampling == DraftSampling.greedy:
             return GreedyPicker() if confidences is None else ConfidentGreedyPicker(confidences)
-        # A biased picker takes the likeliest token but reports it as sampled.
-        make = BiasedGreedyPicker if is_greedy else SamplingPicker
-        picker = make(self.run.sampling.temperature, self.seeds, self._logits(drafter.num_draft_tokens), self.kernels)
+        kept = self._logits(drafter.num_draft_tokens)
+        picker = SamplingPicker(self.run.sampling.temperature, self.seeds, kept, self.kernels)
         return picker if confidences is None else ConfidentPicker(picker, confidences)
 
     def tree(self) -> tuple[TreeShape[Any], SiblingPicker]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,13 +43,6 @@ class Suffix(DrafterConfig):
     )
     outputs: int = knob(1000, "outputs of ended requests that are searched too; 0 is the request alone", least=0)
 
-    def check(self, run: Run) -> Iterator[str]:
-        if self.depth <= self.num_draft_tokens:
-            yield (
-                f"drafter.depth={self.depth} leaves no token to match with drafter.num_draft_tokens="
-                f"{self.num_draft_tokens}; use drafter.depth={3 * self.num_draft_tokens}"
-            )
-
     def build(self, lab: Lab) -> Drafter[Any]:
         from spec_lab.drafters.none import NoDrafter
         from spec_lab.drafters.suffix import SuffixLookup
@@ -72,16 +64,8 @@ class Hybrid(Suffix):
     is longer."""
 
     model: HybridModel = knob(HybridModel.eagle3, "the drafter with weights")
-    head_drafts: int = knob(3, "drafts of the head in a round; suffix makes up to num_draft_tokens", least=1)
+    head_drafts: int = knob(3, "drafts of the head in a round, at most num_draft_tokens", least=1)
     path: str | None = knob(None, "folder of the head's weights; null is what is shipped for the target")
-
-    def check(self, run: Run) -> Iterator[str]:
-        yield from super().check(run)
-        if self.head_drafts > self.num_draft_tokens:
-            yield (
-                f"drafter.head_drafts={self.head_drafts} is more than a round holds; use drafter.num_draft_tokens="
-                f"{self.head_drafts}"
-            )
 
     @property
     def head(self) -> Any:
@@ -100,6 +84,8 @@ class Hybrid(Suffix):
         from spec_lab.drafters.hybrid import HybridLookup
 
         head: Drafter[Any] = self.head.build(replace(lab, run=replace(lab.run, drafter=self.head)))
-        lookup = HybridLookup(self.suffix_sizes(), ("suffix", str(self.model)), self.head_drafts)
+        lookup = HybridLookup(
+            self.suffix_sizes(), ("suffix", str(self.model)), min(self.head_drafts, self.num_draft_tokens)
+        )
         head.requirements = replace(head.requirements, on_host=lookup)
         return head
