@@ -14,7 +14,7 @@ from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.attention.stale import StaleMover
 from spec_lab.build.caches import build_cache
 from spec_lab.build.lab import Lab
-from spec_lab.build.limits import Limits, overlaps
+from spec_lab.build.limits import Limits
 from spec_lab.build.models import Models
 from spec_lab.config.choices import DraftMetadata
 from spec_lab.config.option import get
@@ -100,7 +100,7 @@ def build_engine(run: Run, models: Models, limits: Limits, make_drafter: Drafter
     if captures_prompts and models.target.config.keeps_states:
         raise UserError("graph.prompts=true captures no prompt of a target that keeps states; use graph.prompts=false")
     prompt_pass = CapturedPromptPass(*of_prompts, lab.recorder()) if captures_prompts else PromptPass(*of_prompts)
-    return Engine(rounds, kept, graph, scheduler, prompt_pass, overlap=overlaps(run))
+    return Engine(rounds, kept, graph, scheduler, prompt_pass, overlap=run.graph.overlap)
 
 
 def build_rounds(lab: Lab, parts: Parts, is_captured: bool) -> Rounds:

@@ -188,10 +188,13 @@ class GraphConfig(Part):
     Class variables:
         captures: whether anything is captured.
         runs_trees: whether draft steps may differ in their number of rows, as those of a tree do.
+        overlap, rounds_per_replay: as the knobs of graph=round.
     """
 
     captures: ClassVar[bool] = True
     runs_trees: ClassVar[bool] = True
+    overlap = False
+    rounds_per_replay = 1
 
     name: str = MISSING
 

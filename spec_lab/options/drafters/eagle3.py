@@ -70,19 +70,19 @@ class PEagle(WeightsConfig):
 
     num_layers: int = knob(2, "layers of a head of random weights", least=1, most=64)
 
-    def drafter(self, lab: Lab, model: tuple[Eagle3Config, PEagleHead]) -> Drafter[Any]:
+    def drafter(self, lab: Lab, model: PEagleHead) -> Drafter[Any]:
         from spec_lab.checkpoints.eagle3_checkpoint import default_tap_layer_inputs
         from spec_lab.core.types import FeatureSpec
         from spec_lab.drafters.block import BlockDrafter, BlockTreeDrafter
         from spec_lab.drafters.p_eagle import PEaglePass
 
-        config, head = model
+        config = model.config
         features = FeatureSpec(
             layer_inputs=config.tap_layer_inputs or default_tap_layer_inputs(lab.target.config.num_layers)
         )
         cache = lab.cache((*config.layer.layers, *config.more_layers))
         block_pass = PEaglePass(
-            self.num_draft_tokens, head, features=features, cache=cache, backend=lab.backend, prune=lab.kept
+            self.num_draft_tokens, model, features=features, cache=cache, backend=lab.backend, prune=lab.kept
         )
         if lab.run.sizes is None:
             return BlockDrafter(block_pass, lab.picker(self), lab.span)
@@ -97,12 +97,10 @@ class PEagle(WeightsConfig):
             return random_eagle3(target, None, lab.dtype, lab.device, lab.run.seed + 1, self.num_layers)
         return load_eagle3(self.folder(lab.run), target, lab.dtype, lab.device, "peagle")
 
-    def model(
-        self, lab: Lab, config: Eagle3Config, tensors: Mapping[str, torch.Tensor]
-    ) -> tuple[Eagle3Config, PEagleHead]:
+    def model(self, lab: Lab, config: Eagle3Config, tensors: Mapping[str, torch.Tensor]) -> PEagleHead:
         from spec_lab.models.p_eagle import PEagleHead
 
-        return config, lab.beside_target(PEagleHead, config, tensors)
+        return lab.beside_target(PEagleHead, config, tensors)
 
 
 def recurrent_drafter(

@@ -53,7 +53,7 @@ class MtpConfigBase(WeightsConfig):
     @property
     def num_modules(self) -> int:
         """The number of modules that are read."""
-        raise NotImplementedError
+        return 1
 
     def folder(self, run: Run) -> Path:
         """Return `drafter.path`, else `target.path`, else the folder of the weights shipped for the target.
@@ -121,10 +121,6 @@ class MtpEagle(MtpConfigBase):
 
     drafts_trees = True
     ingests_in_graphs = True
-
-    @property
-    def num_modules(self) -> int:
-        return 1
 
     def drafter(self, lab: Lab, model: list[MtpModule]) -> Drafter[Any]:
         from spec_lab.core.types import FeatureSpec
