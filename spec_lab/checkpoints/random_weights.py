@@ -12,7 +12,7 @@ from spec_lab.checkpoints.block_config import HEADS, BlockConfig, ConvSizes, Hea
 from spec_lab.checkpoints.checkpoint import run_dtype
 from spec_lab.checkpoints.checkpoint_files import WHOLE_TENSORS, Slices, kept_part
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.eagle3_checkpoint import Eagle3Config, eagle3_tensor_shapes
+from spec_lab.checkpoints.eagle3_checkpoint import Eagle3Config, default_tap_layer_inputs, eagle3_tensor_shapes
 from spec_lab.checkpoints.gemma4_assistant_checkpoint import TOKEN_ORDERING, AssistantConfig, assistant_tensor_shapes
 from spec_lab.checkpoints.mtp_checkpoint import MtpConfig, mtp_tensor_shapes
 from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
@@ -70,7 +70,7 @@ def random_eagle3_config(target: ModelConfig, draft_vocab_size: int | None) -> E
         target_hidden_size=target.hidden_size,
         draft_vocab_size=draft_vocab_size or target.vocab_size,
         target_vocab_size=target.vocab_size,
-        tap_layer_inputs=None,
+        tap_layer_inputs=default_tap_layer_inputs(target.num_layers),
         norm_before_residual=False,
     )
 

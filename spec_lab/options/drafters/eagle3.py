@@ -51,13 +51,11 @@ class Eagle3(WeightsConfig):
         return lab.beside_target(partial(Eagle3Head, window=self.window), config, tensors)
 
     def drafter(self, lab: Lab, model: Eagle3Head) -> Drafter[Any]:
-        from spec_lab.checkpoints.eagle3_checkpoint import default_tap_layer_inputs
         from spec_lab.core.types import FeatureSpec
 
-        config = model.config
-        taps = config.tap_layer_inputs or default_tap_layer_inputs(lab.target.config.num_layers)
-        plan = replace(config.layer.only_layer, window=self.window)
-        return recurrent_drafter(self, lab, model, FeatureSpec(layer_inputs=taps), plan)
+        features = FeatureSpec(layer_inputs=model.config.tap_layer_inputs)
+        plan = replace(model.config.layer.only_layer, window=self.window)
+        return recurrent_drafter(self, lab, model, features, plan)
 
 
 @option("drafter", "p_eagle")
@@ -71,15 +69,12 @@ class PEagle(WeightsConfig):
     num_layers: int = knob(2, "layers of a head of random weights", least=1, most=64)
 
     def drafter(self, lab: Lab, model: PEagleHead) -> Drafter[Any]:
-        from spec_lab.checkpoints.eagle3_checkpoint import default_tap_layer_inputs
         from spec_lab.core.types import FeatureSpec
         from spec_lab.drafters.block import BlockDrafter, BlockTreeDrafter
         from spec_lab.drafters.p_eagle import PEaglePass
 
         config = model.config
-        features = FeatureSpec(
-            layer_inputs=config.tap_layer_inputs or default_tap_layer_inputs(lab.target.config.num_layers)
-        )
+        features = FeatureSpec(layer_inputs=config.tap_layer_inputs)
         cache = lab.cache((*config.layer.layers, *config.more_layers))
         block_pass = PEaglePass(
             self.num_draft_tokens, model, features=features, cache=cache, backend=lab.backend, prune=lab.kept
