@@ -10,7 +10,7 @@ import torch
 from spec_kernels.expert_tiles import MAX_INVARIANT_ROWS
 from spec_kernels.experts import routed_experts
 from spec_kernels.gate import ACTIVATIONS
-from spec_lab.models.experts import SortedExperts
+from spec_lab.models.experts import ExpertProduct, SortedExperts
 from spec_lab.models.linear import gelu_tanh
 from spec_lab.models.routers import Routing
 from spec_lab.operators.triton_experts import TritonExperts
@@ -37,7 +37,8 @@ class Layer:
         (function,) = (function for function, name in NAMES.items() if name == activation)
         gate_up, down, rows = (part.float().cpu() for part in (self.gate_up, self.down, self.rows))
         routing = Routing(self.expert_ids.cpu(), self.weights.cpu())
-        return SortedExperts(gate_up, down, function)(rows, routing).to(DEVICE, self.rows.dtype)
+        experts = SortedExperts(ExpertProduct(gate_up), ExpertProduct(down), function)
+        return experts(rows, routing).to(DEVICE, self.rows.dtype)
 
     def some(self, rows: list[int]) -> Layer:
         chosen = (self.rows[rows], self.expert_ids[rows], self.weights[rows])
@@ -125,11 +126,11 @@ def test_a_row_that_is_not_finite_stays_alone() -> None:
 def test_few_rows_and_many_have_the_sums_of_torch() -> None:
     """Of more than 256 rows, a pair's term is rounded before it is added to others."""
     layer = make_layer(17)
-    experts = TritonExperts(layer.gate_up, layer.down, gelu_tanh)
+    experts = TritonExperts(ExpertProduct(layer.gate_up), ExpertProduct(layer.down), gelu_tanh)
     routing = Routing(layer.expert_ids, layer.weights)
     assert torch.equal(experts(layer.rows, routing), layer.run("gelu_tanh"))
     few = layer.some([0, 1, 2, 3, 4])
     assert_near(experts(few.rows, Routing(few.expert_ids, few.weights)), few.expected("gelu_tanh"))
     many = make_layer(300, num_experts=3, num_chosen=2, hidden=16, inner=16, dtype=DTYPES[-1])
-    experts = TritonExperts(many.gate_up, many.down, gelu_tanh)
+    experts = TritonExperts(ExpertProduct(many.gate_up), ExpertProduct(many.down), gelu_tanh)
     assert_near(experts(many.rows, Routing(many.expert_ids, many.weights)), many.expected("gelu_tanh"))

@@ -15,9 +15,13 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from spec_kernels.block_fp8 import BLOCK
 from spec_kernels.expert_tiles import choose_expert_tiles
-from spec_kernels.gate import activate
+from spec_kernels.four_bits import four_bits_widened
+from spec_kernels.four_bits_reference import pairs_of
+from spec_kernels.gate import activate, gated_within
 from spec_kernels.operators import operator
+from spec_kernels.product import scaled_of
 from spec_kernels.product_steps import multiply
 from spec_kernels.utils import assert_rows_of, launch_on
 
@@ -85,13 +89,36 @@ def _own_pairs(
 
 
 @triton.jit
+def _weight_tile(
+    weights: tl.tensor,
+    scales_ptr: tl.tensor,
+    first: tl.tensor,
+    is_column: tl.tensor,
+    channel: tl.tensor,
+    CHANNELS: tl.constexpr,
+    SCALED: tl.constexpr,
+    DTYPE: tl.constexpr,
+) -> tl.tensor:
+    """Loads a tile of weights [columns, channels], whose rows begin at `first`, and widens it if it is of 4 bits."""
+    if SCALED < 0:
+        words, rows = weights.load([first, channel // 4]), first + tl.arange(0, is_column.shape[0])
+        tile = four_bits_widened(words, scales_ptr, rows, is_column, channel // BLOCK, CHANNELS, -SCALED, DTYPE)
+    else:
+        tile = weights.load([first, channel])
+    return tile
+
+
+@triton.jit
 def _gate_up(
     inner_ptr: tl.tensor,
     rows_ptr: tl.tensor,
     weights: tl.tensor,
+    scales_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
     order_ptr: tl.tensor,
     starts_ptr: tl.tensor,
     row_stride: tl.tensor,
+    limit: tl.tensor,
     NUM_EXPERTS: tl.constexpr,
     EXPERT_TILE: tl.constexpr,
     NUM_CHOSEN: tl.constexpr,
@@ -100,13 +127,15 @@ def _gate_up(
     PAIR_TILE: tl.constexpr,
     COLUMN_TILE: tl.constexpr,
     CHANNEL_TILE: tl.constexpr,
+    SCALED: tl.constexpr,
     IS_GELU: tl.constexpr,
+    IS_CLAMPED: tl.constexpr,
 ) -> None:
     """Computes activation(gate) * up for some columns of one expert and some of its pairs, in sorted order."""
     expert, first, end = _own_pairs(starts_ptr, tl.program_id(1), NUM_EXPERTS, EXPERT_TILE, PAIR_TILE)
     if expert < NUM_EXPERTS:
-        column = tl.program_id(0) * COLUMN_TILE
-        columns, all_channels = column + tl.arange(0, COLUMN_TILE), tl.arange(0, CHANNEL_TILE)
+        columns, all_channels = tl.program_id(0) * COLUMN_TILE + tl.arange(0, COLUMN_TILE), tl.arange(0, CHANNEL_TILE)
+        first_gate, is_column = expert * 2 * INNER + tl.program_id(0) * COLUMN_TILE, columns < INNER
         places = first + tl.arange(0, PAIR_TILE)
         is_pair = places < end
         sources = tl.load(order_ptr + places, mask=is_pair, other=0) // NUM_CHOSEN
@@ -117,15 +146,21 @@ def _gate_up(
         for channel in range(0, HIDDEN, CHANNEL_TILE):
             is_channel = (channel + all_channels < HIDDEN) | (HIDDEN % CHANNEL_TILE == 0)
             rows = tl.load(row_ptrs + channel, mask=is_pair[:, None] & is_channel[None, :], other=0.0)
-            gates = weights.load([expert * 2 * INNER + column, channel])
-            ups = weights.load([expert * 2 * INNER + INNER + column, channel])
+            gates = _weight_tile(weights, scales_ptr, first_gate, is_column, channel, HIDDEN, SCALED, rows.dtype)
+            ups = _weight_tile(weights, scales_ptr, first_gate + INNER, is_column, channel, HIDDEN, SCALED, rows.dtype)
             gate = multiply(rows, gates, gate, TURNED)
             up = multiply(rows, ups, up, TURNED)
-        inner = activate(gate, IS_GELU) * up
         if TURNED:
-            inner = tl.trans(inner)
+            gate, up = tl.trans(gate), tl.trans(up)
+        if IS_CLAMPED:
+            bias_ptrs = bias_ptr + expert * 2 * INNER + columns
+            gate += tl.load(bias_ptrs, mask=is_column, other=0.0).to(tl.float32)[None, :]
+            up += tl.load(bias_ptrs + INNER, mask=is_column, other=0.0).to(tl.float32)[None, :]
+            inner = gated_within(gate, up, limit)
+        else:
+            inner = activate(gate, IS_GELU) * up
         inner_ptrs = inner_ptr + places.to(tl.int64)[:, None] * INNER + columns[None, :]
-        tl.store(inner_ptrs, inner.to(inner_ptr.dtype.element_ty), mask=is_pair[:, None] & (columns < INNER)[None, :])
+        tl.store(inner_ptrs, inner.to(inner_ptr.dtype.element_ty), mask=is_pair[:, None] & is_column[None, :])
 
 
 @triton.jit
@@ -133,6 +168,8 @@ def _down(
     terms_ptr: tl.tensor,
     inner: tl.tensor,
     weights: tl.tensor,
+    scales_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
     routing_weights_ptr: tl.tensor,
     order_ptr: tl.tensor,
     starts_ptr: tl.tensor,
@@ -143,25 +180,31 @@ def _down(
     PAIR_TILE: tl.constexpr,
     COLUMN_TILE: tl.constexpr,
     CHANNEL_TILE: tl.constexpr,
+    SCALED: tl.constexpr,
+    IS_CLAMPED: tl.constexpr,
 ) -> None:
     """Computes some columns of one expert's output, times the routing weight, for some of its pairs."""
     expert, first, end = _own_pairs(starts_ptr, tl.program_id(1), NUM_EXPERTS, EXPERT_TILE, PAIR_TILE)
     if expert < NUM_EXPERTS:
-        column = tl.program_id(0) * COLUMN_TILE
-        columns = column + tl.arange(0, COLUMN_TILE)
+        columns = tl.program_id(0) * COLUMN_TILE + tl.arange(0, COLUMN_TILE)
+        first_column, is_column = expert * HIDDEN + tl.program_id(0) * COLUMN_TILE, columns < HIDDEN
         TURNED: tl.constexpr = PAIR_TILE < _LEAST_HEIGHT
         acc = tl.zeros((COLUMN_TILE, PAIR_TILE) if TURNED else (PAIR_TILE, COLUMN_TILE), tl.float32)
         for channel in range(0, INNER, CHANNEL_TILE):
             rows = inner.load([first, channel])  # rows of other experts among them are not stored
-            acc = multiply(rows, weights.load([expert * HIDDEN + column, channel]), acc, TURNED)
+            tile = _weight_tile(weights, scales_ptr, first_column, is_column, channel, INNER, SCALED, rows.dtype)
+            acc = multiply(rows, tile, acc, TURNED)
         if TURNED:
             acc = tl.trans(acc)
+        if IS_CLAMPED:
+            biases = tl.load(bias_ptr + expert * HIDDEN + columns, mask=is_column, other=0.0)
+            acc += biases.to(tl.float32)[None, :]
         places = first + tl.arange(0, PAIR_TILE)
         is_pair = places < end
         pairs = tl.load(order_ptr + places, mask=is_pair, other=0)
         acc *= tl.load(routing_weights_ptr + pairs, mask=is_pair, other=0.0)[:, None]
         term_ptrs = terms_ptr + pairs.to(tl.int64)[:, None] * HIDDEN + columns[None, :]
-        tl.store(term_ptrs, acc.to(terms_ptr.dtype.element_ty), mask=is_pair[:, None] & (columns < HIDDEN)[None, :])
+        tl.store(term_ptrs, acc.to(terms_ptr.dtype.element_ty), mask=is_pair[:, None] & is_column[None, :])
 
 
 @triton.jit
@@ -197,30 +240,41 @@ def routed_experts(
     weights: torch.Tensor,
     activation: str,
     residual: torch.Tensor | None = None,
+    gate_up_scales: torch.Tensor | None = None,
+    down_scales: torch.Tensor | None = None,
+    gate_up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+    limit: float | None = None,
 ) -> torch.Tensor:
     """Compute the weighted sum [rows, hidden_size] of each row's experts, plus the residual if there is one.
 
     Args:
         rows: [rows, hidden_size] of any row stride, of the weights' dtype.
         gate_up: [experts, 2 * intermediate_size, hidden_size], contiguous: gates, then ups.
-        down: [experts, hidden_size, intermediate_size], contiguous.
+        down: [experts, hidden_size, intermediate_size], contiguous. The last size of weights of 4 bits is
+            that of `packed_codes`.
         expert_ids: [rows, chosen] int64, contiguous, from 0 to experts - 1.
         weights: [rows, chosen] float32, contiguous: the factors of the experts' outputs.
         activation: that of the gates, one of `gate.ACTIVATIONS`.
         residual: [rows, hidden_size] of any row stride.
+        gate_up_scales: [experts * 2 * intermediate_size, ...], those of 4 bits as in `four_bits_reference`, of the rows'
+            dtype; `down_scales` likewise.
+        gate_up_bias: [experts, 2 * intermediate_size], contiguous, given with a `limit`; `down_bias` is [experts,
+            hidden_size].
+        limit: with it, gates and ups are clamped as in `gate.gated_within`, instead of the activation.
     """
-    (num_rows, hidden_size), (num_experts, _, inner_size) = rows.shape, down.shape
-    num_chosen, num_pairs = expert_ids.shape[1], expert_ids.numel()
-    assert_experts(rows, gate_up, down, expert_ids, weights)
+    (num_rows, hidden_size), (num_experts, height, _) = rows.shape, gate_up.shape
+    num_chosen, num_pairs, inner_size = expert_ids.shape[1], expert_ids.numel(), height // 2
+    inner = rows.new_empty((num_pairs, inner_size))
+    scaled = scaled_of_experts(rows, inner, gate_up, down, expert_ids, weights, gate_up_scales, down_scales)
     out = rows.new_empty(rows.shape)
     if not num_rows:
         return out
-    tiles = choose_expert_tiles(num_rows, num_pairs / num_experts, rows.element_size())
-    inner = rows.new_empty((num_pairs, inner_size))
+    tiles = choose_expert_tiles(num_rows, num_pairs / num_experts, rows.element_size(), down_scales is not None)
     is_exact = num_rows <= _ROWS_OF_EXACT_TERMS
     terms = rows.new_empty((num_pairs, hidden_size), dtype=torch.float32 if is_exact else rows.dtype)
     sizes = {"NUM_EXPERTS": num_experts, "EXPERT_TILE": triton.next_power_of_2(num_experts)}
-    sizes |= {"HIDDEN": hidden_size, "INNER": inner_size, "PAIR_TILE": tiles.pairs}
+    sizes |= {"HIDDEN": hidden_size, "INNER": inner_size, "PAIR_TILE": tiles.pairs, "IS_CLAMPED": limit is not None}
     num_tiles = num_pairs // tiles.pairs + min(num_pairs, num_experts)
 
     with launch_on(out):
@@ -229,17 +283,31 @@ def routed_experts(
             inner,
             rows,
             tiles.gate_up.of(gate_up),
+            out if gate_up_scales is None else pairs_of(gate_up_scales),
+            out if gate_up_bias is None else gate_up_bias,
             order,
             starts,
             rows.stride(0),
+            limit or 0.0,
             NUM_CHOSEN=num_chosen,
+            SCALED=scaled[0],
             IS_GELU=activation == "gelu_tanh",
             **sizes,
             **tiles.gate_up.options,
         )
         brought = TensorDescriptor.from_tensor(inner, [tiles.pairs, tiles.down.channels])
         _down[(triton.cdiv(hidden_size, tiles.down.columns), num_tiles)](
-            terms, brought, tiles.down.of(down), weights, order, starts, **sizes, **tiles.down.options
+            terms,
+            brought,
+            tiles.down.of(down),
+            out if down_scales is None else pairs_of(down_scales),
+            out if down_bias is None else down_bias,
+            weights,
+            order,
+            starts,
+            SCALED=scaled[1],
+            **sizes,
+            **tiles.down.options,
         )
         _add_terms[(num_rows, triton.cdiv(hidden_size, _CHANNELS_AT_ONCE))](
             out,
@@ -262,19 +330,22 @@ def _sorted_pairs(expert_ids: torch.Tensor, num_experts: int, pair_tile: int) ->
     return order, starts
 
 
-def assert_experts(
+def scaled_of_experts(
     rows: torch.Tensor,
+    inner: torch.Tensor,
     gate_up: torch.Tensor,
     down: torch.Tensor,
     expert_ids: torch.Tensor,
     weights: torch.Tensor,
-) -> None:
-    """Check shapes, layouts and dtypes."""
-    num_rows, hidden_size = rows.shape
-    num_experts, _, inner_size = down.shape
+    gate_up_scales: torch.Tensor | None = None,
+    down_scales: torch.Tensor | None = None,
+) -> tuple[int, int]:
+    """Check shapes, layouts and dtypes; return `ProductForm.SCALED` of both weights. `inner` are the inputs of
+    the second."""
+    (num_rows, hidden_size), num_experts = rows.shape, len(down)
     assert_rows_of(rows, num_rows, hidden_size)
-    assert_rows_of(gate_up, num_experts, 2 * inner_size, hidden_size)
-    assert_rows_of(down, num_experts, hidden_size, inner_size)
     assert_rows_of(weights, *expert_ids.shape)
     assert all(tensor.is_contiguous() for tensor in (gate_up, down, expert_ids, weights))
-    assert rows.dtype == gate_up.dtype == down.dtype and weights.dtype == torch.float32
+    assert weights.dtype == torch.float32
+    first = scaled_of(gate_up.flatten(0, 1), gate_up_scales, rows, num_experts * 2 * inner.shape[1])
+    return first, scaled_of(down.flatten(0, 1), down_scales, inner, num_experts * hidden_size)
