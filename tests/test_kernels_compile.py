@@ -45,7 +45,7 @@ LISTS = {"pieces": 3, "totals": 3}
 SCALARS = dict.fromkeys(
     (
         *("scale", "scaling", "temperature", "eps", "embedding_eps", "hidden_eps", "next_eps", "cap", "table_scale"),
-        *("projected_scale", "threshold"),
+        *("projected_scale", "threshold", "limit"),
     ),
     "fp32",
 )
@@ -139,7 +139,7 @@ def compile_kernel(
         scalar = "constexpr" if name in constants else SCALARS.get(name, "i32")
         signature[name] = pointer if name.endswith("_ptr") else scalar
         if tiles is not None and name in tiles:
-            signature[name] = f"tensordesc<{dtype}{list(tiles[name])}>"
+            signature[name] = f"tensordesc<{(pointers or {}).get(name, dtype)}{list(tiles[name])}>"
     aligned = [(i,) for i, name in enumerate(names) if name.endswith(("_ptr", "_stride", "vocab_size"))]
     aligned = [place for place in aligned if names[place[0]] not in constants]
     lists = {i: LISTS[name.removesuffix("_ptr")] for i, name in enumerate(names) if name.removesuffix("_ptr") in LISTS}
@@ -350,6 +350,7 @@ def compile_experts() -> None:
     for num_rows, pairs_each, dtype in ((17, 1, "bf16"), (512, 32, "bf16"), (8192, 512, "bf16"), (8192, 512, "fp32")):
         tiles = choose_expert_tiles(num_rows, pairs_each, 4 if dtype == "fp32" else 2)
         both = sizes | {"PAIR_TILE": tiles.pairs, "NUM_EXPERTS": 128, "EXPERT_TILE": 128}
+        both |= {"SCALED": 0, "IS_CLAMPED": False}
         gate_up, down = (tiles.gate_up, {"NUM_CHOSEN": 8, "IS_GELU": False}), (tiles.down, {})
         for product, more in (down,) if num_rows == 512 else (gate_up, down):
             shape = {"COLUMN_TILE": product.columns, "CHANNEL_TILE": product.channels}
@@ -361,6 +362,18 @@ def compile_experts() -> None:
                 assert "wgmma" in ptx and "cp.async.bulk.tensor" in ptx, "Hopper's products and copies"
             else:
                 assert "mma." not in ptx, "no TF32"
+    for num_rows, group, kind in ((1, 32, "*u32"), (64, 32, "*u32"), (64, 128, "*i32")):
+        tiles = choose_expert_tiles(num_rows, 16, 2, is_narrow=True)
+        both = {"HIDDEN": 2880, "INNER": 2880, "PAIR_TILE": tiles.pairs, "NUM_EXPERTS": 32, "EXPERT_TILE": 32}
+        both |= {"SCALED": -group, "IS_CLAMPED": True}
+        for product, more in ((tiles.gate_up, {"NUM_CHOSEN": 4, "IS_GELU": False}), (tiles.down, {})):
+            shape = {"COLUMN_TILE": product.columns, "CHANNEL_TILE": product.channels}
+            brought = {"weights": (product.columns, product.channels // 4), "inner": (tiles.pairs, product.channels)}
+            how = {"num_stages": product.num_stages, "num_warps": product.num_warps, "tiles": brought}
+            pointers = {"scales": kind, "weights": "i16"} | ({} if more else {"terms": "*fp32"})
+            ptx = compile_kernel(experts, "bf16", pointers=pointers, **how, **both, **shape, **more)
+            assert "wgmma" in ptx and "cp.async.bulk.tensor" in ptx, "Hopper's products and copies of words"
+            assert "cp.async.ca" in ptx, "scales are fetched ahead too"
     compile_kernel(experts, "i32", PAIR_TILE=1024, NO_EXPERT=1 << 30)
     compile_kernel(experts, "bf16", NUM_CHOSEN=8, HIDDEN=2048, CHANNEL_TILE=512, HAS_RESIDUAL=True)
     choice = {"NUM_EXPERTS": 256, "EXPERT_TILE": 256, "NUM_CHOSEN": 8, "IS_RENORMALIZED": True}
@@ -501,10 +514,11 @@ def compile_narrow_products() -> None:
     assert "wgmma" in ptx and "cp.async.cg" in ptx, "tensor cores, and loads of 16 bytes"
     assert "ldmatrix" in ptx, "pairs go straight to registers"
     assert ptx.count("0x87f087f0") == 32, "an instruction for two numbers"
-    for group, kind in ((128, "*i32"), (32, "*i32"), (32, "*u8")):
+    for group, kind in ((128, "*i32"), (32, "*i32"), (32, "*u32")):
         pointers = {"weight": "*i16", "scales": kind}
         ptx = compile_kernel(product, "bf16", 4, pointers=pointers, **sizes, **options | {"SCALED": -group}, **rest)
         assert "wgmma" in ptx and "ldmatrix" in ptx, "tensor cores, and words go straight to registers"
+        assert "cp.async.ca" in ptx, "scales are fetched ahead"
         sizes_of_widen = {"IN_FEATURES": 4096, "GROUP": group, "ROW_TILE": four_bits.ROWS_OF_PROGRAM}
         compile_kernel(four_bits, "bf16", 4, pointers=pointers, **sizes_of_widen)
     sizes = {"IN_FEATURES": 4096, "SCALE_ROWS": 128, "ROW_TILE": block_fp8.ROWS_OF_PROGRAM}

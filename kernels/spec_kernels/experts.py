@@ -257,8 +257,8 @@ def routed_experts(
         weights: [rows, chosen] float32, contiguous: the factors of the experts' outputs.
         activation: that of the gates, one of `gate.ACTIVATIONS`.
         residual: [rows, hidden_size] of any row stride.
-        gate_up_scales: [experts * 2 * intermediate_size, ...], those of 4 bits as in `four_bits_reference`, of the rows'
-            dtype; `down_scales` likewise.
+        gate_up_scales: [experts * 2 * intermediate_size, ...], those of 4 bits as in `four_bits_reference`, in the
+            rows' dtype; `down_scales` likewise.
         gate_up_bias: [experts, 2 * intermediate_size], contiguous, given with a `limit`; `down_bias` is [experts,
             hidden_size].
         limit: with it, gates and ups are clamped as in `gate.gated_within`, instead of the activation.

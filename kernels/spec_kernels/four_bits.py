@@ -108,7 +108,7 @@ def _quarter(words: tl.tensor, PART: tl.constexpr, IS_FLOAT: tl.constexpr) -> tl
 
 
 @triton.jit
-def _scale(
+def _pair(
     scales_ptr: tl.tensor,
     rows: tl.tensor,
     is_row: tl.tensor,
@@ -118,19 +118,12 @@ def _scale(
     DTYPE: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
     """Load what the inputs from `first_input` on, of one group, are multiplied by, and what is subtracted before:
-    [rows, 1] each. For floats nothing is, and in bfloat16 the factor is 2^63 too small."""
+    [rows, 1] each."""
     NUM_GROUPS: tl.constexpr = (IN_FEATURES + GROUP - 1) // GROUP
     group = first_input // GROUP
     at = rows.to(tl.int64) * NUM_GROUPS + group
     is_group = is_row & (group < NUM_GROUPS)
-    if scales_ptr.dtype.element_ty == tl.uint8:
-        exponents = tl.load(scales_ptr + at, mask=is_group, other=0).to(tl.int32)
-        if tl.bfloat16 == DTYPE:
-            factor = ((exponents + 63) << 7).to(tl.int16).to(tl.bfloat16, bitcast=True)
-        else:
-            factor = (exponents << 23).to(tl.float32, bitcast=True)
-        less = factor
-    elif scales_ptr.dtype.element_ty == tl.int32:
+    if scales_ptr.dtype.element_ty == tl.int32:
         pair = tl.load(scales_ptr + at, mask=is_group, other=0)
         factor = pair.to(tl.int16).to(DTYPE, bitcast=True)
         less = (pair >> 16).to(tl.int16).to(DTYPE, bitcast=True)
@@ -138,6 +131,17 @@ def _scale(
         factor = tl.load(scales_ptr + 2 * at, mask=is_group, other=0.0)
         less = tl.load(scales_ptr + 2 * at + 1, mask=is_group, other=0.0)
     return factor[:, None], less[:, None]
+
+
+@triton.jit
+def _power(exponents: tl.tensor, PART: tl.constexpr, DTYPE: tl.constexpr) -> tl.tensor:
+    """Return the power of two of one group of a block [rows, 1]; in bfloat16 it is 2^63 too small."""
+    exponent = ((exponents >> (8 * PART)) & 255).to(tl.int32)
+    if tl.bfloat16 == DTYPE:
+        power = ((exponent + 63) << 7).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    else:
+        power = (exponent << 23).to(tl.float32, bitcast=True)
+    return power[:, None]
 
 
 @triton.jit
@@ -152,14 +156,18 @@ def four_bits_widened(
     DTYPE: tl.constexpr,
 ) -> tl.tensor:
     """Widen words [rows, 32] of one block of inputs to its numbers [rows, 128], rounded to DTYPE as the reference."""
-    IS_FLOAT: tl.constexpr = scales_ptr.dtype.element_ty == tl.uint8
+    IS_FLOAT: tl.constexpr = scales_ptr.dtype.element_ty == tl.uint32
+    if IS_FLOAT:
+        NUM_BLOCKS: tl.constexpr = (IN_FEATURES + BLOCK - 1) // BLOCK
+        exponents = tl.load(scales_ptr + rows.to(tl.int64) * NUM_BLOCKS + block, mask=is_row, other=0)
     if tl.bfloat16 == DTYPE:
         quarters = _floats_in_bfloat16(words) if IS_FLOAT else _integers_in_bfloat16(words)
     wide = ()
     for part in tl.static_range(4):
-        if part * _QUARTER % GROUP == 0:
-            first = block * BLOCK + part * _QUARTER
-            factor, less = _scale(scales_ptr, rows, is_row, first, IN_FEATURES, GROUP, DTYPE)
+        if IS_FLOAT:
+            factor = _power(exponents, part, DTYPE)
+        elif part * _QUARTER % GROUP == 0:
+            factor, less = _pair(scales_ptr, rows, is_row, block * BLOCK + part * _QUARTER, IN_FEATURES, GROUP, DTYPE)
         if tl.bfloat16 == DTYPE:
             if IS_FLOAT:
                 numbers = _times_twice(quarters[part], factor)

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from spec_kernels.four_bits_reference import packed_codes, widen_reference
+from spec_kernels.four_bits_reference import packed_codes, packed_scales, widen_reference
 from spec_lab.checkpoints.keep_narrow import SCALES, SCALES_SUFFIX
 from spec_lab.checkpoints.plan import ExpertSizes
 from spec_lab.core.errors import UserError
@@ -115,7 +115,7 @@ class ExpertProduct:
         self.weight, self.scales = weight, scales
         if scales is not None:
             self.weight = packed_codes(weight.flatten(0, 1)).view(*self.shape[:2], -1)
-            self.scales = scales.flatten(0, 1)
+            self.scales = packed_scales(scales.flatten(0, 1))
 
     @classmethod
     def of(cls, tensors: Mapping[str, torch.Tensor], name: str) -> ExpertProduct:
