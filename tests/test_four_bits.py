@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from spec_kernels.four_bits import widen
 from spec_kernels.four_bits_reference import (
     E2M1,
     four_bits_widened,
@@ -17,6 +16,7 @@ from spec_kernels.four_bits_reference import (
 )
 from spec_kernels.product import product, product_reference
 from spec_kernels.project_heads import project_heads
+from spec_kernels.widen import widen
 from spec_lab.checkpoints.keep_narrow import INT4, MXFP4, NarrowForm
 from spec_lab.models.linear import NarrowLinear, make_linear
 from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn

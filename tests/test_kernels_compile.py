@@ -503,8 +503,9 @@ def compile_product(dtype: str, rows: int, columns: int, splits: int, **constant
 
 def compile_narrow_products() -> None:
     """Compile products with a weight of 8 and of 4 bits, and what widens such a weight for the library."""
-    from spec_kernels import block_fp8, four_bits, product
+    from spec_kernels import product, widen
 
+    sizes_of_widen = {"IN_FEATURES": 4096, "ROW_TILE": widen.ROWS_OF_PROGRAM}
     pairs = {"weight": "*i16", "scales": "*fp32"}
     sizes = {"IN_FEATURES": 4096, "SPLITS": 1, "ROW_TILE": 16, "COLUMN_TILE": 64, "DEPTH": 128, "STAGES": 4}
     sizes |= {"GROUPS": 0, "REST": 0}
@@ -519,11 +520,9 @@ def compile_narrow_products() -> None:
         ptx = compile_kernel(product, "bf16", 4, pointers=pointers, **sizes, **options | {"SCALED": -group}, **rest)
         assert "wgmma" in ptx and "ldmatrix" in ptx, "tensor cores, and words go straight to registers"
         assert "cp.async.ca" in ptx, "scales are fetched ahead"
-        sizes_of_widen = {"IN_FEATURES": 4096, "GROUP": group, "ROW_TILE": four_bits.ROWS_OF_PROGRAM}
-        compile_kernel(four_bits, "bf16", 4, pointers=pointers, **sizes_of_widen)
-    sizes = {"IN_FEATURES": 4096, "SCALE_ROWS": 128, "ROW_TILE": block_fp8.ROWS_OF_PROGRAM}
-    compile_kernel(block_fp8, "bf16", 4, pointers=pairs, **sizes)
-    compile_kernel(block_fp8, "fp16", 4, pointers=pairs, **sizes)
+        compile_kernel(widen, "bf16", 4, pointers=pointers, SCALED=-group, **sizes_of_widen)
+    compile_kernel(widen, "bf16", 4, pointers=pairs, SCALED=128, **sizes_of_widen)
+    compile_kernel(widen, "fp16", 4, pointers=pairs, SCALED=128, **sizes_of_widen)
 
 
 def compile_project_heads() -> None:

@@ -83,7 +83,7 @@ def test_rows_of_a_prompt_are_multiplied_by_widened_weights(form: str) -> None:
     rows = randn(num_rows, HIDDEN, dtype=torch.float16)
     with LaunchedKernels() as launched:
         got = TritonExperts(*both, gelu_tanh)(rows, routing(num_rows))
-    assert launched.count["widen_four_bits"] == 2
+    assert launched.count["widen"] == 2
     widened = (ExpertProduct(product.widened_by(widen_reference, torch.float16)) for product in both)
     assert torch.equal(got, TritonExperts(*widened, gelu_tanh)(rows, routing(num_rows)))
 

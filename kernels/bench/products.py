@@ -20,9 +20,9 @@ from attention import BANDWIDTH, REPEATS, microseconds
 from figures import require_gpu
 
 from spec_kernels.block_fp8_reference import packed
-from spec_kernels.four_bits import widen
 from spec_kernels.four_bits_reference import packed_codes
 from spec_kernels.product import product
+from spec_kernels.widen import widen
 
 SHAPES = {
     "qkv": (6144, 4096, "norm"),

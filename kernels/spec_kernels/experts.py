@@ -21,9 +21,9 @@ from spec_kernels.four_bits import four_bits_widened
 from spec_kernels.four_bits_reference import pairs_of
 from spec_kernels.gate import activate, gated_within
 from spec_kernels.operators import operator
-from spec_kernels.product import scaled_of
 from spec_kernels.product_steps import multiply
 from spec_kernels.utils import assert_rows_of, launch_on
+from spec_kernels.widen import scaled_of
 
 _PAIRS_AT_ONCE = 1024
 _CHANNELS_AT_ONCE = 512

@@ -1,19 +1,15 @@
-"""Kernels over weights of 4 bits; `four_bits_reference` describes their layout and numbers."""
+"""How kernels widen weights of 4 bits; `four_bits_reference` describes their layout and numbers."""
 
 # mypy: allow-untyped-decorators
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
-from spec_kernels.block_fp8 import BLOCK, dequantise
-from spec_kernels.four_bits_reference import QUARTER, inputs_of_scale, is_four_bits, pairs_of
-from spec_kernels.operators import operator
-from spec_kernels.utils import launch_on
+from spec_kernels.block_fp8 import BLOCK
+from spec_kernels.four_bits_reference import QUARTER
 
 _QUARTER = tl.constexpr(QUARTER)
-ROWS_OF_PROGRAM = 32
 
 
 @triton.jit
@@ -180,55 +176,3 @@ def four_bits_widened(
         wide += (numbers,)  # type: ignore[assignment]
     both = tl.join(tl.join(wide[0], wide[1]), tl.join(wide[2], wide[3]))  # type: ignore[misc]
     return tl.reshape(tl.permute(both, (0, 3, 2, 1)), (words.shape[0], BLOCK))
-
-
-@triton.jit(do_not_specialize=["num_rows"])
-def _widen(
-    out_ptr: tl.tensor,
-    weight_ptr: tl.tensor,
-    scales_ptr: tl.tensor,
-    num_rows: tl.tensor,
-    IN_FEATURES: tl.constexpr,
-    GROUP: tl.constexpr,
-    ROW_TILE: tl.constexpr,
-) -> None:
-    """Widens a tile of rows in one block of inputs."""
-    row = tl.program_id(0) * ROW_TILE + tl.arange(0, ROW_TILE)
-    block, is_row = tl.program_id(1), row < num_rows
-    NUM_BLOCKS: tl.constexpr = (IN_FEATURES + BLOCK - 1) // BLOCK
-    at = row.to(tl.int64)[:, None] * (NUM_BLOCKS * _QUARTER) + block * _QUARTER + tl.arange(0, _QUARTER)[None, :]
-    words = tl.load(weight_ptr + at, mask=is_row[:, None], other=0, eviction_policy="evict_first")
-    wide = four_bits_widened(words, scales_ptr, row, is_row, block, IN_FEATURES, GROUP, out_ptr.dtype.element_ty)
-    inputs = block * BLOCK + tl.arange(0, BLOCK)
-    inside = is_row[:, None] & (inputs < IN_FEATURES)[None, :]
-    tl.store(out_ptr + row.to(tl.int64)[:, None] * IN_FEATURES + inputs[None, :], wide, mask=inside)
-
-
-@operator("widen_four_bits", mutates_args=("out",))
-def widen_four_bits(out: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor) -> None:
-    """Write the numbers of a weight of 4 bits, rounded to the dtype of `out`.
-
-    Args:
-        out: [rows, inputs], contiguous, written.
-        weight: as returned by `packed_codes`, contiguous.
-        scales: as in `four_bits_reference`, contiguous; those of int4 in the dtype of `out`.
-    """
-    num_rows, in_features = out.shape
-    assert out.is_contiguous()
-    size = inputs_of_scale(weight, scales, num_rows, in_features, out.dtype)
-    grid = triton.cdiv(num_rows, ROWS_OF_PROGRAM), triton.cdiv(in_features, BLOCK.value)
-    with launch_on(weight):
-        _widen[grid](
-            out,
-            weight,
-            pairs_of(scales),
-            num_rows,
-            IN_FEATURES=in_features,
-            GROUP=size,
-            ROW_TILE=ROWS_OF_PROGRAM,
-        )
-
-
-def widen(out: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor) -> None:
-    """Write the numbers of a packed weight, of 4 or of 8 bits, to `out` [rows, inputs]."""
-    (widen_four_bits if is_four_bits(scales) else dequantise)(out, weight, scales)

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from spec_kernels.expert_tiles import MAX_INVARIANT_ROWS, MOST_NARROW_PAIRS
 from spec_kernels.experts import routed_experts
 from spec_kernels.few_experts import few_experts, num_experts_arrivals
-from spec_kernels.four_bits import widen
 from spec_kernels.gated_share import add_gated_share
 from spec_kernels.routing import MAX_ROUTED_ROWS, can_choose, choose_experts, route
+from spec_kernels.widen import widen
 from spec_lab.checkpoints.plan import ExpertSizes
 from spec_lab.core.errors import UserError
 from spec_lab.models.experts import ExpertMLP, ExpertProduct, SharedExpert
