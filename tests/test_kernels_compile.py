@@ -342,38 +342,32 @@ def compile_trees() -> None:
 
 
 def compile_experts() -> None:
-    """Compile the products of Qwen3-30B-A3B's experts, for few rows and for many, and with the most shared memory."""
+    """Compile the products of Qwen3-30B-A3B's experts, for few rows and for many, with the most shared memory, and with
+    weights of 4 bits."""
     from spec_kernels import experts, routing
     from spec_kernels.expert_tiles import choose_expert_tiles
 
-    sizes = {"HIDDEN": 2048, "INNER": 768}
-    for num_rows, pairs_each, dtype in ((17, 1, "bf16"), (512, 32, "bf16"), (8192, 512, "bf16"), (8192, 512, "fp32")):
-        tiles = choose_expert_tiles(num_rows, pairs_each, 4 if dtype == "fp32" else 2)
-        both = sizes | {"PAIR_TILE": tiles.pairs, "NUM_EXPERTS": 128, "EXPERT_TILE": 128}
-        both |= {"SCALED": 0, "IS_CLAMPED": False}
-        gate_up, down = (tiles.gate_up, {"NUM_CHOSEN": 8, "IS_GELU": False}), (tiles.down, {})
-        for product, more in (down,) if num_rows == 512 else (gate_up, down):
-            shape = {"COLUMN_TILE": product.columns, "CHANNEL_TILE": product.channels}
-            brought = {"weights": (product.columns, product.channels), "inner": (tiles.pairs, product.channels)}
+    cases = ((17, 1, "bf16"), (512, 32, "bf16"), (8192, 512, "bf16"), (8192, 512, "fp32"))
+    narrow = ((1, 16, "bf16", 32, "*u32"), (64, 16, "bf16", 32, "*u32"), (64, 16, "bf16", 128, "*i32"))
+    for num_rows, pairs_each, dtype, group, kind in (*((*case, 0, "*bf16") for case in cases), *narrow):
+        tiles = choose_expert_tiles(num_rows, pairs_each, 4 if dtype == "fp32" else 2, is_narrow=group > 0)
+        both = {"PAIR_TILE": tiles.pairs, "NUM_EXPERTS": 128, "EXPERT_TILE": 128, "NUM_CHOSEN": 8}
+        both |= {"SCALED": -group, "IS_GELU": False, "IS_CLAMPED": group > 0}
+        pointers = {"scales": kind, "weights": "i16" if group else dtype}
+        for is_gated in (False,) if num_rows == 512 else (True, False):
+            product, sizes = (tiles.gate_up, (2048, 768)) if is_gated else (tiles.down, (768, 2048))
+            shape = {"COLUMN_TILE": product.columns, "CHANNEL_TILE": product.channels, "GATED": is_gated}
+            shape |= {"CHANNELS": sizes[0], "COLUMNS": sizes[1]}
+            width = product.channels // (4 if group else 1)
+            brought = {"weights": (product.columns, width), "inner": (tiles.pairs, product.channels)}
             how = {"num_stages": product.num_stages, "num_warps": product.num_warps, "tiles": brought}
-            terms = {"terms": "*fp32" if num_rows == 17 else f"*{dtype}"}
-            ptx = compile_kernel(experts, dtype, pointers=terms, **how, **both, **shape, **more)
+            out = {"out": "*fp32" if num_rows < 256 and not is_gated else f"*{dtype}"}
+            ptx = compile_kernel(experts, dtype, pointers=pointers | out, **how, **both, **shape)
             if dtype == "bf16":
                 assert "wgmma" in ptx and "cp.async.bulk.tensor" in ptx, "Hopper's products and copies"
+                assert not group or "cp.async.ca" in ptx, "scales are fetched ahead too"
             else:
                 assert "mma." not in ptx, "no TF32"
-    for num_rows, group, kind in ((1, 32, "*u32"), (64, 32, "*u32"), (64, 128, "*i32")):
-        tiles = choose_expert_tiles(num_rows, 16, 2, is_narrow=True)
-        both = {"HIDDEN": 2880, "INNER": 2880, "PAIR_TILE": tiles.pairs, "NUM_EXPERTS": 32, "EXPERT_TILE": 32}
-        both |= {"SCALED": -group, "IS_CLAMPED": True}
-        for product, more in ((tiles.gate_up, {"NUM_CHOSEN": 4, "IS_GELU": False}), (tiles.down, {})):
-            shape = {"COLUMN_TILE": product.columns, "CHANNEL_TILE": product.channels}
-            brought = {"weights": (product.columns, product.channels // 4), "inner": (tiles.pairs, product.channels)}
-            how = {"num_stages": product.num_stages, "num_warps": product.num_warps, "tiles": brought}
-            pointers = {"scales": kind, "weights": "i16"} | ({} if more else {"terms": "*fp32"})
-            ptx = compile_kernel(experts, "bf16", pointers=pointers, **how, **both, **shape, **more)
-            assert "wgmma" in ptx and "cp.async.bulk.tensor" in ptx, "Hopper's products and copies of words"
-            assert "cp.async.ca" in ptx, "scales are fetched ahead too"
     compile_kernel(experts, "i32", PAIR_TILE=1024, NO_EXPERT=1 << 30)
     compile_kernel(experts, "bf16", NUM_CHOSEN=8, HIDDEN=2048, CHANNEL_TILE=512, HAS_RESIDUAL=True)
     choice = {"NUM_EXPERTS": 256, "EXPERT_TILE": 256, "NUM_CHOSEN": 8, "IS_RENORMALIZED": True}

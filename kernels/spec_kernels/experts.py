@@ -109,63 +109,9 @@ def _weight_tile(
 
 
 @triton.jit
-def _gate_up(
-    inner_ptr: tl.tensor,
+def _product(
+    out_ptr: tl.tensor,
     rows_ptr: tl.tensor,
-    weights: tl.tensor,
-    scales_ptr: tl.tensor,
-    bias_ptr: tl.tensor,
-    order_ptr: tl.tensor,
-    starts_ptr: tl.tensor,
-    row_stride: tl.tensor,
-    limit: tl.tensor,
-    NUM_EXPERTS: tl.constexpr,
-    EXPERT_TILE: tl.constexpr,
-    NUM_CHOSEN: tl.constexpr,
-    HIDDEN: tl.constexpr,
-    INNER: tl.constexpr,
-    PAIR_TILE: tl.constexpr,
-    COLUMN_TILE: tl.constexpr,
-    CHANNEL_TILE: tl.constexpr,
-    SCALED: tl.constexpr,
-    IS_GELU: tl.constexpr,
-    IS_CLAMPED: tl.constexpr,
-) -> None:
-    """Computes activation(gate) * up for some columns of one expert and some of its pairs, in sorted order."""
-    expert, first, end = _own_pairs(starts_ptr, tl.program_id(1), NUM_EXPERTS, EXPERT_TILE, PAIR_TILE)
-    if expert < NUM_EXPERTS:
-        columns, all_channels = tl.program_id(0) * COLUMN_TILE + tl.arange(0, COLUMN_TILE), tl.arange(0, CHANNEL_TILE)
-        first_gate, is_column = expert * 2 * INNER + tl.program_id(0) * COLUMN_TILE, columns < INNER
-        places = first + tl.arange(0, PAIR_TILE)
-        is_pair = places < end
-        sources = tl.load(order_ptr + places, mask=is_pair, other=0) // NUM_CHOSEN
-        row_ptrs = rows_ptr + sources.to(tl.int64)[:, None] * row_stride + all_channels[None, :]
-        TURNED: tl.constexpr = PAIR_TILE < _LEAST_HEIGHT
-        gate = tl.zeros((COLUMN_TILE, PAIR_TILE) if TURNED else (PAIR_TILE, COLUMN_TILE), tl.float32)
-        up = gate
-        for channel in range(0, HIDDEN, CHANNEL_TILE):
-            is_channel = (channel + all_channels < HIDDEN) | (HIDDEN % CHANNEL_TILE == 0)
-            rows = tl.load(row_ptrs + channel, mask=is_pair[:, None] & is_channel[None, :], other=0.0)
-            gates = _weight_tile(weights, scales_ptr, first_gate, is_column, channel, HIDDEN, SCALED, rows.dtype)
-            ups = _weight_tile(weights, scales_ptr, first_gate + INNER, is_column, channel, HIDDEN, SCALED, rows.dtype)
-            gate = multiply(rows, gates, gate, TURNED)
-            up = multiply(rows, ups, up, TURNED)
-        if TURNED:
-            gate, up = tl.trans(gate), tl.trans(up)
-        if IS_CLAMPED:
-            bias_ptrs = bias_ptr + expert * 2 * INNER + columns
-            gate += tl.load(bias_ptrs, mask=is_column, other=0.0).to(tl.float32)[None, :]
-            up += tl.load(bias_ptrs + INNER, mask=is_column, other=0.0).to(tl.float32)[None, :]
-            inner = gated_within(gate, up, limit)
-        else:
-            inner = activate(gate, IS_GELU) * up
-        inner_ptrs = inner_ptr + places.to(tl.int64)[:, None] * INNER + columns[None, :]
-        tl.store(inner_ptrs, inner.to(inner_ptr.dtype.element_ty), mask=is_pair[:, None] & is_column[None, :])
-
-
-@triton.jit
-def _down(
-    terms_ptr: tl.tensor,
     inner: tl.tensor,
     weights: tl.tensor,
     scales_ptr: tl.tensor,
@@ -173,38 +119,68 @@ def _down(
     routing_weights_ptr: tl.tensor,
     order_ptr: tl.tensor,
     starts_ptr: tl.tensor,
+    row_stride: tl.tensor,
+    limit: tl.tensor,
     NUM_EXPERTS: tl.constexpr,
     EXPERT_TILE: tl.constexpr,
-    HIDDEN: tl.constexpr,
-    INNER: tl.constexpr,
+    NUM_CHOSEN: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    COLUMNS: tl.constexpr,
     PAIR_TILE: tl.constexpr,
     COLUMN_TILE: tl.constexpr,
     CHANNEL_TILE: tl.constexpr,
     SCALED: tl.constexpr,
+    GATED: tl.constexpr,
+    IS_GELU: tl.constexpr,
     IS_CLAMPED: tl.constexpr,
 ) -> None:
-    """Computes some columns of one expert's output, times the routing weight, for some of its pairs."""
+    """Computes some columns of one expert for some of its pairs: if GATED activation(gate) * up of `rows`, in sorted
+    order, and else its output for `inner`, times the routing weight."""
     expert, first, end = _own_pairs(starts_ptr, tl.program_id(1), NUM_EXPERTS, EXPERT_TILE, PAIR_TILE)
     if expert < NUM_EXPERTS:
-        columns = tl.program_id(0) * COLUMN_TILE + tl.arange(0, COLUMN_TILE)
-        first_column, is_column = expert * HIDDEN + tl.program_id(0) * COLUMN_TILE, columns < HIDDEN
+        HEIGHT: tl.constexpr = 2 * COLUMNS if GATED else COLUMNS
         TURNED: tl.constexpr = PAIR_TILE < _LEAST_HEIGHT
-        acc = tl.zeros((COLUMN_TILE, PAIR_TILE) if TURNED else (PAIR_TILE, COLUMN_TILE), tl.float32)
-        for channel in range(0, INNER, CHANNEL_TILE):
-            rows = inner.load([first, channel])  # rows of other experts among them are not stored
-            tile = _weight_tile(weights, scales_ptr, first_column, is_column, channel, INNER, SCALED, rows.dtype)
-            acc = multiply(rows, tile, acc, TURNED)
-        if TURNED:
-            acc = tl.trans(acc)
-        if IS_CLAMPED:
-            biases = tl.load(bias_ptr + expert * HIDDEN + columns, mask=is_column, other=0.0)
-            acc += biases.to(tl.float32)[None, :]
+        column = tl.program_id(0) * COLUMN_TILE
+        columns = column + tl.arange(0, COLUMN_TILE)
+        is_column = columns < COLUMNS
         places = first + tl.arange(0, PAIR_TILE)
         is_pair = places < end
-        pairs = tl.load(order_ptr + places, mask=is_pair, other=0)
-        acc *= tl.load(routing_weights_ptr + pairs, mask=is_pair, other=0.0)[:, None]
-        term_ptrs = terms_ptr + pairs.to(tl.int64)[:, None] * HIDDEN + columns[None, :]
-        tl.store(term_ptrs, acc.to(terms_ptr.dtype.element_ty), mask=is_pair[:, None] & is_column[None, :])
+        if GATED:
+            all_channels = tl.arange(0, CHANNEL_TILE)
+            sources = tl.load(order_ptr + places, mask=is_pair, other=0) // NUM_CHOSEN
+            row_ptrs = rows_ptr + sources.to(tl.int64)[:, None] * row_stride + all_channels[None, :]
+        sums = tl.zeros((COLUMN_TILE, PAIR_TILE) if TURNED else (PAIR_TILE, COLUMN_TILE), tl.float32)
+        ups = sums
+        for channel in range(0, CHANNELS, CHANNEL_TILE):
+            if GATED:
+                is_channel = (channel + all_channels < CHANNELS) | (CHANNELS % CHANNEL_TILE == 0)
+                rows = tl.load(row_ptrs + channel, mask=is_pair[:, None] & is_channel[None, :], other=0.0)
+            else:
+                rows = inner.load([first, channel])  # rows of other experts among them are not stored
+            place = expert * HEIGHT + column
+            tile = _weight_tile(weights, scales_ptr, place, is_column, channel, CHANNELS, SCALED, rows.dtype)
+            if GATED:  # both tiles are asked for at once
+                place += COLUMNS
+                up_tile = _weight_tile(weights, scales_ptr, place, is_column, channel, CHANNELS, SCALED, rows.dtype)
+            sums = multiply(rows, tile, sums, TURNED)
+            if GATED:
+                ups = multiply(rows, up_tile, ups, TURNED)
+        if TURNED:
+            sums, ups = tl.trans(sums), tl.trans(ups)
+        if IS_CLAMPED:
+            bias_ptrs = bias_ptr + expert * HEIGHT + columns
+            sums += tl.load(bias_ptrs, mask=is_column, other=0.0).to(tl.float32)[None, :]
+            if GATED:
+                ups += tl.load(bias_ptrs + COLUMNS, mask=is_column, other=0.0).to(tl.float32)[None, :]
+        if not GATED:
+            places = tl.load(order_ptr + places, mask=is_pair, other=0)
+            sums *= tl.load(routing_weights_ptr + places, mask=is_pair, other=0.0)[:, None]
+        elif IS_CLAMPED:
+            sums = gated_within(sums, ups, limit)
+        else:
+            sums = activate(sums, IS_GELU) * ups
+        out_ptrs = out_ptr + places.to(tl.int64)[:, None] * COLUMNS + columns[None, :]
+        tl.store(out_ptrs, sums.to(out_ptr.dtype.element_ty), mask=is_pair[:, None] & is_column[None, :])
 
 
 @triton.jit
@@ -273,42 +249,37 @@ def routed_experts(
     tiles = choose_expert_tiles(num_rows, num_pairs / num_experts, rows.element_size(), down_scales is not None)
     is_exact = num_rows <= _ROWS_OF_EXACT_TERMS
     terms = rows.new_empty((num_pairs, hidden_size), dtype=torch.float32 if is_exact else rows.dtype)
-    sizes = {"NUM_EXPERTS": num_experts, "EXPERT_TILE": triton.next_power_of_2(num_experts)}
-    sizes |= {"HIDDEN": hidden_size, "INNER": inner_size, "PAIR_TILE": tiles.pairs, "IS_CLAMPED": limit is not None}
     num_tiles = num_pairs // tiles.pairs + min(num_pairs, num_experts)
+    sizes = {"NUM_EXPERTS": num_experts, "EXPERT_TILE": triton.next_power_of_2(num_experts), "NUM_CHOSEN": num_chosen}
+    sizes |= {"PAIR_TILE": tiles.pairs, "IS_GELU": activation == "gelu_tanh", "IS_CLAMPED": limit is not None}
+    brought = TensorDescriptor.from_tensor(inner, [tiles.pairs, tiles.down.channels])
+    products = (
+        (inner, tiles.gate_up, gate_up, gate_up_scales, gate_up_bias, hidden_size, inner_size),
+        (terms, tiles.down, down, down_scales, down_bias, inner_size, hidden_size),
+    )
 
     with launch_on(out):
         order, starts = _sorted_pairs(expert_ids, num_experts, _PAIRS_AT_ONCE if is_exact else 4 * _PAIRS_AT_ONCE)
-        _gate_up[(triton.cdiv(inner_size, tiles.gate_up.columns), num_tiles)](
-            inner,
-            rows,
-            tiles.gate_up.of(gate_up),
-            out if gate_up_scales is None else pairs_of(gate_up_scales),
-            out if gate_up_bias is None else gate_up_bias,
-            order,
-            starts,
-            rows.stride(0),
-            limit or 0.0,
-            NUM_CHOSEN=num_chosen,
-            SCALED=scaled[0],
-            IS_GELU=activation == "gelu_tanh",
-            **sizes,
-            **tiles.gate_up.options,
-        )
-        brought = TensorDescriptor.from_tensor(inner, [tiles.pairs, tiles.down.channels])
-        _down[(triton.cdiv(hidden_size, tiles.down.columns), num_tiles)](
-            terms,
-            brought,
-            tiles.down.of(down),
-            out if down_scales is None else pairs_of(down_scales),
-            out if down_bias is None else down_bias,
-            weights,
-            order,
-            starts,
-            SCALED=scaled[1],
-            **sizes,
-            **tiles.down.options,
-        )
+        for (made, tile, weight, scales, bias, channels, columns), form in zip(products, scaled, strict=True):
+            _product[(triton.cdiv(columns, tile.columns), num_tiles)](
+                made,
+                rows,
+                brought,
+                tile.of(weight),
+                out if scales is None else pairs_of(scales),
+                out if bias is None else bias,
+                weights,
+                order,
+                starts,
+                rows.stride(0),
+                limit or 0.0,
+                CHANNELS=channels,
+                COLUMNS=columns,
+                SCALED=form,
+                GATED=made is inner,
+                **sizes,
+                **tile.options,
+            )
         _add_terms[(num_rows, triton.cdiv(hidden_size, _CHANNELS_AT_ONCE))](
             out,
             terms,
