@@ -249,6 +249,7 @@ def routed_experts(
     tiles = choose_expert_tiles(num_rows, num_pairs / num_experts, rows.element_size(), down_scales is not None)
     is_exact = num_rows <= _ROWS_OF_EXACT_TERMS
     terms = rows.new_empty((num_pairs, hidden_size), dtype=torch.float32 if is_exact else rows.dtype)
+    order, starts = (expert_ids.new_empty(size, dtype=torch.int32) for size in (num_pairs, num_experts + 1))
     num_tiles = num_pairs // tiles.pairs + min(num_pairs, num_experts)
     sizes = {"NUM_EXPERTS": num_experts, "EXPERT_TILE": triton.next_power_of_2(num_experts), "NUM_CHOSEN": num_chosen}
     sizes |= {"PAIR_TILE": tiles.pairs, "IS_GELU": activation == "gelu_tanh", "IS_CLAMPED": limit is not None}
@@ -259,7 +260,8 @@ def routed_experts(
     )
 
     with launch_on(out):
-        order, starts = _sorted_pairs(expert_ids, num_experts, _PAIRS_AT_ONCE if is_exact else 4 * _PAIRS_AT_ONCE)
+        at_once = _PAIRS_AT_ONCE if is_exact else 4 * _PAIRS_AT_ONCE
+        _sort_pairs[(num_experts + 1,)](order, starts, expert_ids, num_pairs, PAIR_TILE=at_once, NO_EXPERT=_NO_EXPERT)
         for (made, tile, weight, scales, bias, channels, columns), form in zip(products, scaled, strict=True):
             _product[(triton.cdiv(columns, tile.columns), num_tiles)](
                 made,
@@ -291,14 +293,6 @@ def routed_experts(
             HAS_RESIDUAL=residual is not None,
         )
     return out
-
-
-def _sorted_pairs(expert_ids: torch.Tensor, num_experts: int, pair_tile: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the pairs in the order of their experts, where each expert's begin, and where the last one's end."""
-    sizes, device = (expert_ids.numel(), num_experts + 1), expert_ids.device
-    order, starts = (torch.empty(size, dtype=torch.int32, device=device) for size in sizes)
-    _sort_pairs[sizes[1:]](order, starts, expert_ids, sizes[0], PAIR_TILE=pair_tile, NO_EXPERT=_NO_EXPERT)
-    return order, starts
 
 
 def scaled_of_experts(

@@ -114,7 +114,7 @@ class ExpertProduct:
         self.bias = bias
         self.weight, self.scales = weight, scales
         if scales is not None:
-            self.weight = packed_codes(weight.flatten(0, 1)).view(*self.shape[:2], -1)
+            self.weight = torch.stack([packed_codes(codes) for codes in weight])  # one by one, for memory's sake
             self.scales = packed_scales(scales.flatten(0, 1))
 
     @classmethod
