@@ -12,52 +12,48 @@ from spec_kernels.four_bits_reference import QUARTER
 _QUARTER = tl.constexpr(QUARTER)
 
 
-@triton.jit
-def _integers_in_bfloat16(words: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Return the four integers of each 16 bits, plus 128: they are the last bits of 128's mantissa. The idea is
-    Marlin's (vLLM `marlin/dequant.h`)."""
-    return tl.inline_asm_elementwise(
-        """{
-        .reg .b32 second, third, fourth;
-        shr.u32 second, $4, 4;
-        shr.u32 third, $4, 8;
-        shr.u32 fourth, $4, 12;
-        lop3.b32 $0, $4, 0x000f000f, 0x43004300, 0xea;
-        lop3.b32 $1, second, 0x000f000f, 0x43004300, 0xea;
-        lop3.b32 $2, third, 0x000f000f, 0x43004300, 0xea;
-        lop3.b32 $3, fourth, 0x000f000f, 0x43004300, 0xea;
-        }""",
-        "=r,=r,=r,=r,r",
-        [words],
-        dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
-        is_pure=True,
-        pack=2,
-    )
+_INTEGERS = tl.constexpr(
+    """{
+    .reg .b32 second, third, fourth;
+    shr.u32 second, $4, 4;
+    shr.u32 third, $4, 8;
+    shr.u32 fourth, $4, 12;
+    lop3.b32 $0, $4, 0x000f000f, 0x43004300, 0xea;
+    lop3.b32 $1, second, 0x000f000f, 0x43004300, 0xea;
+    lop3.b32 $2, third, 0x000f000f, 0x43004300, 0xea;
+    lop3.b32 $3, fourth, 0x000f000f, 0x43004300, 0xea;
+    }"""
+)
+"""The four integers of each 16 bits, plus 128: they are the last bits of 128's mantissa. The idea is Marlin's (vLLM
+`marlin/dequant.h`)."""
+_FLOATS = tl.constexpr(
+    """{
+    .reg .b32 sign, rest;
+    shl.b32 sign, $4, 12;
+    shl.b32 rest, $4, 6;
+    and.b32 rest, rest, 0x01c001c0;
+    lop3.b32 $0, sign, 0x80008000, rest, 0xea;
+    shl.b32 sign, $4, 8;
+    shl.b32 rest, $4, 2;
+    and.b32 rest, rest, 0x01c001c0;
+    lop3.b32 $1, sign, 0x80008000, rest, 0xea;
+    shl.b32 sign, $4, 4;
+    shr.u32 rest, $4, 2;
+    and.b32 rest, rest, 0x01c001c0;
+    lop3.b32 $2, sign, 0x80008000, rest, 0xea;
+    shr.u32 rest, $4, 6;
+    and.b32 rest, rest, 0x01c001c0;
+    lop3.b32 $3, $4, 0x80008000, rest, 0xea;
+    }"""
+)
+"""The four floats of each 16 bits, times 2^-126: their bits are put where bfloat16 has sign, exponent and mantissa."""
 
 
 @triton.jit
-def _floats_in_bfloat16(words: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Return the four floats of each 16 bits, times 2^-126: their bits are put where bfloat16 has sign, exponent and
-    mantissa."""
+def _in_bfloat16(words: tl.tensor, ASM: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Return the four numbers of each 16 bits, two words at a time."""
     return tl.inline_asm_elementwise(
-        """{
-        .reg .b32 sign, rest;
-        shl.b32 sign, $4, 12;
-        shl.b32 rest, $4, 6;
-        and.b32 rest, rest, 0x01c001c0;
-        lop3.b32 $0, sign, 0x80008000, rest, 0xea;
-        shl.b32 sign, $4, 8;
-        shl.b32 rest, $4, 2;
-        and.b32 rest, rest, 0x01c001c0;
-        lop3.b32 $1, sign, 0x80008000, rest, 0xea;
-        shl.b32 sign, $4, 4;
-        shr.u32 rest, $4, 2;
-        and.b32 rest, rest, 0x01c001c0;
-        lop3.b32 $2, sign, 0x80008000, rest, 0xea;
-        shr.u32 rest, $4, 6;
-        and.b32 rest, rest, 0x01c001c0;
-        lop3.b32 $3, $4, 0x80008000, rest, 0xea;
-        }""",
+        ASM,
         "=r,=r,=r,=r,r",
         [words],
         dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
@@ -157,7 +153,7 @@ def four_bits_widened(
         NUM_BLOCKS: tl.constexpr = (IN_FEATURES + BLOCK - 1) // BLOCK
         exponents = tl.load(scales_ptr + rows.to(tl.int64) * NUM_BLOCKS + block, mask=is_row, other=0)
     if tl.bfloat16 == DTYPE:
-        quarters = _floats_in_bfloat16(words) if IS_FLOAT else _integers_in_bfloat16(words)
+        quarters = _in_bfloat16(words, _FLOATS if IS_FLOAT else _INTEGERS)
     wide = ()
     for part in tl.static_range(4):
         if IS_FLOAT:
