@@ -10,8 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from spec_kernels.expert_tiles import MAX_INVARIANT_ROWS
-from spec_kernels.four_bits_reference import unpacked_codes, widen_reference
+from spec_kernels.four_bits_reference import widen_reference
 from spec_lab.build.models import KEPT_IN
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.keep_narrow import INT4, MXFP4, SCALES_SUFFIX, NarrowForm, problem_of_narrow
@@ -21,7 +20,7 @@ from spec_lab.config.choices import KernelsChoice, WeightDtype
 from spec_lab.measure.runner import weights_in_words
 from spec_lab.models import target_loader
 from spec_lab.models.experts import ExpertProduct, SortedExperts
-from spec_lab.models.linear import Activation, gelu_tanh
+from spec_lab.models.linear import gelu_tanh
 from spec_lab.models.routers import Routing
 from spec_lab.models.target_loader import WeightSource
 from spec_lab.operators.triton_experts import TritonExperts
@@ -36,28 +35,21 @@ HIDDEN, INNER, EXPERTS, CHOSEN = 168, 72, 12, 3
 CPU = torch.device("cpu")
 
 
-def products(form: str, size: int, dtype: torch.dtype, biased: bool = False) -> tuple[ExpertProduct, ExpertProduct]:
+def products(form: str, size: int, dtype: torch.dtype, biased: bool = False, device: torch.device = DEVICE) -> Any:
     """Gates and ups, and downs. No size is a multiple of a block of inputs or of a tile."""
-    made = []
     for seed, (height, width) in enumerate(((2 * INNER, HIDDEN), (HIDDEN, INNER))):
         weight = randn(EXPERTS * height, width, seed=seed, dtype=dtype) / width**0.5
-        codes, scales = (part.unflatten(0, (EXPERTS, height)) for part in in_groups(FORMS[form], weight, size))
-        made.append(ExpertProduct(codes, scales, randn(EXPERTS, height, seed=9, dtype=dtype) if biased else None))
-    return made[0], made[1]
+        parts = (part.unflatten(0, (EXPERTS, height)) for part in in_groups(FORMS[form], weight, size))
+        bias = randn(EXPERTS, height, seed=9, dtype=dtype).to(device) if biased else None
+        yield ExpertProduct(*(part.to(device) for part in parts), bias)
 
 
-def routing(num_rows: int) -> Routing:
+def routing(num_rows: int, device: torch.device = DEVICE) -> Routing:
     """Rows choose among 11 experts, half of them expert 2; nobody chooses expert 0."""
     generator = torch.Generator().manual_seed(num_rows)
     ids = torch.stack([1 + torch.randperm(EXPERTS - 1, generator=generator)[:CHOSEN] for _ in range(num_rows)])
     ids[::2, 0] = torch.where((ids[::2] == 2).any(1), ids[::2, 0], 2)
-    return Routing(ids.to(DEVICE), torch.rand(num_rows, CHOSEN, generator=generator).to(DEVICE))
-
-
-def wide(product: ExpertProduct, dtype: torch.dtype) -> ExpertProduct:
-    """The same numbers in float32."""
-    weight, bias = product.widened_by(widen_reference, dtype), product.bias
-    return ExpertProduct(weight.float().cpu(), None, None if bias is None else bias.float().cpu())
+    return Routing(ids.to(device), torch.rand(num_rows, CHOSEN, generator=generator).to(device))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -66,66 +58,35 @@ def wide(product: ExpertProduct, dtype: torch.dtype) -> ExpertProduct:
 def test_triton_gives_what_torch_gives(
     dtype: torch.dtype, form: str, size: int, num_rows: int, limit: float | None
 ) -> None:
-    both, chosen = products(form, size, dtype, biased=limit is not None), routing(num_rows)
-    activation: Activation = gelu_tanh if num_rows == 16 else torch.nn.functional.silu
-    rows = randn(num_rows, HIDDEN, seed=5, dtype=dtype)
+    rows, given = randn(num_rows, HIDDEN, seed=5, dtype=dtype), (form, size, dtype, limit is not None)
     with LaunchedKernels() as launched:
-        got = TritonExperts(*both, activation, limit)(rows, chosen)
+        got = TritonExperts(*products(*given), gelu_tanh, limit)(rows, routing(num_rows))
     assert launched.names == {"routed_experts"}, "nothing is widened in memory"
-    torch_form = SortedExperts(*(wide(product, dtype) for product in both), activation, limit)
-    expected = torch_form(rows.float().cpu(), Routing(chosen.expert_ids.cpu(), chosen.weights.cpu()))
-    assert_near(got, expected.to(DEVICE, dtype))
+    torch_form = SortedExperts(*products(*given, CPU), gelu_tanh, limit)
+    assert_near(got, torch_form(rows.float().cpu(), routing(num_rows, CPU)).to(DEVICE, dtype))
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_rows_of_a_prompt_are_multiplied_by_widened_weights(form: str) -> None:
-    both, num_rows = products(form, 32, torch.float16), 80
-    rows = randn(num_rows, HIDDEN, dtype=torch.float16)
+    rows, kept = randn(80, HIDDEN, dtype=torch.float16), [*products(form, 32, torch.float16)]
     with LaunchedKernels() as launched:
-        got = TritonExperts(*both, gelu_tanh)(rows, routing(num_rows))
+        got = TritonExperts(*kept, gelu_tanh)(rows, routing(80))
     assert launched.count["widen"] == 2
-    widened = (ExpertProduct(product.widened_by(widen_reference, torch.float16)) for product in both)
-    assert torch.equal(got, TritonExperts(*widened, gelu_tanh)(rows, routing(num_rows)))
-
-
-def test_torch_multiplies_by_the_numbers_that_are_kept() -> None:
-    both = products("mxfp4", 32, torch.float32)
-    assert both[0].expert_bytes == 2 * INNER * (2 * 64 + 2 * 4), "two blocks of 128 codes and of four exponents a row"
-    rows = randn(7, HIDDEN).cpu()
-    chosen = Routing(routing(7).expert_ids.cpu(), routing(7).weights.cpu())
-    kept = [ExpertProduct(*(part.cpu() for part in parts)) for parts in raw(both)]
-    numbers = (wide(product, torch.float32) for product in both)
-    assert torch.equal(SortedExperts(*kept)(rows, chosen), SortedExperts(*numbers)(rows, chosen))
-
-
-def raw(both: tuple[ExpertProduct, ExpertProduct]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The codes and scales of products."""
-    parts = []
-    for product in both:
-        assert product.scales is not None
-        codes = unpacked_codes(product.weight.flatten(0, 1), product.shape[2]).view(product.shape)
-        parts.append((codes, product.scales.unflatten(0, product.shape[:2])))
-    return parts
+    wide = (ExpertProduct(each.widened_by(widen_reference, torch.float16)) for each in kept)
+    assert torch.equal(got, TritonExperts(*wide, gelu_tanh)(rows, routing(80)))
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_row_does_not_depend_on_the_rows_beside_it(form: str) -> None:
-    dtype, num_rows = DTYPES[-1], MAX_INVARIANT_ROWS
-    experts, chosen = TritonExperts(*products(form, 32, dtype), gelu_tanh), routing(num_rows)
-    rows = randn(num_rows, HIDDEN, dtype=dtype)
+    """And an expert that nobody chose is not read."""
+    rows, chosen, kept = randn(16, HIDDEN), routing(16), [*products(form, 32, torch.float32)]
+    experts = TritonExperts(*kept, gelu_tanh)
     together = experts(rows, chosen)
-    for some in ([0], [3, 4, 5, 6], [15, 2]):
+    for each in kept:
+        each.scales[: each.shape[1]] = 255 if form == "mxfp4" else float("nan")
+    for some in ([0], [3, 4, 5, 6], [15, 2], list(range(16))):
         alone = experts(rows[some], Routing(chosen.expert_ids[some], chosen.weights[some]))
         assert torch.equal(alone, together[some]), some
-
-
-def test_an_expert_that_nobody_chose_is_not_read() -> None:
-    both, rows = products("int4", 128, torch.float32), randn(5, HIDDEN)
-    expected = TritonExperts(*both, gelu_tanh)(rows, routing(5))
-    for product in both:
-        assert product.scales is not None
-        product.scales[: product.shape[1]] = float("nan")
-    assert torch.equal(TritonExperts(*both, gelu_tanh)(rows, routing(5)), expected)
 
 
 @pytest.fixture
@@ -153,8 +114,9 @@ def test_a_checkpoint_in_mxfp4_keeps_its_own_codes_and_exponents(tmp_path: Path,
         order = torch.cat((rows[::2], rows[1::2])) if name.endswith("gate_up_proj") else rows
         assert torch.equal(tensors[name], codes[:, order])
         assert torch.equal(tensors[f"{name}{SCALES_SUFFIX}"], exponents[:, order])
-        product = ExpertProduct.of(tensors, name)
-        assert torch.equal(product.widened_by(widen_reference, torch.float32), by_formula(blocks, exponents)[:, order])
+        kept = ExpertProduct.of(tensors, name)
+        assert kept.expert_bytes == codes.shape[1] * (64 + 4), "one block of codes and its exponents"
+        assert torch.equal(kept.widened_by(widen_reference, torch.float32), by_formula(blocks, exponents)[:, order])
     assert all(torch.equal(auto[name], tensors[name]) for name in set(auto) - narrow)
     assert weights_in_words(WeightDtype.mxfp4, "bfloat16", ["mxfp4"]) == "mxfp4, as stored"
 
@@ -179,18 +141,22 @@ def make_target(folder: Path, kind: str) -> None:
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="on a GPU experts run in 16 bits, whose near ties part")
 @pytest.mark.parametrize(
-    ("kind", "form"), [("gpt_oss", "mxfp4"), ("gpt_oss", "int4"), ("qwen3_moe", "int4"), ("glm4_moe", "mxfp4")]
+    ("kind", "form"),
+    [("gpt_oss", "auto"), ("gpt_oss", "mxfp4"), ("gpt_oss", "int4"), ("qwen3_moe", "int4"), ("glm4_moe", "mxfp4")],
 )
 def test_triton_gives_the_tokens_of_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, form: str
 ) -> None:
-    """Of weights that are widened when they are read, with drafts and without; GLM-4.5 has shared experts."""
+    """Of weights that are widened when they are read, with drafts and without. GLM-4.5 has shared experts. `auto` runs
+    gpt-oss in `dtype`, with a tree too: sinks in the kernels for few rows, for prompts and for trees."""
     target, head = tmp_path / "target", tmp_path / "head"
     make_target(target, kind)
-    make_tiny_eagle3(head, read_model_config(target))
-    requests = random_requests(2, max_new_tokens=4, lengths=(9, 24))
-    for drafter in ("none", "eagle3"):
-        run = make_config((target, head), drafter, batch_size=2, dtype="float32")
+    make_tiny_eagle3(head, read_model_config(target), window=6)
+    requests = random_requests(2, max_new_tokens=3, lengths=(9, 20))
+    tree, chain = part("tree", "dynamic", topk=2, depth=3, num_rows=6), part("tree", "none")
+    cases = [("none", chain), ("eagle3", chain), ("eagle3", tree)]
+    for drafter, tree in cases[: 3 if form == "auto" else 2]:
+        run = make_config((target, head), drafter, prune="catchup", batch_size=2, dtype="float32", tree=tree)
         run = replace(run, target=replace(run.target, weight_dtype=WeightDtype(form)))
         expected = generate(run, requests)
         fused: Any = replace(run, attention=part("attention", "triton"), kernels=KernelsChoice.triton)
