@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -23,17 +24,13 @@ SIZES = ExpertSizes(8, 3, 16, RouterScores.SIGMOID, correction_bias=True, shared
 
 
 @pytest.mark.parametrize(
-    ("sizes", "num_rows", "form"),
-    [
-        (SIZES, 12, None),
-        (replace(SIZES, shared_intermediate_size=48), 5, None),
-        (replace(SIZES, shared_gate=True), 12, None),
-        (SIZES, 12, INT4),
-    ],
+    ("changes", "num_rows", "form"),
+    [({}, 12, None), ({"shared_intermediate_size": 48}, 5, None), ({"shared_gate": True}, 12, None), ({}, 12, INT4)],
     ids=["one_more", "wider", "gated", "narrow"],
 )
-def test_it_gives_what_its_parts_give(sizes: ExpertSizes, num_rows: int, form: NarrowForm | None) -> None:
+def test_it_gives_what_its_parts_give(changes: dict[str, Any], num_rows: int, form: NarrowForm | None) -> None:
     """Of few rows and of many; experts that were read are counted in both."""
+    sizes = replace(SIZES, **changes)
     tensors = {
         name: randn(*shape, seed=seed, dtype=DTYPE) / shape[-1] ** 0.5
         for seed, (name, shape) in enumerate(expert_tensor_shapes(sizes, HIDDEN).items())
