@@ -222,6 +222,7 @@ def _refuse_target(run: Run, target: ModelConfig) -> None:
             f"tree={run.tree.name}: layers of the target keep a state, which branches cannot share "
             f"({run.target.folder}); use tree=none"
         )
-    narrow, kind = run.target.weight_dtype, problem_of_narrow(target)
+    narrow = run.target.weight_dtype
+    kind = problem_of_narrow(target, KEPT_IN[narrow])
     if narrow != WeightDtype.auto and kind is not None:
         raise UserError(f"target.weight_dtype={narrow}: the target has {kind}; use target.weight_dtype=auto")
