@@ -115,8 +115,8 @@ def _attend_latents(
         latents = tl.load(row_ptrs + channels[None, :], mask=is_key[:, None] & is_channel[None, :], other=0.0)
         turned_keys = tl.load(row_ptrs + turned[None, :], mask=is_key[:, None] & is_turned[None, :], other=0.0)
 
-        # This is never false. The compiler moves a branch behind the loads of the next tile, which then are on their way
-        # while this tile is added. Products that follow a load wait for it, and load the next tile when they have ended.
+        # This is never false. The compiler puts a branch behind the loads of the next tile, so they run while this tile
+        # is added. Without it they would begin when the tile has been added, and the next tile would wait for them.
         if first_key < high:
             if KEYS_ACROSS:
                 scores = tl.dot(latents, queries, input_precision="ieee")
