@@ -82,12 +82,9 @@ class TorchLatentAttention:
         # The rows of whole prompts see all keys up to their own. Without a mask the library has faster kernels.
         is_whole = metadata.known_len == metadata.num_queries and window is None
         of_requests = (each.unflatten(0, (len(metadata.page_table), -1)) for each in (queries, keys, values))
-        out = F.scaled_dot_product_attention(
-            *(each.transpose(1, 2) for each in of_requests),
-            attn_mask=None if is_whole else self._keys.mask(metadata, window, queries.dtype, 1),
-            is_causal=is_whole,
-            scale=scale,
-        )
+        queries, keys, values = (each.transpose(1, 2) for each in of_requests)
+        mask = None if is_whole else self._keys.mask(metadata, window, queries.dtype, 1)
+        out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, is_causal=is_whole, scale=scale)
         return out.transpose(1, 2).flatten(0, 1)
 
     def _rows(self, cache: LayerCache, metadata: AttentionMetadata) -> torch.Tensor:
