@@ -443,7 +443,7 @@ def compile_latent_attention() -> None:
             KEYS_ACROSS=tiles.rows < 64,
             IS_WHOLE=is_whole,
         )
-        assert "wgmma" in ptx and "cp.async.cg" in ptx
+        assert 0 < ptx.rfind("cp.async.cg") < ptx.find("wgmma.mma"), "the next tile is asked for before a tile is added"
     merged = {"NUM_HEADS": 20, "RANK": 512, "SPLIT_TILE": 32, "CHANNEL_TILE": 128}
     compile_kernel(latent_merge, "bf16", given=ENDS, **merged)
     halves = {"HALF": 32, "HALF_TILE": 32}
