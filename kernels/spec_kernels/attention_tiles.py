@@ -98,9 +98,9 @@ def choose_latent_tiles(num_heads: int, element_size: int) -> Tiles:
 def choose_latent_split_keys(max_positions: int, batch_size: int, num_heads: int) -> int:
     """Returns the number of keys in a split of latent attention, which is constant in a run.
 
-    It is chosen so that one row of `batch_size` requests keeps a GPU busy. The partial result of a split for one row and
-    head takes about as many bytes as two cache rows, so a lone request gets half as many splits as that: more rows would
-    take longer to merge than one row to attend.
+    It is chosen so that one row of `batch_size` requests keeps a GPU busy. A lone request gets half as many splits. The
+    partial result of a split for one row and head takes about as many bytes as two cache rows, and a verify has several
+    rows to merge.
     """
     num_tiles = triton.cdiv(num_heads, 64)
     num_splits = max(1, NUM_TILES_TO_FILL // (num_tiles * max(2, batch_size)))
