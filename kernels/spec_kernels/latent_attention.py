@@ -109,10 +109,10 @@ def _attend_latents(
         latents = tl.load(row_ptrs + channels[None, :], mask=is_key[:, None] & is_channel[None, :], other=0.0)
         turned_keys = tl.load(row_ptrs + turned[None, :], mask=is_key[:, None] & is_turned[None, :], other=0.0)
 
-        # None of these branches is ever false. The compiler puts the outer one behind the loads of the next tile, so they
-        # run while this tile is added. Without it they would begin when the tile has been added, and the next tile would
-        # wait for them. A product gets all warps along its keys if another one follows in its block, and 64 keys have room
-        # for four. So the products of scores have blocks of their own, in which the other warps take other columns.
+        # None of these branches is ever false. The compiler puts the outer one behind the loads of the next tile, so
+        # they run while this tile is added. Without it they would begin when the tile has been added, and the next tile
+        # would wait for them. A product gets all warps along its keys if another one follows in its block, and 64 keys
+        # have room for four. So the products of scores have blocks of their own: other warps take other columns there.
         if first_key < high:
             scores = tl.zeros((KEY_TILE, ROW_TILE), tl.float32)
             if low < high:
