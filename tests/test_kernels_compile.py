@@ -84,7 +84,7 @@ def kernels_of(functions: list[Any]) -> list[Any]:
 def kernel_of(module: ModuleType, constants: Iterable[str], takes: str) -> Any:
     """Return the kernel of a module that has these constants and the tensor `takes`, if one is named; of two such the
     one of fewer arguments."""
-    asked = set(constants) - {"EARLY"}
+    asked = {name for name in constants if not name.endswith("_ptr")} - {"EARLY"}
     found = []
     for kernel in kernels_of(functions_of(module)):
         own = {parameter.name for parameter in kernel.params if parameter.is_constexpr} - {"EARLY"}
@@ -562,7 +562,8 @@ def compile_products() -> None:
     assert not products_fused_across_threads(found), "all threads that hold a row's probability have the same one"
     compile_kernel(draft_input, "bf16", 8, SIZE=4096, SIZE_TILE=4096)
     compile_kernel(norms, "bf16", 8, SIZE=4096, SIZE_TILE=4096)
-    compile_kernel(norms, "bf16", 8, ahead=("weight",), takes="added", SIZE=4096, SIZE_TILE=4096)
+    only_next = {"weight_ptr": None, "scale_ptr": None, "SIZE": 4096, "SIZE_TILE": 4096}
+    compile_kernel(norms, "bf16", 8, ahead=("next_weight",), takes="added", **only_next)
     compile_kernel(gated_share, "bf16", 8, SIZE=2048, SIZE_TILE=2048)
     for is_gelu in (False, True):
         compile_kernel(gate, "bf16", TILE=1024, IS_GELU=is_gelu)
@@ -572,9 +573,9 @@ def compile_gemma4() -> None:
     """Compile what Gemma 4's layers have beside those of other families, at the sizes of E4B."""
     from spec_kernels import clusters, layer_embedding, norms, rope_write, softcap
 
-    for is_last in (False, True):
-        ending = {"SCALED": is_last, "HAS_NEXT": not is_last, "SIZE": 2560, "SIZE_TILE": 4096}
-        compile_kernel(norms, "bf16", 8, ahead=("weight", "next_weight", "scale"), **ending)
+    for without in ("scale", "next_weight"):
+        ending = {f"{without}_ptr": None, "SIZE": 2560, "SIZE_TILE": 4096}
+        compile_kernel(norms, "bf16", 8, ahead=("weight", "next_weight", "scale"), takes="added", **ending)
     tiles = {"NUM_LAYERS": 42, "WIDTH": 256, "WIDTH_TILE": 256}
     compile_kernel(layer_embedding, "bf16", 1, **tiles)
     compile_kernel(softcap, "bf16", TILE=2048)
