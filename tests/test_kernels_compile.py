@@ -635,8 +635,8 @@ def main() -> None:
     compile_kernel(rope_write, "bf16", pointers=NARROW, NUM_KV_HEADS=8, PAIR_TILE=16, **heads)
     turned = compile_kernel(rope_write, "fp32", is_lowered=True, **options)
     assert turned.count("math.fma") == 2, "which product is fused is written down, as in project_heads"
-    compile_kernel(metadata, "i64", PAGE_SIZE=16, REQUEST_TILE=128)
     compile_kernel(metadata, "i64", PAGE_SIZE=16, ROW_TILE=128)
+    compile_kernel(metadata, "i64", positions_ptr=None, PAGE_SIZE=16, ROW_TILE=128)
     compile_vocabulary()
     compile_draft_kernels()
     compile_stops()
