@@ -260,6 +260,7 @@ def compile_vocabulary() -> None:
         compile_kernel(relaxed, dtype, VOCAB_TILE=4096)
         compile_kernel(softmax, dtype, VOCAB_TILE=4096)
         compile_kernel(gumbel, dtype, RACE_TILE=1024)
+        compile_kernel(gumbel, dtype, kept_logits_ptr=None, column_ptr=None, RACE_TILE=1024)
         kind = {"IS_SAMPLED": dtype == "fp32", "ALL_OFFERED": dtype == "bf16"}
         compile_kernel(rejection, dtype, **kind, **merge)
         compile_kernel(rejection, dtype, RACE_TILE=1024, **kind)
@@ -310,7 +311,7 @@ def compile_lookup() -> None:
 
 def compile_trees() -> None:
     """Compile the steps of a tree of 16 rows, three levels deep."""
-    from spec_kernels import tree_draw, tree_grow, tree_path, tree_rank, tree_walk
+    from spec_kernels import tree_grow, tree_path, tree_rank, tree_walk
 
     for dtype, tile in (("bf16", 1024), ("fp32", 4096)):
         ranks = compile_kernel(tree_rank, dtype, pointers={"order": "*i64"}, TOPK=4, VOCAB_TILE=tile)
@@ -334,7 +335,6 @@ def compile_trees() -> None:
     for is_chosen in (False, True):
         of = {"chosen": "*i64" if is_chosen else "*i32"}
         compile_kernel(tree_walk, "fp32", 1, pointers=of, IS_CHOSEN=is_chosen, **tiles)
-    compile_kernel(tree_draw, "bf16", pointers={"scores": "*fp64"}, RACE_TILE=1024)
     compile_kernel(tree_walk, "fp32", 1, pointers={"rates": "*fp64"}, RATE_TILE=4, **tiles)
     moves = compile_kernel(tree_path, "bf16", PAGE_SIZE=16, COLUMN_TILE=4, CHUNK=1024)
     kept = moves[: moves.find("bar.sync")], moves[moves.find("bar.sync") :]
