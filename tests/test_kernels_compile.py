@@ -450,8 +450,8 @@ def compile_latent_attention() -> None:
     compile_kernel(latent_rows, "bf16", RANK=512, RANK_TILE=512, **halves)
     compile_kernel(latent_rows, "bf16", NUM_HEADS=20, HEAD_TILE=16, **halves)
     tiles_of_heads = {"ROW_TILE": 16, "COLUMN_TILE": 64, "CHANNEL_TILE": 64}
-    sizes = {"IN": 192, "OUT": 512, **tiles_of_heads, **halves}
-    for rest in ({}, {"RANK_TILE": 512}):
+    sizes = {"IN": 192, "OUT": 512, "OUT_TILE": 512, **tiles_of_heads, **halves}
+    for rest in (dict.fromkeys(("cache_ptr", "projected_ptr", "norm_weight_ptr", "slot_mapping_ptr")), {}):
         for ahead in (False, True):
             maps = ("maps",) if ahead else ()
             ptx = compile_kernel(head_products, "bf16", ahead=maps, AHEAD=ahead, **sizes, **rest)
