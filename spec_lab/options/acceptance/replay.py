@@ -38,9 +38,9 @@ class Replay(AcceptanceConfig):
         assert self.path is not None
         recorded = {}
         for request in read_requests(Path(self.path).expanduser()):
-            accepted = request.accepted_per_round or []
+            accepted, offered = request.accepted_per_round or [], request.offered_per_round or []
             survival = request.confidence_per_round or [[]] * len(accepted)
-            recorded[request.id] = [RecordedRound(*each) for each in zip(accepted, survival, strict=True)]
+            recorded[request.id] = [RecordedRound(*each) for each in zip(accepted, offered, survival, strict=True)]
         rounds = [each for rounds in recorded.values() for each in rounds]
         if not rounds:
             raise UserError(f"acceptance.path={self.path} has no rounds; use the folder of a run with a drafter")
