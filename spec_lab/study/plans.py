@@ -1,25 +1,67 @@
-"""What a plan measured and expected: the costs of rounds, and the tokens of a round beside those that came."""
+"""What a plan measured: the costs of rounds, and its rates beside plain decoding's and those of every fixed K."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
 
+from spec_lab.record.names import THIS_RUN
 from spec_lab.record.reading import Found
 from spec_lab.study.compare import drafting
 from spec_lab.study.figures import axes_of, signed
-from spec_lab.study.frame import frame, labels, own
+from spec_lab.study.frame import EVERY_CATEGORY, frame, labels, own
 from spec_lab.study.tables import Table, table_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+RATE = "batch_tokens_per_second"
+BESIDE = "The plan beside plain decoding and every fixed K"
 NOTE = (
-    "ms: median time of a round, from its launch until its results are read. made 0 is a round without the drafter; "
+    "ms: shortest time of a round, from its launch until its results are read. made 0 is a round without the drafter; "
     "offered 0 with made above it lets the drafter catch up with what it missed. Other numbers are interpolated."
 )
+
+
+def beside_table(runs: Sequence[Found]) -> Table:
+    """Return a line for each category of each run: the rates of its fixed K and of its plan over plain decoding's."""
+    rows = own(frame(runs))
+    cells = []
+    for name, found in zip(labels(rows[rows["K"] > 0]), drafting(runs), strict=True):
+        categories = list(found.run.by_category)
+        for category in [EVERY_CATEGORY, *(categories if len(categories) > 1 else [])]:
+            numbers = {
+                part: of.metrics if category == EVERY_CATEGORY else of.by_category[category]
+                for part, of in found.run.parts.items()
+            }
+            rates = pd.Series({part: each.get(RATE) for part, each in numbers.items()}, dtype=float)
+            if rates.isna().any() or "plain" not in rates:
+                continue
+            fixed = rates.drop(THIS_RUN)
+            over = {part: rate / rates["plain"] for part, rate in fixed.items() if part != "plain"}
+            plan = {"plan": rates[THIS_RUN] / rates["plain"], "over best": rates[THIS_RUN] / fixed.max()}
+            lengths = {"best": fixed.idxmax(), "length": numbers[THIS_RUN]["acceptance_length"]}
+            cells.append(
+                {"run": name, "category": category, "plain tok/s": rates["plain"].round(), **over, **plan, **lengths}
+            )
+    table = pd.DataFrame(cells)
+    if table.empty:
+        return Table(BESIDE, table, table)
+    plan, best = table["plan"], table["over best"]
+    note = (
+        f"Rates over plain decoding's; `over best` is the plan's over the best of the others, plain included. Of "
+        f"{len(table)} cells the plan is under .98 of plain in {(plan < 0.98).sum()} (least {plan.min():.2f}) and "
+        f"under .97 of the best in {(best < 0.97).sum()} (least {best.min():.2f})."
+    )
+    is_ratio = table.columns.difference(["run", "category", "plain tok/s", "best", "length"], sort=False)
+    whole = pd.DataFrame([{"run": "(geometric mean)", **np.exp(np.log(table[is_ratio]).mean())}])
+    table = pd.concat([table, whole], ignore_index=True)
+    shown = table.map(lambda value: value if isinstance(value, str) else "" if pd.isna(value) else f"{value:,.2f}")
+    shown["plain tok/s"] = shown["plain tok/s"].str.removesuffix(".00")
+    return Table(BESIDE, table, shown, note)
 
 
 def measured_costs(runs: Sequence[Found]) -> pd.DataFrame:
