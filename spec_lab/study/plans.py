@@ -89,7 +89,8 @@ def plan_figure(runs: Sequence[Found]) -> Figure:
     costs, rows = measured_costs(runs), own(frame(runs))
     with axes_of() as (figure, axes):
         for (name, size), part in costs.groupby(["run", "num_requests"]):
-            few = part[part["num_made"] == part.loc[part["num_made"] > 0, "num_made"].min()]
+            least = part.loc[part["num_made"] > 0, "num_made"].min()
+            few = part[part["num_made"] == part["num_offered"].clip(lower=least)]
             [line] = axes.plot(few["num_offered"], few["ms"], "o-", label=f"{name}, {size} requests")
             axes.axhline(part.loc[part["num_made"] == 0, "ms"].min(), color=line.get_color(), linestyle=":")
         axes.set(xlabel="drafts verified for a request (dotted: plain decoding)", ylabel="round, ms")
