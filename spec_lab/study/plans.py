@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,11 +26,14 @@ NOTE = (
 )
 
 
-def beside_table(runs: Sequence[Found]) -> Table:
-    """Return a line for each category of each run: the rates of its fixed K and of its plan over plain decoding's."""
+def beside_table(runs: Sequence[Found], keys: Mapping[str, str]) -> Table:
+    """Return a line for each category of each run: the rates of its fixed K and of its plan over plain decoding's.
+    `keys`: columns of the frame, by the headers under which they name a run."""
     rows = own(frame(runs))
+    rows = rows.loc[rows["K"] > 0, rows.columns.intersection(list(keys.values()), sort=False)].dropna(axis=1)
+    names = rows.rename(columns={column: head for head, column in keys.items()}).astype(str).to_dict("records")
     cells = []
-    for name, found in zip(labels(rows[rows["K"] > 0]), drafting(runs), strict=True):
+    for name, found in zip(names, drafting(runs), strict=True):
         categories = list(found.run.by_category)
         for category in [EVERY_CATEGORY, *(categories if len(categories) > 1 else [])]:
             numbers = {
@@ -44,9 +47,8 @@ def beside_table(runs: Sequence[Found]) -> Table:
             over = {part: rate / rates["plain"] for part, rate in fixed.items() if part != "plain"}
             plan = {"plan": rates[THIS_RUN] / rates["plain"], "over best": rates[THIS_RUN] / fixed.max()}
             lengths = {"best": fixed.idxmax(), "length": numbers[THIS_RUN]["acceptance_length"]}
-            cells.append(
-                {"run": name, "category": category, "plain tok/s": rates["plain"].round(), **over, **plan, **lengths}
-            )
+            told = {**name, "category": category, "plain tok/s": rates["plain"].round()}
+            cells.append({**told, **over, **plan, **lengths})
     table = pd.DataFrame(cells)
     if table.empty:
         return Table(BESIDE, table, table)
@@ -56,8 +58,8 @@ def beside_table(runs: Sequence[Found]) -> Table:
         f"{len(table)} cells the plan is under .98 of plain in {(plan < 0.98).sum()} (least {plan.min():.2f}) and "
         f"under .97 of the best in {(best < 0.97).sum()} (least {best.min():.2f})."
     )
-    is_ratio = table.columns.difference(["run", "category", "plain tok/s", "best", "length"], sort=False)
-    whole = pd.DataFrame([{"run": "(geometric mean)", **np.exp(np.log(table[is_ratio]).mean())}])
+    ratios = table.loc[:, "plain tok/s":"over best"].iloc[:, 1:]  # type: ignore[misc]
+    whole = pd.DataFrame([{"category": "(geometric mean)", **np.exp(np.log(ratios).mean())}])
     table = pd.concat([table, whole], ignore_index=True)
     shown = table.map(lambda value: value if isinstance(value, str) else "" if pd.isna(value) else f"{value:,.2f}")
     shown["plain tok/s"] = shown["plain tok/s"].str.removesuffix(".00")

@@ -170,7 +170,7 @@ TABLES: dict[str, Callable[[Sequence[Found], Spec], Table]] = {
     "positions": positions_table,
     "by": by_table,
     "frontier": frontier_table,
-    "beside": lambda runs, spec: plans.beside_table(runs),
+    "beside": lambda runs, spec: plans.beside_table(runs, spec.get("keys") or {}),
     "plan": lambda runs, spec: plans.plan_table(runs),
     "reliability": lambda runs, spec: reliability.reliability_table(runs),
     "lengths": lambda runs, spec: lengths_table(runs),
