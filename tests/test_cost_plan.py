@@ -138,10 +138,10 @@ def test_the_table_has_what_was_timed_and_lines_between() -> None:
 
 
 def test_a_choice_at_batch_64_takes_microseconds() -> None:
-    """The shortest of many, with confidences and without: other work on the machine only adds."""
+    """The shortest of many, without confidences and with: other work on the machine only adds."""
     simulation, times = (
         Simulation(64, [0.6], {"row": 0.0, "draft": 0.01, "catch_up": 0.0}),
-        [list[float](), list[float]()],
+        (list[float](), list[float]()),
     )
     sequences = simulation.admitted()
     for turn in range(400):
@@ -151,4 +151,4 @@ def test_a_choice_at_batch_64_takes_microseconds() -> None:
         simulation.plan.choose(sequences)
         times[turn % 2].append(perf_counter() - start)
         assert simulation.plan.choose(sequences).shape == LaunchShape(K, K)
-    assert min(times[0]) < 50e-6 and min(times[1]) < 200e-6
+    assert min(times[0]) < 50e-6 and min(times[1]) < 100e-6

@@ -21,8 +21,9 @@ def timed_shapes(most: LaunchShape, makes_all: bool) -> list[LaunchShape]:
     draft. `makes_all`: a round that drafts makes all drafts."""
     few = most.num_made if makes_all else 1
     counts = {*range(1, min(most.num_offered, 8) + 1), (most.num_offered + 1) // 2, most.num_offered}
-    rows = sorted(counts)  # kernels change with the number of rows, so few are left to interpolation
-    shapes = [OFF, LaunchShape(0, few), *(LaunchShape(count, max(count, few)) for count in rows), LaunchShape(1, most.num_made)]
+    # Kernels change with the number of rows, so few are left to interpolation.
+    steady = [LaunchShape(count, max(count, few)) for count in sorted(counts)]
+    shapes = [OFF, LaunchShape(0, few), *steady, LaunchShape(1, most.num_made)]
     return list(dict.fromkeys(shapes))
 
 
@@ -104,9 +105,9 @@ def shortest_times(runs: Sequence[Callable[[], float]], seconds: float, most: in
     """Return the shortest time of each of `runs`, which return how long they took: what else a machine does only adds
     to a time, and adds more to a longer run.
 
-    They take turns while another one ends before `seconds` have passed in total, so that a machine that slows down slows down all of them. In
-    its turn each runs three times, of which the first does not count: the run before it left cold caches, which rounds
-    of one shape after another do not have.
+    They take turns while another one ends before `seconds` have passed in total, so that a machine that slows down
+    slows down all of them. In its turn each runs three times, of which the first does not count: the run before it left
+    cold caches, which rounds of one shape after another do not have.
     """
     times: list[list[float]] = [[] for _ in runs]
     spent, turns = 0.0, 0

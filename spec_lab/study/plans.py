@@ -58,7 +58,7 @@ def beside_table(runs: Sequence[Found], keys: Mapping[str, str]) -> Table:
         f"{len(table)} cells the plan is under .98 of plain in {(plan < 0.98).sum()} (least {plan.min():.2f}) and "
         f"under .97 of the best in {(best < 0.97).sum()} (least {best.min():.2f})."
     )
-    ratios = table.loc[:, "plain tok/s":"over best"].iloc[:, 1:]  # type: ignore[misc]
+    ratios = table.loc[:, "plain tok/s":"over best"].iloc[:, 1:]
     whole = pd.DataFrame([{"category": "(geometric mean)", **np.exp(np.log(ratios).mean())}])
     table = pd.concat([table, whole], ignore_index=True)
     shown = table.map(lambda value: value if isinstance(value, str) else "" if pd.isna(value) else f"{value:,.2f}")
