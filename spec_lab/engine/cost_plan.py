@@ -67,7 +67,7 @@ class CostPlan(Plan):
         if not self._rounds_left or slots != self._slots:
             self._review(slots, is_behind)
         self._rounds_left -= 1
-        confidences = [known for sequence in sequences if (known := sequence.waiting_confidences)]
+        confidences = [sure for sequence in sequences if (sure := sequence.waiting_confidences)]
         if self._k == 0 or is_behind:
             shape, num_tokens = LaunchShape(0, self._k), float(count)
         elif len(confidences) == count and not self._is_trial:
