@@ -98,6 +98,17 @@ def test_it_is_never_slower_than_plain_nor_far_behind_the_best_k(
     assert got > 0.975 * simulation.fixed(0)
 
 
+def test_a_run_that_a_smaller_k_cuts_goes_on_in_the_next_round() -> None:
+    """Five right drafts and a wrong one take as many rounds as begin in them; drafts that are all right leave nothing
+    over; and where each is right as often as any other, tokens are those of a geometric series, nearly."""
+    chain = ChainPositions(K)
+    assert chain.tokens(np.array([[1.0] * 5 + [0.0] * 2])).tolist() == [1, 2, 3, 3, 3, 6, 6, 6]
+    np.testing.assert_allclose(chain.tokens(np.ones((2, K))), 2 * np.arange(1, K + 2))
+    for rate in (0.3, 0.6, 0.9):
+        expected = np.cumsum(rate ** np.arange(K + 1))
+        np.testing.assert_allclose(chain.tokens(np.full((1, K), rate)), expected, rtol=0.03)
+
+
 def test_among_requests_that_differ_it_is_ahead_of_every_fixed_k() -> None:
     simulation = Simulation(1, [0.9, 0.05, 0.3] * 8, DEAR)
     assert simulation.planned(300) > 1.02 * max(simulation.fixed(k) for k in range(K + 1))

@@ -109,8 +109,7 @@ class CostPlan(Plan):
         self._own_rates = self._rates.of(ids)
         if self._own_most[ids].min() < self._most:
             self._own_rates = np.where(self._columns < self._own_most[ids][:, None], self._own_rates, 0.0)
-        survival = self._drafts.survival(self._own_rates)
-        self._tokens = np.concatenate(((count,), count + survival.sum(axis=0).cumsum()))
+        self._tokens = self._drafts.tokens(self._own_rates)
         seconds = self.costs.steady(count)
         way_back = self.costs.catch_up(count) if is_behind else 0.0
         seconds[1:] += way_back / RESUME_ROUNDS
