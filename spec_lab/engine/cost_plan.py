@@ -8,9 +8,9 @@ from itertools import chain
 import numpy as np
 
 from spec_lab.core.types import Request, Sequence
-from spec_lab.engine.costs import Seconds
+from spec_lab.engine.costs import CostDrift, Seconds
 from spec_lab.engine.judged import JudgedDrafts
-from spec_lab.engine.plan import LaunchShape, Plan, PlannedLaunch
+from spec_lab.engine.plan import OFF, LaunchShape, Plan, PlannedLaunch
 from spec_lab.engine.rates import AcceptanceRates, Array, CalibratedConfidences, Integers
 
 REVIEW_ROUNDS = 8
@@ -38,6 +38,7 @@ class CostPlan(Plan):
         self._most = drafts.num_drafts
         self._rates = AcceptanceRates(num_slots, self._most)
         self._confidences = CalibratedConfidences()
+        self._drift = CostDrift(num_slots, self._most)
         self._own_most: Integers = np.full(num_slots, self._most)
         self._columns = np.arange(self._most)
         self.restart()
@@ -45,6 +46,7 @@ class CostPlan(Plan):
     def restart(self) -> None:
         self._rates.restart()
         self._confidences.restart()
+        self._drift.restart()
         self._allowance = 0.0
         self._k = self._most
         self._is_calibrated = False
@@ -81,7 +83,11 @@ class CostPlan(Plan):
         self._allowance += TRIALS * self.costs.seconds(count, shape)
         return PlannedLaunch(shape, num_tokens)
 
-    def note(self, sequences: List[Sequence]) -> None:
+    def note(self, sequences: List[Sequence], shape: LaunchShape, seconds: float) -> None:
+        assert self.costs is not None
+        if shape.num_offered or shape == OFF:
+            count = len(sequences)
+            self._drift.note(count, shape.num_offered, seconds / self.costs.seconds(count, shape))
         slots = [sequence.slot for sequence in sequences]
         if slots != self._noted_slots:
             self._learn()
@@ -110,7 +116,8 @@ class CostPlan(Plan):
         if self._own_most[ids].min() < self._most:
             self._own_rates = np.where(self._columns < self._own_most[ids][:, None], self._own_rates, 0.0)
         self._tokens = self._drafts.tokens(self._own_rates)
-        seconds = self.costs.steady(count)
+        self._ratios = self._drift.of(count)
+        seconds = self.costs.steady(count) * self._ratios
         way_back = self.costs.catch_up(count) if is_behind else 0.0
         seconds[1:] += way_back / RESUME_ROUNDS
         worth = self._tokens / seconds
@@ -145,7 +152,8 @@ class CostPlan(Plan):
         if min(waiting) < most:
             survival = np.where(self._columns[:most] < np.array(waiting)[:, None], survival, 0.0)
         tokens = np.concatenate(((len(sequences),), len(sequences) + survival.sum(axis=0).cumsum()))
-        gain = tokens - self._worth * self.costs.verified[len(sequences), : most + 1]
+        seconds = self.costs.verified[len(sequences)] * self._ratios
+        gain = tokens - self._worth * seconds[: most + 1]
         counts = self._drafts.counts[1:]
         best = self._best_of(counts[counts <= most], gain)
         return LaunchShape(best, self._k), float(tokens[best])

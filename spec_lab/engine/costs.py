@@ -101,6 +101,40 @@ class CostTable:
         return float(self.verified[num_requests, shape.num_offered] + further)
 
 
+class CostDrift:
+    """How much longer rounds take than was timed, by the drafts that they verify: text sends rows to other experts than
+    random tokens do, and has other lengths.
+
+    Numbers that no round had lately borrow from those beside them. So while all rounds have one K nothing changes
+    between shapes.
+    """
+
+    FOLLOW, FORGET, MOST = 0.15, 0.005, 2.0
+
+    def __init__(self, num_slots: int, num_drafts: int) -> None:
+        self._counts = np.arange(num_drafts + 1)
+        self._ratios = np.full((num_slots.bit_length() + 1, num_drafts + 1), np.nan)  # by power of two
+
+    def restart(self) -> None:
+        """Forget everything."""
+        self._ratios.fill(np.nan)
+
+    def of(self, num_requests: int) -> Seconds:
+        """Return the ratios [K + 1]."""
+        ratios = self._ratios[(num_requests - 1).bit_length()]
+        [known] = np.nonzero(~np.isnan(ratios))
+        return np.interp(self._counts, known, ratios[known]) if len(known) else np.ones(len(ratios))
+
+    def note(self, num_requests: int, num_offered: int, ratio: float) -> None:
+        """Count the time of a round over what was timed."""
+        ratio = min(max(ratio, 1.0 / self.MOST), self.MOST)
+        ratios = self._ratios[(num_requests - 1).bit_length()]
+        if np.isnan(ratios[num_offered]):
+            ratios[num_offered] = self.of(num_requests)[num_offered]
+        ratios += self.FORGET * (ratio - ratios)
+        ratios[num_offered] += self.FOLLOW * (ratio - ratios[num_offered])
+
+
 def shortest_times(runs: Sequence[Callable[[], float]], seconds: float, most: int = 12) -> list[float]:
     """Return the shortest time of each of `runs`, which return how long they took: what else a machine does only adds
     to a time, and adds more to a longer run.
