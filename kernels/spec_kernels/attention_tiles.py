@@ -98,10 +98,12 @@ def choose_latent_tiles(num_heads: int, element_size: int) -> Tiles:
 def choose_latent_split_keys(max_positions: int, batch_size: int, num_heads: int) -> int:
     """Returns the number of keys in a split of latent attention, which is constant in a run.
 
-    It is chosen so that one row of `batch_size` requests keeps a GPU busy. A lone request gets half as many splits. The
-    partial result of a split for one row and head takes about as many bytes as two cache rows, and a verify has several
-    rows to merge.
+    It is chosen so that one row of `batch_size` requests keeps a GPU busy. Up to four requests get as many splits as
+    four. The partial result of a split for one row and head takes about as many bytes as two cache rows, and a verify
+    has several rows to merge. So splits are no shorter than 16 keys for each request.
     """
     num_tiles = triton.cdiv(num_heads, 64)
-    num_splits = max(1, NUM_TILES_TO_FILL // (num_tiles * max(2, batch_size)))
-    return _SPLIT_UNIT * triton.cdiv(max_positions, _SPLIT_UNIT * num_splits)
+    num_splits = max(1, NUM_TILES_TO_FILL // (num_tiles * max(4, batch_size)))
+    return _SPLIT_UNIT * max(
+        triton.cdiv(max_positions, _SPLIT_UNIT * num_splits), triton.cdiv(16 * batch_size, _SPLIT_UNIT)
+    )
