@@ -51,7 +51,6 @@ class CostPlan(Plan):
         self._k = self._most
         self._is_calibrated = False
         self._slots: list[int] = []
-        self._rounds_left = 0
         self._noted_slots: list[int] = []
         self._noted: list[list[tuple[int, ...]]] = []
 
@@ -60,15 +59,14 @@ class CostPlan(Plan):
         self._learn()
         self._rates.admit(slot)
         self._own_most[slot] = self._most if own is None else own
-        self._rounds_left = 0
+        self._slots = []  # who runs has changed, though slots may not have
 
     def choose(self, sequences: List[Sequence]) -> PlannedLaunch:
         assert self.costs is not None
         count, slots = len(sequences), [sequence.slot for sequence in sequences]
         is_behind = any(sequence.num_missed for sequence in sequences)
-        if not self._rounds_left or slots != self._slots:
+        if slots != self._slots:
             self._review(slots, is_behind)
-        self._rounds_left -= 1
         confidences = [sure for sequence in sequences if (sure := sequence.waiting_confidences)]
         if self._k == 0 or is_behind:
             shape, num_tokens = LaunchShape(0, self._k), float(count)
@@ -99,6 +97,8 @@ class CostPlan(Plan):
             self._confidences.note(_rows_of(padded), *self._drafts.flags(np.array(self._noted[-1])))
         if len(self._noted) == REVIEW_ROUNDS:  # here, where the device is busy with the next round
             self._learn()
+            if slots == self._slots:
+                self._review(slots, any(sequence.num_missed for sequence in sequences))
 
     def _learn(self) -> None:
         """Count the rounds that were noted."""
@@ -110,7 +110,7 @@ class CostPlan(Plan):
     def _review(self, slots: list[int], is_behind: bool) -> None:
         """Choose K for the next rounds of the requests in `slots`."""
         assert self.costs is not None
-        self._slots, self._rounds_left = slots, REVIEW_ROUNDS
+        self._slots = slots
         ids, count = np.array(slots), len(slots)
         self._own_rates = self._rates.of(ids)
         if self._own_most[ids].min() < self._most:
