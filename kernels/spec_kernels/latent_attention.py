@@ -19,7 +19,7 @@ import triton.language as tl
 from spec_kernels.attention_tiles import Tiles, choose_latent_tiles
 from spec_kernels.early import placed_if_few, wait_behind_others
 from spec_kernels.latent_merge import MOST_EARLY_PROGRAMS, merge_latents
-from spec_kernels.online_softmax import add_keys_across, add_keys_along, divisor, key_slots
+from spec_kernels.online_softmax import divisor, key_slots, weigh_keys
 from spec_kernels.operators import operator
 from spec_kernels.split_merge import empty_partials
 from spec_kernels.utils import assert_rows_of, launch_on
@@ -124,10 +124,12 @@ def _attend_latents(
         places = tl.expand_dims(keys, OF_OTHERS)
         is_visible = (places >= tl.expand_dims(start, OF_PAIRS)) & (places < tl.expand_dims(end, OF_PAIRS))
         scores = tl.where(is_visible & tl.expand_dims(is_key, OF_OTHERS), scores, float("-inf"))
+        maxima, sums, weights, decay = weigh_keys(maxima, sums, scores, OF_PAIRS)
+        acc, weights = acc * tl.expand_dims(decay, OF_PAIRS), weights.to(latents.dtype)
         if KEYS_ACROSS:
-            maxima, sums, acc = add_keys_across(maxima, sums, acc, scores, latents)
+            acc = tl.dot(tl.trans(latents), weights, acc, input_precision="ieee")
         else:
-            maxima, sums, acc = add_keys_along(maxima, sums, acc, scores, latents)
+            acc = tl.dot(weights, latents, acc, input_precision="ieee")
 
     out_head = out_row * NUM_HEADS + pairs % NUM_HEADS
     if IS_WHOLE:
