@@ -126,9 +126,8 @@ def attend_split(
     IS_NATIVE: tl.constexpr = IS_NARROW and queries.dtype != tl.float32 and CHANNEL_TILE >= 32
     HALF_FACTOR: tl.constexpr = 2.0**60 if queries.dtype == tl.bfloat16 else 1.0
     PART: tl.constexpr = CHANNEL_TILE // 2 if IS_NARROW else CHANNEL_TILE
-    if IS_NATIVE:
-        first, second, ratio, power = in_two_parts(queries, kv_ptr.dtype.element_ty)
     if IS_NARROW:
+        first, second, ratio, power = in_two_parts(queries, kv_ptr.dtype.element_ty)
         words_ptr = (kv_ptr + (NUM_KV_HEADS + kv_head) * HEAD_DIM).to(tl.pointer_type(tl.int16))
         words_of_row = tl.arange(0, PART)[:, None]
 

@@ -125,11 +125,11 @@ def _attend_latents(
         is_visible = (places >= tl.expand_dims(start, OF_PAIRS)) & (places < tl.expand_dims(end, OF_PAIRS))
         scores = tl.where(is_visible & tl.expand_dims(is_key, OF_OTHERS), scores, float("-inf"))
         maxima, sums, weights, decay = weigh_keys(maxima, sums, scores, OF_PAIRS)
-        acc, weights = acc * tl.expand_dims(decay, OF_PAIRS), weights.to(latents.dtype)
+        weights = weights.to(latents.dtype)
         if KEYS_ACROSS:
-            acc = tl.dot(tl.trans(latents), weights, acc, input_precision="ieee")
+            acc = tl.dot(tl.trans(latents), weights, acc * decay[None, :], input_precision="ieee")
         else:
-            acc = tl.dot(weights, latents, acc, input_precision="ieee")
+            acc = tl.dot(weights, latents, acc * decay[:, None], input_precision="ieee")
 
     out_head = out_row * NUM_HEADS + pairs % NUM_HEADS
     if IS_WHOLE:

@@ -62,8 +62,8 @@ def in_two_parts(queries: tl.tensor, DTYPE: tl.constexpr) -> tuple[tl.tensor, tl
 
 @triton.jit
 def widened_words(words: tl.tensor, DTYPE: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
-    """Widen the numbers in the low and in the high bytes of words. In bfloat16 they are times 2^-120: their bits are put
-    where bfloat16 has sign, exponent and mantissa."""
+    """Widen the numbers in the low and in the high bytes of words. In bfloat16 they are times 2^-120, since their bits
+    are put where bfloat16 has sign, exponent and mantissa."""
     if tl.bfloat16 == DTYPE:
         low, high = tl.inline_asm_elementwise(
             """{
