@@ -47,7 +47,7 @@ drafter=draft_model graph=round prune=catchup cache.prefill_chunk=16
 drafter=draft_model graph=step_replay prune=post_attention
 drafter=eagle3 graph=eager prune=catchup {DRAWN}
 drafter=eagle3 graph=round prune=catchup {DRAWN} acceptance.method=block
-drafter=eagle3 graph=eager prune=none {SAMPLED} acceptance.allow_lossy=true sampling.top_k=40
+drafter=eagle3 graph=eager prune=none {DRAWN} sampling.top_k=40
 drafter=mtp_eagle graph=round prune=post_attention {SAMPLED} acceptance.method=one_hot sampling.top_p=0.9
 drafter=mtp_vanilla graph=full_loop prune=catchup {DRAWN}
 drafter=frozen_kv graph=step_replay prune=none {DRAWN}

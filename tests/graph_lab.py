@@ -30,10 +30,9 @@ from spec_lab.engine.capture import CapturedGraph
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.tape import TapeRecorder, poison
 from spec_lab.engine.torch_internals import storage_id
-from spec_lab.options.acceptance.rejection import Rejection
-from spec_lab.options.acceptance.relaxed_thinking import RelaxedThinking
-from spec_lab.options.acceptance.strict import Strict
-from spec_lab.options.acceptance.synthetic import Synthetic
+from spec_lab.options.acceptance.imposed import Synthetic
+from spec_lab.options.acceptance.lossless import Rejection, Strict
+from spec_lab.options.acceptance.lossy import RelaxedThinking
 from spec_lab.options.graphs import FullLoop, RoundGraph, SplitSeed, StepReplay
 from tests.captures import flat
 from tests.engine_state import find_tensors, is_cache
@@ -79,7 +78,7 @@ RULES = {
 def synthetic(num_draft_tokens: int) -> Rule:
     """A rule under which every accepted length occurs, about equally often, whatever the drafts are worth."""
     count = num_draft_tokens
-    return Rule(Synthetic(mean_length=None, rates=[1 - index / (count + 1) for index in range(1, count + 1)]))
+    return Rule(Synthetic(rates=[1 - index / (count + 1) for index in range(1, count + 1)]))
 
 
 def make_lab(make_folder: Callable[[str], Path], device: str, **overrides: Any) -> Lab:

@@ -111,8 +111,6 @@ def test_a_gpu_has_what_is_fast_and_not_refused(overrides: list[str], expected: 
         (["device=cuda", "batch_size=5"], 8192),
         (["device=cuda", "kernels=torch"], 8192),
         (["device=cuda", "cache.prefill_tokens=64"], 64),
-        (["device=cpu", "kernels=torch", "cache.prefill_chunk=4096"], 4096),
-        (["device=cpu", "kernels=native", "cache.prefill_chunk=4096"], 1),
     ],
 )
 def test_how_many_prompt_rows_share_a_forward(overrides: list[str], expected: int) -> None:
@@ -127,8 +125,6 @@ def test_how_many_prompt_rows_share_a_forward(overrides: list[str], expected: in
         (["device=cuda", "attention=torch"], 512),
         (["device=cuda", "acceptance=relaxed_thinking", "acceptance.phase=round"], 512),
         (["device=cuda", "cache.prefill_chunk=64"], 64),
-        (["device=cuda", "cache.prefill_tokens=64"], 64),
-        (["device=cuda", "cache.prefill_tokens=1"], 8192),
     ],
 )
 def test_how_many_rows_a_chunk_has(overrides: list[str], expected: int) -> None:

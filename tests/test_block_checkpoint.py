@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from spec_lab.build.limits import rows_behind
 from spec_lab.checkpoints.block_checkpoint import load_block
 from spec_lab.checkpoints.block_config import HeadKind, MarkovForm, Slots
 from spec_lab.checkpoints.block_layouts import DEEPSPEC, SPECULATORS, ZLAB, read_block_config
@@ -16,6 +17,8 @@ from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.random_weights import BlockParts, random_block
 from spec_lab.checkpoints.taps import Tap
+from spec_lab.config.choices import Weights
+from spec_lab.config.option import get
 from spec_lab.export.block_json import TABLES, block_json
 from spec_lab.export.folders import save_folder
 from tests.lab import make_config, make_engine, random_requests
@@ -85,7 +88,7 @@ def test_a_new_drafter_has_the_drafts_that_its_file_will_have(
     target: ModelConfig, tmp_path: Path, head: HeadKind, slots: Slots
 ) -> None:
     """What random weights draft is no more than what is read of a file with these parts."""
-    parts = BlockParts(head=head, slots=slots, rank=4, block_size=6)
+    parts = BlockParts(head=head, slots=slots, head_rank=4, block_size=6)
     config, tensors = random_block(target, parts, torch.float32, torch.device("cpu"), seed=0)
     save_folder(tensors, block_json(config, target.num_layers, ZLAB), tmp_path)
     read, _ = load_block(tmp_path, target, torch.float32, "cpu")
@@ -132,7 +135,6 @@ def test_the_mask_token_has_several_names(target: ModelConfig, tmp_path: Path) -
         ),
         ({"head": "markov", "confidence": True}, {"confidence": True}, "drafter.confidence=false"),
         ({"conv": True}, {}, "use drafter.conv=true"),
-        ({"block_size": 3}, {}, "more than the 2 drafts of its block of 3 rows"),
         ({}, {"confidence": True}, "use drafter.confidence=false"),
         (
             {"head": "markov"},
@@ -149,3 +151,14 @@ def test_another_reading_than_the_files_is_refused(
     config = make_config((folder, tmp_path), "dflash", 3)
     with refused(tmp_path, named):
         make_engine(replace(config, drafter=replace(config.drafter, **asked)), random_requests(1))
+
+
+def test_more_drafts_than_a_block_has_are_refused_before_weights_are_read(
+    folder: Path, target: ModelConfig, tmp_path: Path
+) -> None:
+    write_block(tmp_path, TinyBlock(block_size=3), target)
+    (tmp_path / "model.safetensors").unlink()
+    run = make_config((folder, tmp_path), "dflash", 3)
+    for drafter in (run.drafter, get("drafter", "dflash")(weights=Weights.random, block_size=3)):
+        with refused("more than the 2 drafts of a block of 3 rows"):
+            rows_behind(replace(run, drafter=drafter))

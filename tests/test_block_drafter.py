@@ -15,8 +15,8 @@ from spec_lab.config.groups import GraphConfig
 from spec_lab.config.run import RecordConfig, SamplingConfig
 from spec_lab.core.types import AcceptanceInputs, Sequence
 from spec_lab.drafters.picking import GreedyPicker
-from spec_lab.options.acceptance.rejection import Rejection
-from spec_lab.options.acceptance.synthetic import Synthetic
+from spec_lab.options.acceptance.imposed import Synthetic
+from spec_lab.options.acceptance.lossless import Rejection
 from spec_lab.options.graphs import EagerGraph, FullLoop, RoundGraph, SplitSeed
 from tests.lab import Reference, make_config, make_engine, random_requests
 from tests.scripted_rule import ScriptedAcceptance, ScriptedRule, compare_drafts
@@ -156,7 +156,7 @@ def test_slots_that_do_not_wait_are_drafted_at_once(
     write_block(tmp_path, block, read_model_config(target[0]))
     requests = random_requests(4, 9, lengths=(1, 12), seed=2)
     config = make_config((target[0], tmp_path), "dflash", batch_size=3, cache={"page_size": 4}, options=block.options)
-    imposed = Synthetic(mean_length=None, rates=[0.8, 0.5, 0.3])
+    imposed = Synthetic(rates=[0.8, 0.5, 0.3])
     texts = []
     for picker in (GreedyPicker(), SlotBySlot()):
         engine = make_engine(replace(config, acceptance=imposed), requests)
@@ -185,7 +185,7 @@ def test_captured_rounds_are_eager_ones(
     for mode in (EagerGraph(), graph):
         changes = {"batch_size": 3, "cache": {"page_size": 4}, "options": BLOCKS[name].options, "graph": mode}
         config = make_config((target[0], tmp_path), "dflash", **changes)
-        imposed = Synthetic(mean_length=None, rates=[0.8, 0.5, 0.3])
+        imposed = Synthetic(rates=[0.8, 0.5, 0.3])
         engine = make_engine(replace(config, acceptance=imposed), requests)
         results.append([(r.output_ids, r.accepted_per_round) for r in engine.generate(requests).requests])
     assert results[0] == results[1]

@@ -15,8 +15,8 @@ from spec_lab.config.choices import DraftSampling
 from spec_lab.config.run import Run, SamplingConfig
 from spec_lab.core.draft_paths import DraftPaths
 from spec_lab.core.types import Request
-from spec_lab.options.acceptance.rejection import Rejection
-from spec_lab.options.acceptance.synthetic import Synthetic
+from spec_lab.options.acceptance.imposed import Synthetic
+from spec_lab.options.acceptance.lossless import Rejection
 from spec_lab.options.trees import DynamicTreeConfig, StaticTreeConfig
 from tests.lab import Reference, make_config, make_engine, with_depth_as_k
 from tests.slow_block import SlowBlock
@@ -99,7 +99,7 @@ def test_a_dynamic_tree_is_eagle2s_over_the_laws_of_the_slots(
 ) -> None:
     """Behind a prompt, and behind rounds that accepted a path."""
     config, law = drafter_of(name, target, tmp_path)
-    imposed = Synthetic(mean_length=None, rates=[0.7, 0.4, 0.2])
+    imposed = Synthetic(rates=[0.7, 0.4, 0.2])
     rounds = rounds_of(replace(config, tree=DynamicTreeConfig(topk=2, depth=3, num_rows=8), acceptance=imposed))
     assert len({len(of_round.text) for of_round in rounds}) > 2, "paths of several lengths were moved"
     for of_round in rounds:

@@ -11,7 +11,7 @@ import yaml
 from spec_lab.app.compose import ONLY_SET_KEYS, compose, conf_folder
 from spec_lab.config.run import GROUPS
 from spec_lab.core.errors import UserError
-from spec_lab.options.acceptance.relaxed_thinking import RelaxedThinking
+from spec_lab.options.acceptance.lossy import RelaxedThinking
 
 OF_OTHER_PROGRAMS = {"train", "paper"}
 OPTIONS = [file for group in (*GROUPS, *ONLY_SET_KEYS) for file in sorted((conf_folder() / group).glob("*.yaml"))]

@@ -13,7 +13,7 @@ from spec_lab.config.choices import Unusable
 from spec_lab.core.errors import UserError
 from spec_lab.core.types import Request
 from spec_lab.measure.runner import record_run
-from spec_lab.options.acceptance.relaxed_thinking import RelaxedThinking
+from spec_lab.options.acceptance.lossy import RelaxedThinking
 from spec_lab.record.reading import read_requests
 from spec_lab.workloads.conversations import before_end, longest_conversation, with_later_turns
 from spec_lab.workloads.tokenizer import TargetTokenizer

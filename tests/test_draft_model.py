@@ -18,7 +18,7 @@ from spec_lab.config.run import SamplingConfig
 from spec_lab.core.kv_cache import NULL_PAGE, SCRATCH_PAGE
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
-from spec_lab.options.acceptance.rejection import Rejection
+from spec_lab.options.acceptance.lossless import Rejection
 from tests.covering import each_value
 from tests.engine_state import poison
 from tests.fake_target import PaddedGraph

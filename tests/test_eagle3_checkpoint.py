@@ -53,7 +53,7 @@ def test_both_layouts_give_the_same_tensors(tmp_path: Path, layout: Any, family:
     assert config.layer.only_layer.rope == RopeConfig(theta=10000.0, scaling="none")
     assert (config.target_hidden_size, config.draft_vocab_size, config.target_vocab_size) == (32, 120, 160)
     assert config.norm_before_residual == embed_tokens
-    assert config.tap_layer_inputs is None
+    assert config.tap_layer_inputs == (2, 4, 5)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from gguf import GGMLQuantizationType as Quantization
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from spec_lab.checkpoints.eagle3_checkpoint import load_eagle3
+from spec_lab.checkpoints.eagle3_checkpoint import default_tap_layer_inputs, load_eagle3
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.export.__main__ import main
 from spec_lab.workloads.tokenizer import TargetTokenizer
@@ -83,13 +83,13 @@ def test_an_eagle3_head_goes_to_the_other_layout_and_back(llama: Path, options: 
         assert main(words) == 0
     (first, ours), (last, theirs) = (load_eagle3(tmp_path / it, model, torch.float32, "cpu") for it in ("head", "hf"))
     taps = first.tap_layer_inputs
-    assert last.tap_layer_inputs == (None if taps is None or taps == (2, 4, 5) else taps)
+    assert last.tap_layer_inputs == taps
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
     flags = "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"
     assert [getattr(first, flag) for flag in flags] == [getattr(last, flag) for flag in flags]
     config = json.loads((tmp_path / "hf" / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLMEagle3"]
-    assert ("eagle_config" in config) == (taps is not None)
+    assert ("eagle_config" in config) == (taps != default_tap_layer_inputs(model.num_layers))
 
 
 def test_a_block_drafter_takes_the_rows_of_the_targets_head_along(llama: Path, tmp_path: Path) -> None:

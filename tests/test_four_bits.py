@@ -6,16 +6,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from spec_kernels.four_bits import widen
 from spec_kernels.four_bits_reference import (
     E2M1,
     four_bits_widened,
     packed_codes,
+    packed_scales,
     unpacked_codes,
     widen_reference,
 )
 from spec_kernels.product import product, product_reference
 from spec_kernels.project_heads import project_heads
+from spec_kernels.widen import widen
 from spec_lab.checkpoints.keep_narrow import INT4, MXFP4, NarrowForm
 from spec_lab.models.linear import NarrowLinear, make_linear
 from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
@@ -79,8 +80,8 @@ def test_the_kernel_widens_to_the_bits_of_the_reference(
     weight = randn(70, in_features, dtype=dtype) / 8
     codes, scales = in_groups(FORMS[form], weight, size)
     got, expected = (torch.empty(70, in_features, dtype=dtype, device=DEVICE) for _ in range(2))
-    widen(got, packed_codes(codes), scales)
-    widen_reference(expected, packed_codes(codes), scales)
+    widen(got, packed_codes(codes), packed_scales(scales))
+    widen_reference(expected, packed_codes(codes), packed_scales(scales))
     assert torch.equal(got, expected)
     assert torch.equal(expected, four_bits_widened(codes, scales, dtype))
 
@@ -100,6 +101,7 @@ def test_a_product_is_that_of_the_wide_numbers(
     norm = None if num_rows > 16 else randn(in_features, seed=3)
     arrivals = torch.zeros(32, dtype=torch.int32, device=DEVICE)
     given = rows, packed_codes(codes), arrivals, None, norm, 1e-5, residual, gated
+    scales = packed_scales(scales)
     assert_near(product(*given, scales=scales), product_reference(*given, scales=scales))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,7 @@ import torch
 
 from spec_lab.checkpoints.expert_checkpoint import widened
 from spec_lab.checkpoints.families import read_model_config
-from spec_lab.config.choices import KernelsChoice
 from tests.covering import each_value
-from tests.kernel_lab import DEVICE
 from tests.lab import Reference, generate, make_config, part, random_requests
 from tests.target_lane import assert_logits, made_once
 from tests.tiny_checkpoints import make_tiny_eagle3
@@ -68,16 +65,3 @@ def test_greedy_text_is_transformers_whatever_is_drafted(tmp_path: Path, form: s
     ):
         outputs = generate(make_config((target, head), drafter, prune=prune, batch_size=3, **changes), requests)
         reference.assert_lossless(requests, outputs, plain)
-
-
-@pytest.mark.skipif(DEVICE.type == "cuda", reason="on a GPU these experts run in bfloat16, whose near ties part")
-def test_triton_gives_the_tokens_of_torch(tmp_path: Path) -> None:
-    """Sinks in the kernels for few rows, for prompts and for trees; experts and router are torch's."""
-    target, head = tmp_path / "target", tmp_path / "head"
-    make_tiny_gpt_oss(target)
-    make_tiny_eagle3(head, read_model_config(target), window=6)
-    requests = random_requests(2, max_new_tokens=3, lengths=(9, 20))
-    for tree in (part("tree", "none"), part("tree", "dynamic", topk=2, depth=3, num_rows=6)):
-        run = make_config((target, head), prune="catchup", batch_size=2, tree=tree, dtype="float32")
-        fused = replace(run, attention=part("attention", "triton"), kernels=KernelsChoice.triton)
-        assert generate(fused, requests) == generate(run, requests)

@@ -112,7 +112,7 @@ def shapes_of(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def kept(folder: Path) -> dict[str, torch.Tensor]:
-    return dict(open_tensors(folder, shapes_of(read_model_config(folder)), torch.bfloat16, CPU, narrow=True))
+    return dict(open_tensors(folder, shapes_of(read_model_config(folder)), torch.bfloat16, CPU, narrow=keep_narrow.FP8))
 
 
 def test_on_a_cpu_products_have_the_values_of_e4m3_in_the_runs_dtype(folder: Path) -> None:

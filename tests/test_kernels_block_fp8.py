@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from spec_kernels.block_fp8 import dequantise
 from spec_kernels.block_fp8_reference import dequantise_reference, packed, unpacked
 from spec_kernels.product import product, product_reference
 from spec_kernels.product_tiles import INVARIANT_ROWS
+from spec_kernels.widen import widen
 from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
 from tests.test_kernels_product import run, tiles
 
@@ -53,7 +53,7 @@ def test_a_pair_is_two_halves_of_a_block() -> None:
 def test_every_number_is_widened_without_rounding(dtype: torch.dtype) -> None:
     """Denormals of e4m3 are the smallest ones, and 448 the largest."""
     wide = torch.full((1, 256), float("nan"), dtype=dtype, device=DEVICE)
-    dequantise(wide, packed(every_number().to(DEVICE)), torch.ones(1, 2, device=DEVICE))
+    widen(wide, packed(every_number().to(DEVICE)), torch.ones(1, 2, device=DEVICE))
     assert torch.equal(wide.float().cpu(), every_number().float())
 
 
@@ -62,7 +62,7 @@ def test_every_number_is_widened_without_rounding(dtype: torch.dtype) -> None:
 def test_dequantising_equals_its_reference(out_features: int, in_features: int, of_blocks: bool) -> None:
     weight, scales = narrow(out_features, in_features, of_blocks)
     got, expected = (torch.full((out_features, in_features), float("nan"), device=DEVICE) for _ in range(2))
-    dequantise(got, weight, scales)
+    widen(got, weight, scales)
     dequantise_reference(expected, weight, scales)
     assert torch.equal(got, expected)
 

@@ -45,7 +45,7 @@ LISTS = {"pieces": 3, "totals": 3}
 SCALARS = dict.fromkeys(
     (
         *("scale", "scaling", "temperature", "eps", "embedding_eps", "hidden_eps", "next_eps", "cap", "table_scale"),
-        *("projected_scale", "threshold"),
+        *("projected_scale", "threshold", "limit"),
     ),
     "fp32",
 )
@@ -139,7 +139,7 @@ def compile_kernel(
         scalar = "constexpr" if name in constants else SCALARS.get(name, "i32")
         signature[name] = pointer if name.endswith("_ptr") else scalar
         if tiles is not None and name in tiles:
-            signature[name] = f"tensordesc<{dtype}{list(tiles[name])}>"
+            signature[name] = f"tensordesc<{(pointers or {}).get(name, dtype)}{list(tiles[name])}>"
     aligned = [(i,) for i, name in enumerate(names) if name.endswith(("_ptr", "_stride", "vocab_size"))]
     aligned = [place for place in aligned if names[place[0]] not in constants]
     lists = {i: LISTS[name.removesuffix("_ptr")] for i, name in enumerate(names) if name.removesuffix("_ptr") in LISTS}
@@ -342,23 +342,30 @@ def compile_trees() -> None:
 
 
 def compile_experts() -> None:
-    """Compile the products of Qwen3-30B-A3B's experts, for few rows and for many, and with the most shared memory."""
+    """Compile the products of Qwen3-30B-A3B's experts, for few rows and for many, with the most shared memory, and with
+    weights of 4 bits."""
     from spec_kernels import experts, routing
     from spec_kernels.expert_tiles import choose_expert_tiles
 
-    sizes = {"HIDDEN": 2048, "INNER": 768}
-    for num_rows, pairs_each, dtype in ((17, 1, "bf16"), (512, 32, "bf16"), (8192, 512, "bf16"), (8192, 512, "fp32")):
-        tiles = choose_expert_tiles(num_rows, pairs_each, 4 if dtype == "fp32" else 2)
-        both = sizes | {"PAIR_TILE": tiles.pairs, "NUM_EXPERTS": 128, "EXPERT_TILE": 128}
-        gate_up, down = (tiles.gate_up, {"NUM_CHOSEN": 8, "IS_GELU": False}), (tiles.down, {})
-        for product, more in (down,) if num_rows == 512 else (gate_up, down):
-            shape = {"COLUMN_TILE": product.columns, "CHANNEL_TILE": product.channels}
-            brought = {"weights": (product.columns, product.channels), "inner": (tiles.pairs, product.channels)}
+    cases = ((17, 1, "bf16"), (512, 32, "bf16"), (8192, 512, "bf16"), (8192, 512, "fp32"))
+    narrow = ((1, 16, "bf16", 32, "*u32"), (64, 16, "bf16", 32, "*u32"), (64, 16, "bf16", 128, "*i32"))
+    for num_rows, pairs_each, dtype, group, kind in (*((*case, 0, "*bf16") for case in cases), *narrow):
+        tiles = choose_expert_tiles(num_rows, pairs_each, 4 if dtype == "fp32" else 2, is_narrow=group > 0)
+        both = {"PAIR_TILE": tiles.pairs, "NUM_EXPERTS": 128, "EXPERT_TILE": 128, "NUM_CHOSEN": 8}
+        both |= {"SCALED": -group, "IS_GELU": False, "IS_CLAMPED": group > 0}
+        pointers = {"scales": kind, "weights": "i16" if group else dtype}
+        for is_gated in (False,) if num_rows == 512 else (True, False):
+            product, sizes = (tiles.gate_up, (2048, 768)) if is_gated else (tiles.down, (768, 2048))
+            shape = {"COLUMN_TILE": product.columns, "CHANNEL_TILE": product.channels, "GATED": is_gated}
+            shape |= {"CHANNELS": sizes[0], "COLUMNS": sizes[1]}
+            width = product.channels // (4 if group else 1)
+            brought = {"weights": (product.columns, width), "inner": (tiles.pairs, product.channels)}
             how = {"num_stages": product.num_stages, "num_warps": product.num_warps, "tiles": brought}
-            terms = {"terms": "*fp32" if num_rows == 17 else f"*{dtype}"}
-            ptx = compile_kernel(experts, dtype, pointers=terms, **how, **both, **shape, **more)
+            out = {"out": "*fp32" if num_rows < 256 and not is_gated else f"*{dtype}"}
+            ptx = compile_kernel(experts, dtype, pointers=pointers | out, **how, **both, **shape)
             if dtype == "bf16":
                 assert "wgmma" in ptx and "cp.async.bulk.tensor" in ptx, "Hopper's products and copies"
+                assert not group or "cp.async.ca" in ptx, "scales are fetched ahead too"
             else:
                 assert "mma." not in ptx, "no TF32"
     compile_kernel(experts, "i32", PAIR_TILE=1024, NO_EXPERT=1 << 30)
@@ -436,7 +443,7 @@ def compile_latent_attention() -> None:
             KEYS_ACROSS=tiles.rows < 64,
             IS_WHOLE=is_whole,
         )
-        assert "wgmma" in ptx and "cp.async.cg" in ptx
+        assert 0 < ptx.rfind("cp.async.cg") < ptx.find("wgmma.mma"), "the next tile is asked for before a tile is added"
     merged = {"NUM_HEADS": 20, "RANK": 512, "SPLIT_TILE": 32, "CHANNEL_TILE": 128}
     compile_kernel(latent_merge, "bf16", given=ENDS, **merged)
     halves = {"HALF": 32, "HALF_TILE": 32}
@@ -490,8 +497,9 @@ def compile_product(dtype: str, rows: int, columns: int, splits: int, **constant
 
 def compile_narrow_products() -> None:
     """Compile products with a weight of 8 and of 4 bits, and what widens such a weight for the library."""
-    from spec_kernels import block_fp8, four_bits, product
+    from spec_kernels import product, widen
 
+    sizes_of_widen = {"IN_FEATURES": 4096, "ROW_TILE": widen.ROWS_OF_PROGRAM}
     pairs = {"weight": "*i16", "scales": "*fp32"}
     sizes = {"IN_FEATURES": 4096, "SPLITS": 1, "ROW_TILE": 16, "COLUMN_TILE": 64, "DEPTH": 128, "STAGES": 4}
     sizes |= {"GROUPS": 0, "REST": 0}
@@ -501,15 +509,14 @@ def compile_narrow_products() -> None:
     assert "wgmma" in ptx and "cp.async.cg" in ptx, "tensor cores, and loads of 16 bytes"
     assert "ldmatrix" in ptx, "pairs go straight to registers"
     assert ptx.count("0x87f087f0") == 32, "an instruction for two numbers"
-    for group, kind in ((128, "*i32"), (32, "*i32"), (32, "*u8")):
+    for group, kind in ((128, "*i32"), (32, "*i32"), (32, "*u32")):
         pointers = {"weight": "*i16", "scales": kind}
         ptx = compile_kernel(product, "bf16", 4, pointers=pointers, **sizes, **options | {"SCALED": -group}, **rest)
         assert "wgmma" in ptx and "ldmatrix" in ptx, "tensor cores, and words go straight to registers"
-        sizes_of_widen = {"IN_FEATURES": 4096, "GROUP": group, "ROW_TILE": four_bits.ROWS_OF_PROGRAM}
-        compile_kernel(four_bits, "bf16", 4, pointers=pointers, **sizes_of_widen)
-    sizes = {"IN_FEATURES": 4096, "SCALE_ROWS": 128, "ROW_TILE": block_fp8.ROWS_OF_PROGRAM}
-    compile_kernel(block_fp8, "bf16", 4, pointers=pairs, **sizes)
-    compile_kernel(block_fp8, "fp16", 4, pointers=pairs, **sizes)
+        assert "cp.async.ca" in ptx, "scales are fetched ahead"
+        compile_kernel(widen, "bf16", 4, pointers=pointers, SCALED=-group, **sizes_of_widen)
+    compile_kernel(widen, "bf16", 4, pointers=pairs, SCALED=128, **sizes_of_widen)
+    compile_kernel(widen, "fp16", 4, pointers=pairs, SCALED=128, **sizes_of_widen)
 
 
 def compile_project_heads() -> None:

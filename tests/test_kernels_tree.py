@@ -14,9 +14,8 @@ from spec_kernels.tree_reference import (
 )
 from spec_kernels.tree_walk import follow_tree
 from spec_kernels.utils import INTERPRETED
-from spec_lab.options.acceptance.rejection import Rejection
-from spec_lab.options.acceptance.strict import Strict
-from spec_lab.options.acceptance.synthetic import Synthetic
+from spec_lab.options.acceptance.imposed import Synthetic
+from spec_lab.options.acceptance.lossless import Rejection, Strict
 from spec_lab.options.trees import DynamicTreeConfig
 from tests.graph_lab import MODES, SAMPLED, Lab, Rule, make_lab, mixed_requests
 from tests.kernel_lab import DEVICE, LaunchedKernels, randn
@@ -82,7 +81,7 @@ def test_a_path_becomes_a_chain(
 
 RULES = {
     "strict": (Rule(Strict()), "follow_argmax"),
-    "synthetic": (Rule(Synthetic(mean_length=None, rates=[0.8, 0.5, 0.3])), "impose_path"),
+    "synthetic": (Rule(Synthetic(rates=[0.8, 0.5, 0.3])), "impose_path"),
     "one_hot": (Rule(Rejection(method="one_hot"), SAMPLED), "draw_rows"),
 }
 

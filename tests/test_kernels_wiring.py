@@ -37,9 +37,8 @@ from spec_lab.engine.engine import Engine
 from spec_lab.models.layer_builder import build_attention
 from spec_lab.models.layers import FusedRopeAndWrite, RopeThenWrite
 from spec_lab.models.rope import rotary_table
-from spec_lab.options.acceptance.rejection import Rejection
-from spec_lab.options.acceptance.relaxed_thinking import RelaxedThinking
-from spec_lab.options.acceptance.strict import Strict
+from spec_lab.options.acceptance.lossless import Rejection, Strict
+from spec_lab.options.acceptance.lossy import RelaxedThinking
 from tests import drawn_plan  # noqa: F401  registers a plan
 from tests.covering import each_value
 from tests.graph_lab import live_kv

@@ -92,7 +92,7 @@ def test_a_run_that_overflows_later_fails_in_a_line(
 def test_imposed_acceptance_of_drafts_that_are_end_tokens_goes_on(pair: tuple[Path, Path], drafter: str) -> None:
     """Prompt lookup's filler, 0, is an end token of the target here, as it is of the shipped one; so are most ids."""
     from spec_lab.measure.lab import MAIN
-    from spec_lab.options.acceptance.synthetic import Synthetic
+    from spec_lab.options.acceptance.imposed import Synthetic
 
     ends = [0, *range(20, 160)]
     (pair[0] / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))

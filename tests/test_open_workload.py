@@ -1,4 +1,4 @@
-"""A workload beside its target: ids it has rows for, lengths it has positions for, and no more work than asked."""
+"""A workload beside its target: ids it has rows for, and no more work than asked."""
 
 from __future__ import annotations
 
@@ -48,20 +48,3 @@ def test_as_many_requests_are_made_as_the_limit_takes(tmp_path: Path, workload: 
     make_target(tmp_path)
     config = make_run(tmp_path, workload, num_requests=10**9, prompt_tokens=16, limit=2)
     assert [len(request.prompt_ids) for request in open_workload(config)[1]] == [16, 16]
-
-
-@pytest.mark.parametrize("workload", ["fixed_length", "random_ids"])
-@pytest.mark.parametrize("prompt_tokens", [505, 10**9, 10**15])
-def test_prompts_longer_than_the_target_reads_are_refused_before_they_are_made(
-    tmp_path: Path, workload: str, prompt_tokens: int
-) -> None:
-    make_target(tmp_path)
-    config = make_run(tmp_path, workload, num_requests=2, prompt_tokens=prompt_tokens)
-    with pytest.raises(UserError, match=rf"workload\.prompt_tokens={prompt_tokens} and max_new_tokens"):
-        open_workload(config)
-
-
-def test_the_longest_prompt_that_fits_is_taken(tmp_path: Path) -> None:
-    make_target(tmp_path)
-    (request,) = open_workload(make_run(tmp_path, "random_ids", num_requests=1, prompt_tokens=504))[1]
-    assert len(request.prompt_ids) == 504

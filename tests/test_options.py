@@ -203,14 +203,3 @@ def test_every_option_of_the_lab_is_walked() -> None:
         elsewhere |= {*ASKED_ELSEWHERE, "sampled"}  # the rules that need it choose it
         own = {name for name, option in options(group).items() if option.__module__.startswith("spec_lab.")}
         assert own - elsewhere <= walked, group
-
-
-def test_a_draft_option_that_breaks_losslessness_runs_when_allowed_and_is_recorded(
-    pair: tuple[Path, Path], tmp_path: Path
-) -> None:
-    lossy = ["acceptance=rejection", "sampling=sampled", "acceptance.allow_lossy=true"]
-    target = ["target=hf", f"target.path={pair[0]}", f"drafter.path={pair[1]}"]
-    run_ = compose([*lossy, *target, *CHEAP])
-    config, choices = run_.config, run_.choices
-    assert list(problems(config)) == []
-    assert record_run(config, choices, tmp_path / "run").acceptance_lossless is False

@@ -16,7 +16,7 @@ from spec_lab.core.prompts import PromptRounding, PromptSpan
 from spec_lab.core.ragged import build_metadata
 from spec_lab.core.types import Request, Sequence
 from spec_lab.engine.engine import Engine
-from spec_lab.options.acceptance.rejection import Rejection
+from spec_lab.options.acceptance.lossless import Rejection
 from spec_lab.options.drafters.weights import WeightsConfig
 from spec_lab.options.graphs import RoundGraph
 from tests.covering import each_value

@@ -12,7 +12,7 @@ from spec_lab.acceptance.confidences import DraftConfidences
 from spec_lab.acceptance.replay import RecordedRound, ReplayAcceptance, runs_of
 from spec_lab.config.run import RecordConfig
 from spec_lab.core.errors import UserError
-from spec_lab.options.acceptance.replay import Replay
+from spec_lab.options.acceptance.imposed import Replay
 from spec_lab.record.models import Request as RequestRow
 from spec_lab.record.names import REQUESTS_FILE
 from tests import drawn_plan  # noqa: F401  registers a plan

@@ -23,9 +23,8 @@ from spec_lab.drafters.random import RandomDrafter
 from spec_lab.engine.engine import Engine
 from spec_lab.measure import trajectory
 from spec_lab.measure.trajectory import fitting, record_verify_rows
-from spec_lab.options.acceptance.lossy import Fly
-from spec_lab.options.acceptance.relaxed_thinking import RelaxedThinking
-from spec_lab.options.acceptance.strict import Strict
+from spec_lab.options.acceptance.lossless import Strict
+from spec_lab.options.acceptance.lossy import Fly, RelaxedThinking
 from spec_lab.record.recorder import request_row
 from spec_lab.record.verify_rows import load_verify_rows, num_bytes_per_round, save_verify_rows
 from spec_lab.study.rescore import rescore, rules_in

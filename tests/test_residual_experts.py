@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
+from spec_lab.checkpoints.keep_narrow import INT4, NarrowForm, with_narrow_products
 from spec_lab.checkpoints.plan import ExpertSizes, RouterScores
 from spec_lab.checkpoints.tensor_shapes import expert_tensor_shapes
 from spec_lab.engine.experts_read import ExpertsRead, ReadingStage
@@ -22,17 +24,19 @@ SIZES = ExpertSizes(8, 3, 16, RouterScores.SIGMOID, correction_bias=True, shared
 
 
 @pytest.mark.parametrize(
-    ("sizes", "num_rows"),
-    [(SIZES, 12), (replace(SIZES, shared_intermediate_size=48), 5), (replace(SIZES, shared_gate=True), 12)],
-    ids=["one_more", "wider", "gated"],
+    ("changes", "num_rows", "form"),
+    [({}, 12, None), ({"shared_intermediate_size": 48}, 5, None), ({"shared_gate": True}, 12, None), ({}, 12, INT4)],
+    ids=["one_more", "wider", "gated", "narrow"],
 )
-def test_it_gives_what_its_parts_give(sizes: ExpertSizes, num_rows: int) -> None:
+def test_it_gives_what_its_parts_give(changes: dict[str, Any], num_rows: int, form: NarrowForm | None) -> None:
     """Of few rows and of many; experts that were read are counted in both."""
+    sizes = replace(SIZES, **changes)
     tensors = {
         name: randn(*shape, seed=seed, dtype=DTYPE) / shape[-1] ** 0.5
         for seed, (name, shape) in enumerate(expert_tensor_shapes(sizes, HIDDEN).items())
     }
-    mlp = build_experts(sizes, tensors, "", triton_set().without_parts())
+    kept = tensors if form is None else with_narrow_products(tensors, form)
+    mlp = build_experts(sizes, kept, "", triton_set().without_parts())
     norm = RMSNorm(1 + randn(HIDDEN, seed=20, dtype=DTYPE), 1e-5)
     stream = 3 * randn(num_rows, HIDDEN, seed=21, dtype=DTYPE)
     few, many, reads = ResidualExperts(mlp, norm), AddExperts(mlp), []

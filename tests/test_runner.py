@@ -17,9 +17,9 @@ from spec_lab.config.run import RecordConfig, Run
 from spec_lab.measure.lab import load_lab
 from spec_lab.measure.runner import record_run
 from spec_lab.measure.world import ALONE
-from spec_lab.options.acceptance.relaxed_thinking import RelaxedThinking
-from spec_lab.options.acceptance.strict import Strict
-from spec_lab.options.acceptance.synthetic import Synthetic
+from spec_lab.options.acceptance.imposed import Synthetic
+from spec_lab.options.acceptance.lossless import Strict
+from spec_lab.options.acceptance.lossy import RelaxedThinking
 from spec_lab.options.graphs import FullLoop, RoundGraph
 from spec_lab.record import models
 from spec_lab.record.reading import read_requests

@@ -18,7 +18,7 @@ from spec_lab.engine.engine import Engine
 from spec_lab.measure import runner
 from spec_lab.measure.lab import MAIN, LoadedRun, load_lab
 from spec_lab.measure.world import World
-from spec_lab.options.acceptance.rejection import Rejection
+from spec_lab.options.acceptance.lossless import Rejection
 from spec_lab.record import models
 from spec_lab.record.reading import read_requests
 from spec_lab.record.trace import STAGE_PREFIX, TRACE_FILE

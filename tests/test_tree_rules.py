@@ -18,8 +18,8 @@ from spec_lab.acceptance.tree import OneHotTreeAcceptance, StrictTreeAcceptance,
 from spec_lab.config.groups import TreeConfig
 from spec_lab.core.tree_protocols import JudgedRows, TreeRule, Walk
 from spec_lab.core.types import Verification
-from spec_lab.options.acceptance.rejection import Rejection, RejectionMethodChoice
-from spec_lab.options.acceptance.synthetic import Synthetic
+from spec_lab.options.acceptance.imposed import Synthetic
+from spec_lab.options.acceptance.lossless import Rejection, RejectionMethodChoice
 from spec_lab.options.trees import DynamicTreeConfig, StaticTreeConfig
 from tests.acceptance_cases import CPU
 from tests.covering import each_value
@@ -165,7 +165,7 @@ DYNAMIC, STATIC = DynamicTreeConfig(topk=3, num_rows=9), StaticTreeConfig()
 TRAVERSAL = Rule(Rejection(method=RejectionMethodChoice.traversal), SAMPLED, "distribution")
 RULES: dict[str, tuple[Rule, TreeConfig]] = {
     "one_hot": (Rule(Rejection(method=RejectionMethodChoice.one_hot), SAMPLED), DYNAMIC),
-    "synthetic": (Rule(Synthetic(mean_length=None, rates=[0.7, 0.5, 0.3])), DYNAMIC),
+    "synthetic": (Rule(Synthetic(rates=[0.7, 0.5, 0.3])), DYNAMIC),
     "traversal": (TRAVERSAL, STATIC),
     "relaxed": (CHAIN_RULES["relaxed"], DYNAMIC),
     "one_hot, drawn": (replace(TRAVERSAL, acceptance=Rejection(method="one_hot")), STATIC),

@@ -20,6 +20,8 @@ from spec_lab.config.option import get
 from spec_lab.core.kernel_set import TORCH_FORMS
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.passes import Pass
+from spec_lab.core.prompts import PromptSpan
+from spec_lab.core.ragged import build_metadata, in_even_batches
 from spec_lab.engine.tape import TapeRecorder
 from spec_lab.models.eagle3 import Eagle3Head
 from spec_lab.models.latent import NarrowQuery
@@ -172,6 +174,32 @@ def test_the_backend_equals_that_of_torch() -> None:
         assert backend.latent is not None
         backend.latent.write(cache, metadata, randn(8, RANK + ROTATED, seed=4))
         outs.append(backend.latent.attend(queries, cache, metadata, 9, RANK, SCALE))
+    assert_near(*outs)
+
+
+def test_whole_prompts_attend_without_a_mask_as_with_one() -> None:
+    """Two whole prompts that are alike, a chunk behind others, and padding, which is not compared."""
+    spans = [
+        PromptSpan(0, 0, 9, True),
+        PromptSpan(1, 0, 9, True),
+        PromptSpan(2, 3, 12, True),
+        PromptSpan(3, -5, 0, False),
+    ]
+    paged = fill_latents([9, 9, 12, 1], garbage=0.0)
+    metadata = build_metadata(TorchAttention(paged.page_size, 96), spans, paged.page_table)
+    queries, cache = randn(32, 3, 16 + ROTATED, seed=1), LayerCache(paged.kv)
+    maps = randn(3, 16, RANK, seed=2), randn(3, RANK, 8, seed=3)
+    latent = TritonAttention(paged.page_size, 96).latent
+    assert latent is not None
+    attend = latent.attend_unfolded
+    outs = []
+    for is_known in (True, False):
+        for batch in metadata.batches:
+            batch.known_len = batch.known_len if is_known else None
+        outs.append(
+            in_even_batches(lambda b: attend(queries[b.rows], cache, b.metadata, None, *maps, SCALE), metadata)[:27]
+        )
+        assert bool(metadata.batches[0].masks) != is_known
     assert_near(*outs)
 
 

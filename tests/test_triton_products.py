@@ -161,7 +161,7 @@ def test_a_target_in_e4m3_gives_what_its_numbers_give(llama: ModelConfig, num_ro
     with LaunchedKernels() as launched:
         got = target.forward(rows, Pass(lane.cache, metadata), FEATURES).hidden
     assert launched.count["product"] + launched.count["project_heads"] == ours * len(llama.layers)
-    assert launched.count["dequantise"] == (4 - ours) * len(llama.layers)
+    assert launched.count["widen"] == (4 - ours) * len(llama.layers)
     tensors = with_narrow_products(random_tensors(decoder_tensor_shapes(llama), DTYPE, DEVICE, 3), FP8)
     wide = DecoderTarget(llama, with_wide_products(tensors, FP8, DTYPE), lane.backend, MAX_POSITIONS)
     assert_alike(got, wide.forward(rows, Pass(lane.cache, metadata), FEATURES).hidden)

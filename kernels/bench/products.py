@@ -20,9 +20,9 @@ from attention import BANDWIDTH, REPEATS, microseconds
 from figures import require_gpu
 
 from spec_kernels.block_fp8_reference import packed
-from spec_kernels.four_bits import widen
 from spec_kernels.four_bits_reference import packed_codes
 from spec_kernels.product import product
+from spec_kernels.widen import widen
 
 SHAPES = {
     "qkv": (6144, 4096, "norm"),
@@ -56,10 +56,6 @@ def stored(height: int, in_features: int, narrow: str | None) -> tuple[torch.Ten
     return packed_codes(codes), pairs.expand(height, in_features // 128, 2).contiguous()
 
 
-def bytes_of(weight: torch.Tensor, scales: torch.Tensor | None) -> int:
-    return weight.nbytes + (0 if scales is None else scales.nbytes)
-
-
 def times(
     num_rows: int, out_features: int, in_features: int, fused: str, narrow: str | None
 ) -> tuple[int, float, float, float]:
@@ -69,7 +65,7 @@ def times(
     height = out_features * (2 if gated else 1)
     options = {"device": "cuda", "dtype": torch.bfloat16}
     weight, scales = stored(height, in_features, narrow)
-    num_bytes = bytes_of(weight, scales)
+    num_bytes = weight.nbytes + (0 if scales is None else scales.nbytes)
     weights = [weight, *(weight.clone() for _ in range(max(2, int(BYTES_IN_TURN / num_bytes))))]
     wide = torch.empty(height, in_features, **options)
     rows, residual = torch.randn(num_rows, in_features, **options), torch.randn(num_rows, out_features, **options)

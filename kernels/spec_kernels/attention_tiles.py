@@ -94,9 +94,9 @@ def choose_latent_tiles(num_heads: int, split_keys: int, element_size: int) -> T
     if element_size == 4:  # there is no tensor core product, and an unrolled one takes long to compile
         return Tiles(rows=16, keys=16, num_warps=4, num_stages=1)
     if num_heads <= 16 or (num_heads <= 32 and split_keys <= _SPLIT_UNIT):
-        return Tiles(rows=16, keys=64, num_warps=4, num_stages=3)
+        return Tiles(rows=16, keys=64, num_warps=4, num_stages=2)
     if num_heads <= 32:
-        return Tiles(rows=32, keys=64, num_warps=8, num_stages=3)
+        return Tiles(rows=32, keys=64, num_warps=8, num_stages=2)
     return Tiles(rows=64, keys=64, num_warps=8, num_stages=2)
 
 

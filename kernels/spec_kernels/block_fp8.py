@@ -1,18 +1,14 @@
-"""Kernels over e4m3 weights with block scales; `block_fp8_reference` describes their layout."""
+"""What kernels do with e4m3 weights and block scales; `block_fp8_reference` describes their layout."""
 
 # mypy: allow-untyped-decorators
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
-from spec_kernels.block_fp8_reference import BLOCK_SIZE, rows_of_scale
-from spec_kernels.operators import operator
-from spec_kernels.utils import launch_on
+from spec_kernels.block_fp8_reference import BLOCK_SIZE
 
 BLOCK = tl.constexpr(BLOCK_SIZE)
-ROWS_OF_PROGRAM = 32
 
 
 @triton.jit
@@ -87,54 +83,3 @@ def multiplier(DTYPE: tl.constexpr) -> tl.constexpr:
     """Return the factor that corrects e4m3 bits read as bfloat16, whose exponent bias is 127 instead of 7; 1 for other
     types."""
     return 2.0**120 if tl.bfloat16 == DTYPE else 1.0
-
-
-@triton.jit(do_not_specialize=["num_rows"])
-def _dequantise(
-    out_ptr: tl.tensor,
-    weight_ptr: tl.tensor,
-    scales_ptr: tl.tensor,
-    num_rows: tl.tensor,
-    IN_FEATURES: tl.constexpr,
-    SCALE_ROWS: tl.constexpr,
-    ROW_TILE: tl.constexpr,
-) -> None:
-    """Widens a tile of rows in one block of inputs."""
-    row = tl.program_id(0) * ROW_TILE + tl.arange(0, ROW_TILE)
-    block = tl.program_id(1)
-    pair = tl.arange(0, BLOCK // 2)
-    NUM_BLOCKS: tl.constexpr = (IN_FEATURES + BLOCK - 1) // BLOCK
-    is_row = row < num_rows
-    at = row.to(tl.int64)[:, None] * (NUM_BLOCKS * (BLOCK // 2)) + block * (BLOCK // 2) + pair[None, :]
-    pairs = tl.load(weight_ptr + at, mask=is_row[:, None], other=0, eviction_policy="evict_first")
-    wide = widened(pairs, out_ptr.dtype.element_ty).to(tl.float32) * multiplier(out_ptr.dtype.element_ty)
-    scale = tl.load(scales_ptr + row // SCALE_ROWS * NUM_BLOCKS + block, mask=is_row, other=0.0)[:, None]
-    inputs = block * BLOCK + tl.arange(0, BLOCK)
-    at = row.to(tl.int64)[:, None] * IN_FEATURES + inputs[None, :]
-    inside = is_row[:, None] & (inputs < IN_FEATURES)[None, :]
-    tl.store(out_ptr + at, (wide * scale).to(out_ptr.dtype.element_ty), mask=inside)
-
-
-@operator("dequantise", mutates_args=("out",))
-def dequantise(out: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor) -> None:
-    """Multiply a packed weight by its scales in float32, and round the products to the dtype of `out`.
-
-    Args:
-        out: [rows, inputs], contiguous, written.
-        weight: as returned by `packed`, contiguous.
-        scales: [row blocks, input blocks], or [rows, input blocks] with a scale for each row; float32, contiguous.
-    """
-    num_rows, in_features = out.shape
-    assert out.is_contiguous() and weight.is_contiguous()
-    scale_rows = rows_of_scale(weight, scales, num_rows, in_features)
-    grid = triton.cdiv(num_rows, ROWS_OF_PROGRAM), triton.cdiv(in_features, BLOCK_SIZE)
-    with launch_on(weight):
-        _dequantise[grid](
-            out,
-            weight,
-            scales,
-            num_rows,
-            IN_FEATURES=in_features,
-            SCALE_ROWS=scale_rows,
-            ROW_TILE=ROWS_OF_PROGRAM,
-        )

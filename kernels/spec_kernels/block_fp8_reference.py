@@ -57,7 +57,7 @@ def rows_of_scale(weight: torch.Tensor, scales: torch.Tensor, num_rows: int, in_
 
 
 def dequantise_reference(out: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor) -> None:
-    """Do what `dequantise` does."""
+    """Do what `widen` does with such a weight."""
     num_rows, in_features = out.shape
     of_rows = scales.repeat_interleave(rows_of_scale(weight, scales, num_rows, in_features), dim=0)[:num_rows]
     of_numbers = of_rows.repeat_interleave(BLOCK_SIZE, dim=1)[:, :in_features]

@@ -28,7 +28,8 @@ class ProductTiles:
 
     def of(self, weights: torch.Tensor) -> TensorDescriptor:
         """Describe weights [experts, columns, channels], which the tensor memory accelerator (TMA) loads in tiles."""
-        return TensorDescriptor.from_tensor(weights.flatten(0, 1), [self.columns, self.channels])
+        width = self.channels // (4 if weights.dtype is torch.int16 else 1)  # four codes share 16 bits
+        return TensorDescriptor.from_tensor(weights.flatten(0, 1), [self.columns, width])
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +48,23 @@ MANY = (
     ExpertTiles(64, ProductTiles(128, 64, 4, 4), ProductTiles(256, 64, 4, 4)),
     ExpertTiles(128, ProductTiles(128, 64, 8, 3), ProductTiles(256, 64, 8, 3)),
 )
+_OF_CODES = ProductTiles(64, 128, 4, 4)
+NARROW = ExpertTiles(16, _OF_CODES, _OF_CODES), ExpertTiles(32, _OF_CODES, _OF_CODES)
+"""Tiles for weights of 4 bits: channels are a block, and the weight is on the left, straight from registers."""
+MOST_NARROW_PAIRS = 16
+"""Up to this mean number of pairs of an expert, weights of 4 bits are widened by the program that multiplies them."""
 FLOAT32 = ExpertTiles(16, ProductTiles(32, 32, 4, 2), ProductTiles(32, 32, 4, 2))
 """Tiles for float32. It has no tensor core product, and the unrolled product of a larger tile takes long to compile."""
 
 
-def choose_expert_tiles(num_rows: int, pairs_each: float, element_size: int) -> ExpertTiles:
+def choose_expert_tiles(num_rows: int, pairs_each: float, element_size: int, is_narrow: bool = False) -> ExpertTiles:
     """Choose tiles for a number of rows and a type.
 
     With many rows of a 16-bit type these are the smallest that hold twice `pairs_each` pairs, or the largest.
     `pairs_each` is the mean number of pairs an expert has.
     """
+    if is_narrow:
+        return NARROW[num_rows > MAX_INVARIANT_ROWS and 2 * pairs_each > NARROW[0].pairs]
     if element_size == 4:
         return FLOAT32
     if num_rows <= MAX_INVARIANT_ROWS:

@@ -19,7 +19,7 @@ import triton.language as tl
 
 from spec_kernels.early import placed, wait_for_inputs
 from spec_kernels.expert_tiles import MAX_INVARIANT_ROWS, choose_expert_tiles
-from spec_kernels.experts import assert_experts
+from spec_kernels.experts import scaled_of_experts
 from spec_kernels.few_experts_steps import (
     Tile,
     add_terms_of_tile,
@@ -186,11 +186,11 @@ def few_experts(
     (num_rows, hidden_size), num_chosen = rows.shape, expert_ids.shape[1]
     num_experts, _, inner_size = down.shape
     assert 0 < num_rows <= MAX_INVARIANT_ROWS and len(arrivals) >= num_experts_arrivals(hidden_size, num_experts)
-    assert_experts(rows, gate_up, down, expert_ids, weights)
     out = rows.new_empty(rows.shape)
     has_shared = _has_shared(down, shared_gate_up, shared_down)
     num_slots = num_rows * num_chosen + has_shared
     inner = rows.new_empty((num_rows * (num_chosen + has_shared), inner_size))
+    scaled_of_experts(rows, inner, gate_up, down, expert_ids, weights)
     terms = rows.new_empty((len(inner), hidden_size), dtype=torch.float32)
     num_first, num_second, constants = _division(rows.element_size(), num_experts, num_chosen, hidden_size, inner_size)
     # Both halves in one launch, or a launch for each.

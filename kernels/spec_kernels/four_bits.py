@@ -1,67 +1,59 @@
-"""Kernels over weights of 4 bits; `four_bits_reference` describes their layout and numbers."""
+"""How kernels widen weights of 4 bits; `four_bits_reference` describes their layout and numbers."""
 
 # mypy: allow-untyped-decorators
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
-from spec_kernels.block_fp8 import BLOCK, dequantise
-from spec_kernels.four_bits_reference import QUARTER, inputs_of_scale, is_four_bits, pairs_of
-from spec_kernels.operators import operator
-from spec_kernels.utils import launch_on
+from spec_kernels.block_fp8 import BLOCK
+from spec_kernels.four_bits_reference import QUARTER
 
 _QUARTER = tl.constexpr(QUARTER)
-ROWS_OF_PROGRAM = 32
+
+
+_INTEGERS = tl.constexpr(
+    """{
+    .reg .b32 second, third, fourth;
+    shr.u32 second, $4, 4;
+    shr.u32 third, $4, 8;
+    shr.u32 fourth, $4, 12;
+    lop3.b32 $0, $4, 0x000f000f, 0x43004300, 0xea;
+    lop3.b32 $1, second, 0x000f000f, 0x43004300, 0xea;
+    lop3.b32 $2, third, 0x000f000f, 0x43004300, 0xea;
+    lop3.b32 $3, fourth, 0x000f000f, 0x43004300, 0xea;
+    }"""
+)
+"""The four integers of each 16 bits, plus 128: they are the last bits of 128's mantissa. The idea is Marlin's (vLLM
+`marlin/dequant.h`)."""
+_FLOATS = tl.constexpr(
+    """{
+    .reg .b32 sign, rest;
+    shl.b32 sign, $4, 12;
+    shl.b32 rest, $4, 6;
+    and.b32 rest, rest, 0x01c001c0;
+    lop3.b32 $0, sign, 0x80008000, rest, 0xea;
+    shl.b32 sign, $4, 8;
+    shl.b32 rest, $4, 2;
+    and.b32 rest, rest, 0x01c001c0;
+    lop3.b32 $1, sign, 0x80008000, rest, 0xea;
+    shl.b32 sign, $4, 4;
+    shr.u32 rest, $4, 2;
+    and.b32 rest, rest, 0x01c001c0;
+    lop3.b32 $2, sign, 0x80008000, rest, 0xea;
+    shr.u32 rest, $4, 6;
+    and.b32 rest, rest, 0x01c001c0;
+    lop3.b32 $3, $4, 0x80008000, rest, 0xea;
+    }"""
+)
+"""The four floats of each 16 bits, times 2^-126: their bits are put where bfloat16 has sign, exponent and mantissa."""
 
 
 @triton.jit
-def _integers_in_bfloat16(words: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Return the four integers of each 16 bits, plus 128: they are the last bits of 128's mantissa. The idea is
-    Marlin's (vLLM `marlin/dequant.h`)."""
+def _in_bfloat16(words: tl.tensor, ASM: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Return the four numbers of each 16 bits, two words at a time."""
     return tl.inline_asm_elementwise(
-        """{
-        .reg .b32 second, third, fourth;
-        shr.u32 second, $4, 4;
-        shr.u32 third, $4, 8;
-        shr.u32 fourth, $4, 12;
-        lop3.b32 $0, $4, 0x000f000f, 0x43004300, 0xea;
-        lop3.b32 $1, second, 0x000f000f, 0x43004300, 0xea;
-        lop3.b32 $2, third, 0x000f000f, 0x43004300, 0xea;
-        lop3.b32 $3, fourth, 0x000f000f, 0x43004300, 0xea;
-        }""",
-        "=r,=r,=r,=r,r",
-        [words],
-        dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
-        is_pure=True,
-        pack=2,
-    )
-
-
-@triton.jit
-def _floats_in_bfloat16(words: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Return the four floats of each 16 bits, times 2^-126: their bits are put where bfloat16 has sign, exponent and
-    mantissa."""
-    return tl.inline_asm_elementwise(
-        """{
-        .reg .b32 sign, rest;
-        shl.b32 sign, $4, 12;
-        shl.b32 rest, $4, 6;
-        and.b32 rest, rest, 0x01c001c0;
-        lop3.b32 $0, sign, 0x80008000, rest, 0xea;
-        shl.b32 sign, $4, 8;
-        shl.b32 rest, $4, 2;
-        and.b32 rest, rest, 0x01c001c0;
-        lop3.b32 $1, sign, 0x80008000, rest, 0xea;
-        shl.b32 sign, $4, 4;
-        shr.u32 rest, $4, 2;
-        and.b32 rest, rest, 0x01c001c0;
-        lop3.b32 $2, sign, 0x80008000, rest, 0xea;
-        shr.u32 rest, $4, 6;
-        and.b32 rest, rest, 0x01c001c0;
-        lop3.b32 $3, $4, 0x80008000, rest, 0xea;
-        }""",
+        ASM,
         "=r,=r,=r,=r,r",
         [words],
         dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
@@ -108,7 +100,7 @@ def _quarter(words: tl.tensor, PART: tl.constexpr, IS_FLOAT: tl.constexpr) -> tl
 
 
 @triton.jit
-def _scale(
+def _pair(
     scales_ptr: tl.tensor,
     rows: tl.tensor,
     is_row: tl.tensor,
@@ -118,19 +110,12 @@ def _scale(
     DTYPE: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
     """Load what the inputs from `first_input` on, of one group, are multiplied by, and what is subtracted before:
-    [rows, 1] each. For floats nothing is, and in bfloat16 the factor is 2^63 too small."""
+    [rows, 1] each."""
     NUM_GROUPS: tl.constexpr = (IN_FEATURES + GROUP - 1) // GROUP
     group = first_input // GROUP
     at = rows.to(tl.int64) * NUM_GROUPS + group
     is_group = is_row & (group < NUM_GROUPS)
-    if scales_ptr.dtype.element_ty == tl.uint8:
-        exponents = tl.load(scales_ptr + at, mask=is_group, other=0).to(tl.int32)
-        if tl.bfloat16 == DTYPE:
-            factor = ((exponents + 63) << 7).to(tl.int16).to(tl.bfloat16, bitcast=True)
-        else:
-            factor = (exponents << 23).to(tl.float32, bitcast=True)
-        less = factor
-    elif scales_ptr.dtype.element_ty == tl.int32:
+    if scales_ptr.dtype.element_ty == tl.int32:
         pair = tl.load(scales_ptr + at, mask=is_group, other=0)
         factor = pair.to(tl.int16).to(DTYPE, bitcast=True)
         less = (pair >> 16).to(tl.int16).to(DTYPE, bitcast=True)
@@ -138,6 +123,17 @@ def _scale(
         factor = tl.load(scales_ptr + 2 * at, mask=is_group, other=0.0)
         less = tl.load(scales_ptr + 2 * at + 1, mask=is_group, other=0.0)
     return factor[:, None], less[:, None]
+
+
+@triton.jit
+def _power(exponents: tl.tensor, PART: tl.constexpr, DTYPE: tl.constexpr) -> tl.tensor:
+    """Return the power of two of one group of a block [rows, 1]; in bfloat16 it is 2^63 too small."""
+    exponent = ((exponents >> (8 * PART)) & 255).to(tl.int32)
+    if tl.bfloat16 == DTYPE:
+        power = ((exponent + 63) << 7).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    else:
+        power = (exponent << 23).to(tl.float32, bitcast=True)
+    return power[:, None]
 
 
 @triton.jit
@@ -152,14 +148,18 @@ def four_bits_widened(
     DTYPE: tl.constexpr,
 ) -> tl.tensor:
     """Widen words [rows, 32] of one block of inputs to its numbers [rows, 128], rounded to DTYPE as the reference."""
-    IS_FLOAT: tl.constexpr = scales_ptr.dtype.element_ty == tl.uint8
+    IS_FLOAT: tl.constexpr = scales_ptr.dtype.element_ty == tl.uint32
+    if IS_FLOAT:
+        NUM_BLOCKS: tl.constexpr = (IN_FEATURES + BLOCK - 1) // BLOCK
+        exponents = tl.load(scales_ptr + rows.to(tl.int64) * NUM_BLOCKS + block, mask=is_row, other=0)
     if tl.bfloat16 == DTYPE:
-        quarters = _floats_in_bfloat16(words) if IS_FLOAT else _integers_in_bfloat16(words)
+        quarters = _in_bfloat16(words, _FLOATS if IS_FLOAT else _INTEGERS)
     wide = ()
     for part in tl.static_range(4):
-        if part * _QUARTER % GROUP == 0:
-            first = block * BLOCK + part * _QUARTER
-            factor, less = _scale(scales_ptr, rows, is_row, first, IN_FEATURES, GROUP, DTYPE)
+        if IS_FLOAT:
+            factor = _power(exponents, part, DTYPE)
+        elif part * _QUARTER % GROUP == 0:
+            factor, less = _pair(scales_ptr, rows, is_row, block * BLOCK + part * _QUARTER, IN_FEATURES, GROUP, DTYPE)
         if tl.bfloat16 == DTYPE:
             if IS_FLOAT:
                 numbers = _times_twice(quarters[part], factor)
@@ -172,55 +172,3 @@ def four_bits_widened(
         wide += (numbers,)  # type: ignore[assignment]
     both = tl.join(tl.join(wide[0], wide[1]), tl.join(wide[2], wide[3]))  # type: ignore[misc]
     return tl.reshape(tl.permute(both, (0, 3, 2, 1)), (words.shape[0], BLOCK))
-
-
-@triton.jit(do_not_specialize=["num_rows"])
-def _widen(
-    out_ptr: tl.tensor,
-    weight_ptr: tl.tensor,
-    scales_ptr: tl.tensor,
-    num_rows: tl.tensor,
-    IN_FEATURES: tl.constexpr,
-    GROUP: tl.constexpr,
-    ROW_TILE: tl.constexpr,
-) -> None:
-    """Widens a tile of rows in one block of inputs."""
-    row = tl.program_id(0) * ROW_TILE + tl.arange(0, ROW_TILE)
-    block, is_row = tl.program_id(1), row < num_rows
-    NUM_BLOCKS: tl.constexpr = (IN_FEATURES + BLOCK - 1) // BLOCK
-    at = row.to(tl.int64)[:, None] * (NUM_BLOCKS * _QUARTER) + block * _QUARTER + tl.arange(0, _QUARTER)[None, :]
-    words = tl.load(weight_ptr + at, mask=is_row[:, None], other=0, eviction_policy="evict_first")
-    wide = four_bits_widened(words, scales_ptr, row, is_row, block, IN_FEATURES, GROUP, out_ptr.dtype.element_ty)
-    inputs = block * BLOCK + tl.arange(0, BLOCK)
-    inside = is_row[:, None] & (inputs < IN_FEATURES)[None, :]
-    tl.store(out_ptr + row.to(tl.int64)[:, None] * IN_FEATURES + inputs[None, :], wide, mask=inside)
-
-
-@operator("widen_four_bits", mutates_args=("out",))
-def widen_four_bits(out: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor) -> None:
-    """Write the numbers of a weight of 4 bits, rounded to the dtype of `out`.
-
-    Args:
-        out: [rows, inputs], contiguous, written.
-        weight: as returned by `packed_codes`, contiguous.
-        scales: as in `four_bits_reference`, contiguous; those of int4 in the dtype of `out`.
-    """
-    num_rows, in_features = out.shape
-    assert out.is_contiguous()
-    size = inputs_of_scale(weight, scales, num_rows, in_features, out.dtype)
-    grid = triton.cdiv(num_rows, ROWS_OF_PROGRAM), triton.cdiv(in_features, BLOCK.value)
-    with launch_on(weight):
-        _widen[grid](
-            out,
-            weight,
-            pairs_of(scales),
-            num_rows,
-            IN_FEATURES=in_features,
-            GROUP=size,
-            ROW_TILE=ROWS_OF_PROGRAM,
-        )
-
-
-def widen(out: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor) -> None:
-    """Write the numbers of a packed weight, of 4 or of 8 bits, to `out` [rows, inputs]."""
-    (widen_four_bits if is_four_bits(scales) else dequantise)(out, weight, scales)

@@ -39,8 +39,17 @@ def unpacked_codes(weight: torch.Tensor, in_features: int) -> torch.Tensor:
 
 
 def group_size(scales: torch.Tensor, in_features: int) -> int:
-    """Return how many inputs share a scale: the largest size with as many groups as there are scales."""
+    """Return how many inputs share a scale: 32 in MXFP4; for int4 the largest size with as many groups as there are
+    scales."""
+    if scales.dtype is torch.uint8:
+        return QUARTER
     return next(size for size in GROUP_SIZES if -(-in_features // size) == scales.shape[1])
+
+
+def packed_scales(scales: torch.Tensor) -> torch.Tensor:
+    """Pad the exponents of MXFP4 [rows, groups] to four for each block of inputs, as the kernels load them: a program
+    fetches 4 bytes ahead of their use, but not one. Those of int4 stay as they are."""
+    return F.pad(scales, (0, -scales.shape[1] % 4)) if scales.dtype is torch.uint8 else scales
 
 
 def is_four_bits(scales: torch.Tensor) -> bool:
@@ -54,12 +63,18 @@ def inputs_of_scale(
     """Check a packed weight and its scales for rows of `dtype`; return how many inputs share a scale."""
     assert weight.dtype is torch.int16 and weight.shape == (num_rows, num_blocks(in_features) * QUARTER)
     assert weight.is_contiguous() and scales.is_contiguous() and scales.shape[0] == num_rows
-    assert scales.dtype is torch.uint8 if scales.ndim == 2 else (scales.dtype is dtype and scales.shape[2] == 2)
+    if scales.ndim == 2:
+        assert scales.dtype is torch.uint8 and scales.shape[1] == 4 * num_blocks(in_features)
+    else:
+        assert scales.dtype is dtype and scales.shape[2] == 2
     return group_size(scales, in_features)
 
 
 def pairs_of(scales: torch.Tensor) -> torch.Tensor:
-    """Return scales as the kernels read them: a multiplier and a zero point of 16 bits as one number."""
+    """Return scales as the kernels read them: a multiplier and a zero point of 16 bits as one number, and so the four
+    exponents of a block."""
+    if scales.dtype is torch.uint8:
+        return scales.view(torch.uint32)
     return scales.view(torch.int32) if scales.ndim == 3 and scales.element_size() == 2 else scales
 
 
@@ -67,7 +82,8 @@ def four_bits_widened(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dt
     """Return the numbers of codes [rows, inputs], rounded to `dtype`.
 
     Args:
-        scales: for int4 [rows, groups, 2] multipliers and zero points, in `dtype`; for MXFP4 [rows, groups] uint8.
+        scales: for int4 [rows, groups, 2] multipliers and zero points, in `dtype`; for MXFP4 [rows, groups or
+            more] uint8.
     """
     size, in_features = group_size(scales, codes.shape[1]), codes.shape[1]
     of_inputs = scales.repeat_interleave(size, dim=1)[:, :in_features]

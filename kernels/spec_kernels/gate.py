@@ -24,6 +24,15 @@ def activate(gate: tl.tensor, IS_GELU: tl.constexpr) -> tl.tensor:
     return gate * tl.sigmoid(gate)
 
 
+@triton.jit
+def gated_within(gate: tl.tensor, up: tl.tensor, limit: tl.tensor) -> tl.tensor:
+    """Computes gpt-oss's (up + 1) * gate * sigmoid(1.702 * gate), with gate at most `limit`, and up no farther
+    from 0."""
+    gate = tl.minimum(gate, limit, propagate_nan=tl.PropagateNan.ALL)
+    up = tl.clamp(up, -limit, limit, propagate_nan=tl.PropagateNan.ALL)
+    return (up + 1) * gate * tl.sigmoid(1.702 * gate)
+
+
 def activate_reference(gate: torch.Tensor, activation: str) -> torch.Tensor:
     """Do what `activate` does, by the activation's name."""
     return F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")

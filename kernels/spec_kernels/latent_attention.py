@@ -115,21 +115,24 @@ def _attend_latents(
         latents = tl.load(row_ptrs + channels[None, :], mask=is_key[:, None] & is_channel[None, :], other=0.0)
         turned_keys = tl.load(row_ptrs + turned[None, :], mask=is_key[:, None] & is_turned[None, :], other=0.0)
 
-        if KEYS_ACROSS:
-            scores = tl.dot(latents, queries, input_precision="ieee")
-            scores = tl.dot(turned_keys, turned_queries, scores, input_precision="ieee") * scale
-        else:
-            scores = tl.dot(queries, tl.trans(latents), input_precision="ieee")
-            scores = tl.dot(turned_queries, tl.trans(turned_keys), scores, input_precision="ieee") * scale
-        places = tl.expand_dims(keys, OF_OTHERS)
-        is_visible = (places >= tl.expand_dims(start, OF_PAIRS)) & (places < tl.expand_dims(end, OF_PAIRS))
-        scores = tl.where(is_visible & tl.expand_dims(is_key, OF_OTHERS), scores, float("-inf"))
-        maxima, sums, weights, decay = weigh_keys(maxima, sums, scores, OF_PAIRS)
-        weights = weights.to(latents.dtype)
-        if KEYS_ACROSS:
-            acc = tl.dot(tl.trans(latents), weights, acc * decay[None, :], input_precision="ieee")
-        else:
-            acc = tl.dot(weights, latents, acc * decay[:, None], input_precision="ieee")
+        # This is never false. The compiler puts a branch behind the loads of the next tile, so they run while this tile
+        # is added. Without it they would begin when the tile has been added, and the next tile would wait for them.
+        if first_key < high:
+            if KEYS_ACROSS:
+                scores = tl.dot(latents, queries, input_precision="ieee")
+                scores = tl.dot(turned_keys, turned_queries, scores, input_precision="ieee") * scale
+            else:
+                scores = tl.dot(queries, tl.trans(latents), input_precision="ieee")
+                scores = tl.dot(turned_queries, tl.trans(turned_keys), scores, input_precision="ieee") * scale
+            places = tl.expand_dims(keys, OF_OTHERS)
+            is_visible = (places >= tl.expand_dims(start, OF_PAIRS)) & (places < tl.expand_dims(end, OF_PAIRS))
+            scores = tl.where(is_visible & tl.expand_dims(is_key, OF_OTHERS), scores, float("-inf"))
+            maxima, sums, weights, decay = weigh_keys(maxima, sums, scores, OF_PAIRS)
+            weights = weights.to(latents.dtype)
+            if KEYS_ACROSS:
+                acc = tl.dot(tl.trans(latents), weights, acc * decay[None, :], input_precision="ieee")
+            else:
+                acc = tl.dot(weights, latents, acc * decay[:, None], input_precision="ieee")
 
     out_head = out_row * NUM_HEADS + pairs % NUM_HEADS
     if IS_WHOLE:

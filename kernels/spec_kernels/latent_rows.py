@@ -175,7 +175,7 @@ def turn_queries(queries: torch.Tensor, heads: torch.Tensor, cos: torch.Tensor, 
     """Rotate the last channels of `heads`, and write them to the last channels of `queries`; others are not written.
 
     Args:
-        queries: [rows, num_heads, row_width], written in part.
+        queries: [rows, num_heads, row_width], written in part; it may be `heads`.
         heads: [rows, num_heads, query_width], of any stride but that of the last dimension, which is 1.
         cos: [rows, rotated]; `rotated` is the number of rotated channels.
         signed_sin: [rows, rotated], negated in its first half.

@@ -12,15 +12,15 @@ import torch
 import triton
 import triton.language as tl
 
-from spec_kernels.block_fp8_reference import rows_of_scale
 from spec_kernels.early import loads_ahead, placed
-from spec_kernels.four_bits_reference import inputs_of_scale, is_four_bits, pairs_of, widen_reference
+from spec_kernels.four_bits_reference import is_four_bits, pairs_of, widen_reference
 from spec_kernels.gate import ACTIVATIONS, activate, activate_reference
 from spec_kernels.operators import operator
 from spec_kernels.product_loads import Operands, ProductForm, Tiling
 from spec_kernels.product_steps import tile_sums
 from spec_kernels.product_tiles import launch_of, row_tile, tiles_of_product
 from spec_kernels.utils import assert_rows_of, launch_on
+from spec_kernels.widen import scaled_of
 
 
 @triton.jit(do_not_specialize=["num_rows", "out_features"])
@@ -165,18 +165,6 @@ def product(
             **launch.constants,
         )
     return out
-
-
-def scaled_of(weight: torch.Tensor, scales: torch.Tensor | None, rows: torch.Tensor, out_features: int) -> int:
-    """Check a product's weight, and return `ProductForm.SCALED`."""
-    assert weight.is_contiguous()
-    if scales is not None and is_four_bits(scales):
-        return -inputs_of_scale(weight, scales, out_features, rows.shape[1], rows.dtype)
-    if scales is not None:
-        return rows_of_scale(weight, scales, out_features, rows.shape[1])
-    assert rows.dtype == weight.dtype
-    assert_rows_of(weight, out_features, rows.shape[1])
-    return 0
 
 
 def product_reference(

@@ -16,11 +16,11 @@ from spec_kernels.block_fp8_reference import BLOCK_SIZE
 from spec_kernels.early import placed
 from spec_kernels.four_bits_reference import pairs_of
 from spec_kernels.operators import operator
-from spec_kernels.product import scaled_of
 from spec_kernels.product_loads import Operands, ProductForm, Tiling
 from spec_kernels.product_steps import tile_sums
 from spec_kernels.product_tiles import INVARIANT_ROWS, launch_of, tiles_of_product
 from spec_kernels.utils import assert_rows_of, assert_whole, launch_on
+from spec_kernels.widen import scaled_of
 
 
 @triton.jit(do_not_specialize=["num_rows"])

@@ -110,7 +110,6 @@ class RejectionAcceptance:
         sampling: SamplingParams,
         seeds: SlotSeeds,
         key: NoiseKey = round_key,
-        lossless: bool = True,
         kernels: KernelSet = TORCH_FORMS,
     ) -> None:
         """Choose the method, the sampling parameters and the noise.
@@ -118,9 +117,8 @@ class RejectionAcceptance:
         Args:
             key: makes the key of a draw. Tests and demonstrations pass others than `round_key`, to show the errors that
                 these cause.
-            lossless: False if the drafts were not drawn from the q that the rule is given, which it cannot check.
         """
-        self.traits = RuleTraits(lossless=lossless, reads_draft_logits=method.reads_draft_logits)
+        self.traits = RuleTraits(lossless=True, reads_draft_logits=method.reads_draft_logits)
         self._method = method
         self._sampling = sampling
         self._seeds = seeds

@@ -16,9 +16,6 @@ from spec_lab.core.types import AttentionKind, AttentionMetadata
 class TorchAttention:
     """An `AttentionBackend` in torch. Keys past a sequence's end are read from the null page and masked."""
 
-    prewrite = True
-    supports_in_place_update = True
-
     def __init__(self, page_size: int, max_positions: int, rope_write: RopeWrite | None = None) -> None:
         self.rope_write = rope_write
         self.latent: LatentAttentionBackend | None = TorchLatentAttention(self)

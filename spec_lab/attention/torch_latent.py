@@ -71,16 +71,20 @@ class TorchLatentAttention:
         value_map: torch.Tensor,
         scale: float,
     ) -> torch.Tensor:
-        latents, rotated = self._rows(cache, metadata).tensor_split((key_map.shape[2],), dim=-1)
-        plain_keys = latents @ key_map.transpose(1, 2)
-        keys = torch.cat((plain_keys, rotated.expand(-1, queries.shape[1], -1, -1)), dim=-1)
-        out = F.scaled_dot_product_attention(
-            queries.unflatten(0, (-1, metadata.num_queries)).transpose(1, 2),
-            keys,
-            latents @ value_map,
-            attn_mask=self._keys.mask(metadata, window, queries.dtype, 1),
-            scale=scale,
-        )
+        rows = self._rows(cache, metadata).flatten(0, 2)
+        num_heads, plain_width, rank = key_map.shape
+        latents = rows[:, :rank].expand(num_heads, -1, -1)
+        keys = rows.new_empty(len(rows), num_heads, queries.shape[2])
+        torch.bmm(latents, key_map.transpose(1, 2), out=keys[..., :plain_width].transpose(0, 1))
+        keys[..., plain_width:] = rows[:, None, rank:]
+        values = rows.new_empty(len(rows), num_heads, value_map.shape[2])
+        torch.bmm(latents, value_map, out=values.transpose(0, 1))
+        # The rows of whole prompts see all keys up to their own. Without a mask the library has faster kernels.
+        is_whole = metadata.known_len == metadata.num_queries and window is None
+        of_requests = (each.unflatten(0, (len(metadata.page_table), -1)) for each in (queries, keys, values))
+        queries, keys, values = (each.transpose(1, 2) for each in of_requests)
+        mask = None if is_whole else self._keys.mask(metadata, window, queries.dtype, 1)
+        out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, is_causal=is_whole, scale=scale)
         return out.transpose(1, 2).flatten(0, 1)
 
     def _rows(self, cache: LayerCache, metadata: AttentionMetadata) -> torch.Tensor:

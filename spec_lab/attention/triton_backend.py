@@ -29,8 +29,6 @@ class TritonAttention:
     A library may attend long chunks, and torch some rows of latent attention.
     """
 
-    prewrite = True
-    supports_in_place_update = True
     row_invariant = True
 
     def __init__(

@@ -83,16 +83,12 @@ def _take(run: Run, knob: str, name: str) -> Run:
 def _with_prompt_sizes(run: Run, on_cuda: bool) -> CacheConfig:
     """Return the cache config with numbers for those sizes of prompt forwards that were not set."""
     cache = run.cache
-    if cache.prefill_chunk is None:
-        # With this phase the result depends on a prompt's last chunk, whose size must not depend on the device.
-        reads_chunks = getattr(run.acceptance, "phase", None) == RelaxedPhase.round
-        is_long = on_cuda and run.attention.name == "triton" and not reads_chunks
-        chunk = LONG_CHUNK if is_long else SHORT_CHUNK
-        if cache.prefill_tokens is not None and cache.prefill_tokens > 1:
-            chunk = min(chunk, cache.prefill_tokens)
-        cache = replace(cache, prefill_chunk=chunk)
-    if cache.prefill_tokens is None:
-        of_cpu = NATIVE_PREFILL_TOKENS if run.kernels == KernelsChoice.native else CPU_PREFILL_TOKENS
-        tokens = CUDA_PREFILL_TOKENS if on_cuda else of_cpu
-        cache = replace(cache, prefill_tokens=max(tokens, cache.chunk_size) if tokens > 1 else tokens)
-    return cache
+    # With this phase the result depends on a prompt's last chunk, whose size must not depend on the device.
+    reads_chunks = getattr(run.acceptance, "phase", None) == RelaxedPhase.round
+    is_long = on_cuda and run.attention.name == "triton" and not reads_chunks
+    of_cpu = NATIVE_PREFILL_TOKENS if run.kernels == KernelsChoice.native else CPU_PREFILL_TOKENS
+    return replace(
+        cache,
+        prefill_chunk=cache.prefill_chunk or (LONG_CHUNK if is_long else SHORT_CHUNK),
+        prefill_tokens=cache.prefill_tokens or (CUDA_PREFILL_TOKENS if on_cuda else of_cpu),
+    )

@@ -14,13 +14,12 @@ from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.attention.stale import StaleMover
 from spec_lab.build.caches import build_cache
 from spec_lab.build.lab import Lab
-from spec_lab.build.limits import Limits, overlaps
+from spec_lab.build.limits import Limits
 from spec_lab.build.models import Models
 from spec_lab.config.choices import DraftMetadata
 from spec_lab.config.option import get
 from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
-from spec_lab.core.layer_protocols import AttentionBackend, MetadataMover
 from spec_lab.core.protocols import Drafter
 from spec_lab.engine.drafts import Chain, Tree, TreeBehindRoot
 from spec_lab.engine.engine import Engine
@@ -74,12 +73,13 @@ def build_engine(run: Run, models: Models, limits: Limits, make_drafter: Drafter
     assert limits.margin >= 2 * drafter.num_draft_tokens
     num_rows = drafter.num_draft_tokens + 1 if sizes is None else sizes.num_rows
     table = PageTable(limits.num_slots, limits.max_seq_len + limits.margin, limits.page_size, models.device)
+    is_stale = getattr(run.graph, "metadata", None) == DraftMetadata.stale
     parts = Parts(
         target=models.target,
         drafter=drafter,
         rule=rule,
         backend=models.backend,
-        mover=_mover(run, models.backend),
+        mover=StaleMover(models.backend) if is_stale else models.backend,
         cache=cache,
         slots=SlotState(limits.num_slots, num_rows - 1, table, SlotStates(cache.recurrent), models.kernels),
         timer=timer,
@@ -100,34 +100,16 @@ def build_engine(run: Run, models: Models, limits: Limits, make_drafter: Drafter
     if captures_prompts and models.target.config.keeps_states:
         raise UserError("graph.prompts=true captures no prompt of a target that keeps states; use graph.prompts=false")
     prompt_pass = CapturedPromptPass(*of_prompts, lab.recorder()) if captures_prompts else PromptPass(*of_prompts)
-    return Engine(rounds, kept, graph, scheduler, prompt_pass, overlap=overlaps(run))
-
-
-def _mover(run: Run, backend: AttentionBackend) -> MetadataMover:
-    """Return what advances metadata between draft steps: the backend, or a wrong one with graph.metadata=stale.
-
-    Raises:
-        UserError: the mode advances attention metadata inside a graph, which the attention backend cannot do.
-    """
-    metadata = getattr(run.graph, "metadata", None)
-    if metadata is not None and not backend.supports_in_place_update:
-        raise UserError(
-            f"attention={run.attention.name} cannot move its metadata inside a graph, which graph={run.graph.name} "
-            "does; use graph=step_replay, which builds it again, or attention=torch"
-        )
-    return StaleMover(backend) if metadata == DraftMetadata.stale else backend
+    return Engine(rounds, kept, graph, scheduler, prompt_pass, overlap=run.graph.overlap)
 
 
 def build_rounds(lab: Lab, parts: Parts, is_captured: bool) -> Rounds:
     """Make the decode rounds of an engine: one, or those that a plan chooses from. `is_captured`: as graphs."""
-    run, sizes, needs, kept = lab.run, lab.run.sizes, parts.drafter.requirements, lab.confidences
+    sizes, needs, kept = lab.run.sizes, parts.drafter.requirements, lab.confidences
     most, finder, chain = parts.drafter.num_draft_tokens, needs.on_host, Chain(parts)
-    plan = get("drafter.plan", run.drafter.plan)().build(lab)
-    if plan is None and sizes is None and finder is None:
-        return Rounds(
-            lambda _: DecodeRound(parts, chain, Offers(most, most, confidences=kept)), LaunchShape(most, most)
-        )
+    plan = get("drafter.plan", lab.run.drafter.plan)().build(lab)
     offered = DraftOffers(lab.limits.num_slots, most, lab.device, lab.kernels)
+    counts = None if plan is None and finder is None else offered
     missed = None if plan is None or not plan.resumes else _missed_rows(lab, parts)
     tree = None
     if sizes is not None:
@@ -135,12 +117,12 @@ def build_rounds(lab: Lab, parts: Parts, is_captured: bool) -> Rounds:
     root = chain if tree is None else TreeBehindRoot(parts, tree)
 
     def make(shape: LaunchShape) -> DecodeRound:
-        if shape.num_offered == 0 and finder is None:
+        if plan is not None and finder is None and shape.num_offered == 0:
             num_made = most if tree is not None and shape.num_made else shape.num_made
             return PlainRound(parts, root, offered, missed, num_made, kept)
         if tree is not None:
             return DecodeRound(parts, tree.of_first(shape.num_offered + 1), Offers(most, most))
-        return DecodeRound(parts, chain, Offers(shape.num_offered, shape.num_made, offered, kept, shape.is_full))
+        return DecodeRound(parts, chain, Offers(shape.num_offered, shape.num_made, counts, kept, shape.is_full))
 
     num_drafts = most if sizes is None else sizes.num_rows - 1
     return Rounds(

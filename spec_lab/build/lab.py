@@ -22,14 +22,13 @@ from spec_lab.config.choices import DraftSampling, KernelsChoice
 from spec_lab.config.option import get
 from spec_lab.config.run import Run
 from spec_lab.core.draft_paths import DraftPaths
-from spec_lab.core.errors import UserError
-from spec_lab.core.kept import AllPromptRows, Drop, PrunePolicy
+from spec_lab.core.kept import PrunePolicy
 from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.drafters.confidence import ConfidentGreedyPicker, ConfidentPicker
 from spec_lab.drafters.growth import TreeShape
 from spec_lab.drafters.history import TokenHistory
-from spec_lab.drafters.picking import BiasedGreedyPicker, DraftPicker, GreedyPicker, SamplingPicker
+from spec_lab.drafters.picking import DraftPicker, GreedyPicker, SamplingPicker
 from spec_lab.drafters.siblings import DrawnSiblings, LikeliestSiblings, SiblingPicker
 from spec_lab.engine.capture import CudaGraphRecorder, GraphRecorder
 from spec_lab.engine.tape import TapeRecorder
@@ -82,23 +81,9 @@ class Lab(Models):
 
     @property
     def kept(self) -> PrunePolicy:
-        """Which rows go on after their KV is written (`prune`), as far as the backend can do it.
-
-        A backend that writes KV with attention prunes no prompts, but it may drop rows of the catch-up step after
-        attention.
-
-        Raises:
-            UserError: `prune.catchup` drops rows before attention.
-        """
-        prune, prewrite = self.run.prune, self.backend.prewrite
-        prompt, catchup = get("prune.prefill", prune.prefill)().build(), get("prune.catchup", prune.catchup)().build()
-        drops = map(catchup, range(1, self.run.batch_size + 1))
-        if not prewrite and any(drop is Drop.BEFORE_ATTENTION for drop in drops):
-            raise UserError(
-                f"attention={self.run.attention.name} cannot write KV before attention, which prune.catchup="
-                f"{prune.catchup} needs; use prune=post_attention or attention=torch"
-            )
-        return PrunePolicy(prompt if prewrite or not prompt.needs_prewrite else AllPromptRows(), catchup)
+        """Which rows go on after their KV is written (`prune`)."""
+        prune = self.run.prune
+        return PrunePolicy(get("prune.prefill", prune.prefill)().build(), get("prune.catchup", prune.catchup)().build())
 
     @property
     def draft_model_kernels(self) -> KernelSet:
@@ -138,34 +123,22 @@ class Lab(Models):
 
     def picker(self, drafter: WeightsConfig) -> DraftPicker:
         """Make the picker of the drafter's tokens, which also stores confidences if they are used."""
-        biased = getattr(self.run.acceptance, "allow_lossy", False)
-        is_greedy, confidences = drafter.draft_sampling == DraftSampling.greedy, self.confidences
-        if is_greedy and not biased:
+        confidences = self.confidences
+        if drafter.draft_sampling == DraftSampling.greedy:
             return GreedyPicker() if confidences is None else ConfidentGreedyPicker(confidences)
-        # A biased picker takes the likeliest token but reports it as sampled.
-        make = BiasedGreedyPicker if is_greedy else SamplingPicker
-        picker = make(self.run.sampling.temperature, self.seeds, self._logits(drafter.num_draft_tokens), self.kernels)
+        kept = self._logits(drafter.num_draft_tokens)
+        picker = SamplingPicker(self.run.sampling.temperature, self.seeds, kept, self.kernels)
         return picker if confidences is None else ConfidentPicker(picker, confidences)
 
-    def tree(self, num_scored: int | None = None) -> TreeShape[Any]:
-        """Make the tree of a run that has one, for a drafter that scores `num_scored` tokens."""
-        shape = self.run.tree.build(self)
-        if num_scored is not None and shape.topk > num_scored:
-            raise UserError(
-                f"tree={self.run.tree.name}: {shape.topk} branches below a draft, but the drafter scores only "
-                f"{num_scored} tokens; use tree.topk={num_scored}, or lower ranks in tree.paths"
-            )
-        return shape
-
-    def siblings(self, shape: TreeShape[Any]) -> SiblingPicker:
-        """Make the picker of a branch's child tokens."""
-        drafter: Any = self.run.drafter
-        if drafter.draft_sampling == DraftSampling.greedy:
-            return LikeliestSiblings(shape.topk, self.kernels)
+    def tree(self) -> tuple[TreeShape[Any], SiblingPicker]:
+        """Make the tree of a run that has one, and the picker of a branch's child tokens."""
         tree: Any = self.run.tree
+        shape: TreeShape[Any] = tree.build(self)
+        if not self.run.draws_drafts:
+            return shape, LikeliestSiblings(shape.topk, self.kernels)
         paths, temperature = DraftPaths(tree.paths), self.run.sampling.temperature
         kept = self._logits(len(paths.branches))
-        return DrawnSiblings(
+        return shape, DrawnSiblings(
             paths, shape.topk, replacement=tree.replacement, temperature=temperature, seeds=self.seeds, kept=kept
         )
 

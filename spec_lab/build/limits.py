@@ -53,8 +53,8 @@ def engine_limits(run: Run, requests: list[Request]) -> Limits:
     require_room(longest, longest_sequence(run))
     max_seq_len = run.cache.max_seq_len or num_tokens(longest)
     # Unless the device ends requests itself, a round runs past an end that the host has not read yet.
-    device_ends = getattr(run.graph, "rounds_per_replay", 1) > 1
-    num_late_rows = run.drafter.num_draft_tokens + 1 if overlaps(run) and not device_ends else 0
+    is_late = run.graph.overlap and run.graph.rounds_per_replay == 1
+    num_late_rows = run.drafter.num_draft_tokens + 1 if is_late else 0
     margin = rows_behind(run) + num_late_rows
     page_size = run.cache.page_size
     num_slots = min(run.batch_size, len(requests))
@@ -83,11 +83,6 @@ def rows_behind(run: Run) -> int:
     if sizes is None:
         return reach
     return max(reach, sizes.num_rows, sizes.depth + (sizes.depth - 1) * sizes.width)
-
-
-def overlaps(run: Run) -> bool:
-    """Return whether the host is a round behind the device, which only some graph modes support."""
-    return bool(getattr(run.graph, "overlap", False))
 
 
 def _num_pages(num_positions: int, page_size: int) -> int:

@@ -178,10 +178,6 @@ def load_models(
     backend = run.attention.build(run, kernels, max_positions)
     if backend.latent is not None:
         backend.latent.expect(run.batch_size)
-    elif any(plan.latent is not None for plan in model_config.layers):
-        raise UserError(
-            f"attention={run.attention.name} has no latent attention (MLA), which the target needs; use attention=torch"
-        )
     checkpoint = None if run.target.weights == Weights.random else run.target.folder
     source = WeightSource(checkpoint, dtype, device=device, partition=partition, seed=run.seed, kept_in=kept_in)
     own = kernels if partition is WHOLE else kernels.without_parts()
@@ -226,6 +222,7 @@ def _refuse_target(run: Run, target: ModelConfig) -> None:
             f"tree={run.tree.name}: layers of the target keep a state, which branches cannot share "
             f"({run.target.folder}); use tree=none"
         )
-    narrow, kind = run.target.weight_dtype, problem_of_narrow(target)
+    narrow = run.target.weight_dtype
+    kind = problem_of_narrow(target, KEPT_IN[narrow])
     if narrow != WeightDtype.auto and kind is not None:
         raise UserError(f"target.weight_dtype={narrow}: the target has {kind}; use target.weight_dtype=auto")

@@ -8,8 +8,6 @@ from spec_lab.config.groups import TreeConfig
 from spec_lab.config.option import get
 from spec_lab.config.run import PruneConfig, RecurrentConfig, Run
 
-UNPRUNED = PruneConfig(prefill="all_rows", catchup="none")
-
 
 def plain_config(run: Run) -> Run:
     """Return the same run, but with plain decoding and a lossless rule, for references=[plain] and other plain passes.
@@ -20,7 +18,7 @@ def plain_config(run: Run) -> Run:
         run,
         drafter=get("drafter", "none")(),
         acceptance=get("acceptance", "rejection" if run.sampling.temperature > 0 else "strict")(),
-        prune=PruneConfig(prefill="last_row", catchup="none"),
+        prune=get("prune", "prefill")(),
         tree=TreeConfig(),
         recurrent=RecurrentConfig(),
     )
@@ -28,7 +26,7 @@ def plain_config(run: Run) -> Run:
 
 def unpruned_config(run: Run) -> Run:
     """Return the same run without pruning."""
-    return replace(run, prune=UNPRUNED)
+    return replace(run, prune=PruneConfig())
 
 
 def eager_config(run: Run) -> Run:

@@ -33,12 +33,6 @@ def open_workload(run: Run) -> tuple[Tokenizer, list[Request]]:
     folder = run.target.folder
     target = read_model_config(folder)
     tokenizer = _tokenizer(run, folder, target.vocab_size)
-    made, num_positions = getattr(run.workload, "prompt_tokens", 0), target.max_position_embeddings
-    if made and made + run.max_new_tokens > num_positions:  # making such prompts may take minutes and all memory
-        raise UserError(
-            f"workload.prompt_tokens={made} and max_new_tokens={run.max_new_tokens} are more than the "
-            f"target's {num_positions} positions; lower one of them"
-        )
     requests = load_requests(run, tokenizer)
     if run.workload.unusable == Unusable.skip:
         requests = keep_usable(requests, partial(require_room, most=longest_sequence(run)), Unusable.skip)

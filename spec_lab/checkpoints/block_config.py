@@ -104,11 +104,6 @@ class HeadSizes:
     architecture: ClassVar[str] = "DFlashDraftModel"
     keys: ClassVar[Keys] = {}
 
-    @property
-    def num_candidates(self) -> int | None:
-        """Return how many of a slot's likeliest tokens are scored; None for all."""
-        return getattr(self, "topk", None)
-
     def tensor_shapes(self, block: BlockConfig) -> Shapes:
         """Return the names and shapes of its tensors."""
         return {}

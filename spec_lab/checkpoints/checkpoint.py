@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
@@ -14,6 +14,7 @@ from safetensors import safe_open
 
 from spec_lab.checkpoints.checkpoint_files import (
     WHOLE_TENSORS,
+    LazyTensors,
     Slices,
     StoredTensor,
     checkpoint_files,
@@ -22,6 +23,7 @@ from spec_lab.checkpoints.checkpoint_files import (
 from spec_lab.checkpoints.expert_checkpoint import with_experts_of_gpt_oss, with_stacked_experts
 from spec_lab.checkpoints.gguf import gguf_tensors
 from spec_lab.checkpoints.gguf_file import is_gguf
+from spec_lab.checkpoints.keep_narrow import NarrowForm
 from spec_lab.checkpoints.quantised import with_products_as_stored, with_quantised
 from spec_lab.core.errors import UserError
 
@@ -45,27 +47,6 @@ Names = tuple[tuple[str, str], ...]
 OwnTensors = Callable[[Mapping[str, StoredTensor]], dict[str, StoredTensor]]
 
 
-class LazyTensors(Mapping[str, torch.Tensor]):
-    """Reads a tensor on every access and keeps none. So weights are in memory only once while a model converts their
-    layout."""
-
-    def __init__(self, names: Collection[str], read: Callable[[str], torch.Tensor]) -> None:
-        self._names = {name: name for name in names}
-        self._read = read
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return self._read(self._names[name])
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-
 def open_tensors(
     folder: Path,
     wanted: Mapping[str, tuple[int, ...]],
@@ -73,7 +54,7 @@ def open_tensors(
     device: torch.device | str,
     slices: Slices = WHOLE_TENSORS,
     own: OwnTensors = dict,
-    narrow: bool = False,
+    narrow: NarrowForm | None = None,
 ) -> LazyTensors:
     """Check the wanted tensors of a folder or a GGUF file. Each is read on access.
 
@@ -85,7 +66,8 @@ def open_tensors(
     Args:
         wanted: name -> shape of every tensor the model has.
         own: picks the model's tensors from all in the folder, and gives them the names of `wanted`.
-        narrow: whether the layers' fp8 matrices stay fp8, with scales (`quantised.with_products_as_stored`).
+        narrow: the form in which matrices stay if they are stored in it, with scales
+            (`quantised.with_products_as_stored`).
 
     Raises:
         UserError: a missing, unreadable or incomplete file, or tensors missing, of another shape, not expected or in an
@@ -99,7 +81,7 @@ def open_tensors(
         if not torch.equal(tied[""], tied[EMBEDDING]):
             raise UserError(f"{folder}: config.json ties lm_head to the embedding, but the tensors differ")
     kept = {name: replace(stored[name], part=slices.part(name, shape)) for name, shape in wanted.items()}
-    read = with_products_as_stored(kept) if narrow else kept
+    read = kept if narrow is None else with_products_as_stored(kept, narrow)
     return LazyTensors(read, lambda name: read_tensors({name: read[name]}, dtype, device)[name])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -43,6 +43,27 @@ class WholeTensors:
 
 
 WHOLE_TENSORS = WholeTensors()
+
+
+class LazyTensors(Mapping[str, torch.Tensor]):
+    """Reads a tensor on every access and keeps none. So weights are in memory only once while a model converts their
+    layout."""
+
+    def __init__(self, names: Collection[str], read: Callable[[str], torch.Tensor]) -> None:
+        self._names = {name: name for name in names}
+        self._read = read
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._read(self._names[name])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def kept_part(slices: Slices, name: str, tensor: torch.Tensor) -> torch.Tensor:

@@ -42,8 +42,7 @@ class Eagle3Config:
     Attributes:
         layer: the first layer as a decoder of one layer, with its own rope; its `max_position_embeddings` is at least
             the target's.
-        tap_layer_inputs: the target's layers whose inputs the head reads, ascending; None means
-            `default_tap_layer_inputs` of the target.
+        tap_layer_inputs: the target's layers whose inputs the head reads, ascending.
         norm_before_residual: whether the layer's residual is the normed feature rather than the raw output of `fc`.
         norm_before_fc: one norm over the concatenated taps (EAGLE-3.1).
         fc_norm: a norm for each tap (EAGLE-3.1); never together with `norm_before_fc`.
@@ -56,7 +55,7 @@ class Eagle3Config:
     target_hidden_size: int
     draft_vocab_size: int
     target_vocab_size: int
-    tap_layer_inputs: tuple[int, int, int] | None
+    tap_layer_inputs: tuple[int, int, int]
     norm_before_residual: bool
     norm_before_fc: bool = False
     fc_norm: bool = False
@@ -138,8 +137,8 @@ def _layer_config(config: Mapping[str, Any], eagle: Mapping[str, Any], wanted: H
 
 def _tap_layer_inputs(
     config: Mapping[str, Any], eagle: Mapping[str, Any], num_layers: int, source: str
-) -> tuple[int, int, int] | None:
-    """Return the tapped layers in the sense "input of layer k"; None if the config names none.
+) -> tuple[int, int, int]:
+    """Return the tapped layers in the sense "input of layer k", which are the default if the config names none.
 
     The same key has two meanings: SGLang reads it inside `eagle_config` only, as the output of layer k; vLLM reads it
     at the top level only, as the input of layer k.
@@ -151,7 +150,7 @@ def _tap_layer_inputs(
     if len(found) == 2 and found[0] != found[1]:
         text = "%s: %s is %s inside eagle_config (counted as inputs) but %s at the top level; the former is used"
         logger.warning(text, source, LAYER_IDS, *found)
-    return (found[0][0], found[0][1], found[0][2]) if found else None
+    return (found[0][0], found[0][1], found[0][2]) if found else default_tap_layer_inputs(num_layers)
 
 
 def load_eagle3(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -66,14 +66,38 @@ def with_experts_of_gpt_oss(stored: Mapping[str, StoredTensor]) -> dict[str, Sto
         if name.endswith("_blocks"):
             experts, rows, groups, in_group = tensor.shape
             shape = experts, rows, groups * in_group * IN_A_BYTE
-            tensor = tensor.made(widened, stored[f"{own}_scales"], shape=shape, dtype="BF16")
+            form = Mxfp4Experts(own.endswith("experts.gate_up_proj"))
+            tensor = tensor.made(form, stored[f"{own}_scales"], shape=shape, dtype="BF16")
         elif own.endswith(("experts.gate_up_proj", "experts.down_proj")):
-            tensor = tensor.made(lambda experts: experts.transpose(1, 2))
-        if own.endswith(("experts.gate_up_proj", "experts.gate_up_proj_bias")):
-            tensor = tensor.made(lambda rows: torch.cat((rows[:, ::2], rows[:, 1::2]), dim=1))  # gate above up
+            tensor = tensor.made(lambda experts: experts.transpose(1, 2).contiguous())
+            tensor = tensor.made(gate_above_up) if own.endswith("gate_up_proj") else tensor
+        elif own.endswith("experts.gate_up_proj_bias"):
+            tensor = tensor.made(gate_above_up)
         if not own.endswith("_scales"):
             result[own] = tensor
     return result
+
+
+def gate_above_up(rows: torch.Tensor) -> torch.Tensor:
+    """Return the rows [experts, rows, ...] of gate before those of up, with which they alternate."""
+    return torch.cat((rows[:, ::2], rows[:, 1::2]), dim=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4Experts:
+    """Widens experts in MXFP4; `alternates` says whether they are those of `gate_above_up`."""
+
+    alternates: bool
+
+    def __call__(self, blocks: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
+        return self.in_order(widened(blocks, exponents))
+
+    def codes(self, blocks: torch.Tensor) -> torch.Tensor:
+        """Return the codes [experts, rows, inputs] of blocks [experts, rows, groups, 16]."""
+        return self.in_order(torch.stack((blocks & 0xF, blocks >> 4), dim=-1).flatten(2))
+
+    def in_order(self, rows: torch.Tensor) -> torch.Tensor:
+        return gate_above_up(rows) if self.alternates else rows
 
 
 def widened(blocks: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """The weights of a target's products in 8 or 4 bits: `target.weight_dtype=fp8|int4|mxfp4`.
 
 Tensors have the names of an fp8 checkpoint (`quantised`): `X.weight`, and its scales in `X.weight_scale_inv`. Here
-every row of a weight has its own scales, so that weights can be concatenated by rows.
+every row of a weight has its own scales, so that weights can be concatenated by rows. The experts of a layer are one
+tensor [experts, rows, inputs] (`expert_checkpoint`), and their scales [experts, rows, ...] another.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ import torch.nn.functional as F
 
 from spec_kernels.block_fp8_reference import BLOCK_SIZE, num_blocks
 from spec_kernels.four_bits_reference import four_bits_widened
+from spec_lab.checkpoints.checkpoint_files import LazyTensors
 from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.plan import EXPERTS
 
 SCALES_SUFFIX = "_scale_inv"
 SCALES = f"weight{SCALES_SUFFIX}"
 PRODUCTS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+EXPERT_PRODUCTS = ("experts.gate_up_proj", "experts.down_proj")
 LARGEST = 448.0
 """The largest number in e4m3."""
 MIDDLES = ((0.25, 1.25, 2.5, 5.0), (0.75, 1.75, 3.5))
@@ -40,16 +44,20 @@ class NarrowForm:
     widened: Callable[[torch.Tensor, torch.Tensor, torch.dtype], torch.Tensor]
 
 
-def problem_of_narrow(model: ModelConfig) -> str | None:
-    """Return the kind of layer whose weights `target.weight_dtype` cannot round; None if it supports all layers."""
+def problem_of_narrow(model: ModelConfig, form: NarrowForm | torch.dtype | None) -> str | None:
+    """Return the kind of layer whose weights cannot be kept in `form`; None if it supports all layers. Experts are kept
+    in 4 bits only."""
     gemma = [] if model.gemma4 is None else ["layers of Gemma 4"]
-    return next(iter((*gemma, *(part for plan in model.layers for part in plan.unusual_parts), None)))
+    unusual = [part for plan in model.layers for part in plan.unusual_parts]
+    experts = [] if form in (INT4, MXFP4) else [EXPERTS for plan in model.layers if plan.experts is not None]
+    return next(iter((*gemma, *unusual, *experts, None)))
 
 
 def is_product(name: str) -> bool:
-    """Return whether a tensor is the weight of one of `PRODUCTS`; embeddings, norms and the head are not."""
+    """Return whether a tensor is the weight of one of `PRODUCTS`, or of all experts of a layer; embeddings, norms,
+    routers and the head are not."""
     *_, projection, kind = ("", *name.split("."))
-    return kind == "weight" and projection in PRODUCTS
+    return (kind == "weight" and projection in PRODUCTS) or name.endswith(EXPERT_PRODUCTS)
 
 
 def narrowed_to_fp8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -119,14 +127,31 @@ INT4 = NarrowForm(torch.uint8, narrowed_to_int4, four_bits_widened)
 MXFP4 = NarrowForm(torch.uint8, narrowed_to_mxfp4, four_bits_widened)
 
 
-def with_narrow_products(tensors: Mapping[str, torch.Tensor], form: NarrowForm) -> dict[str, torch.Tensor]:
-    """Convert every product that is not yet narrow, one after the other; other tensors are unchanged."""
-    result = {}
-    for name, tensor in tensors.items():
-        result[name] = tensor
-        if is_product(name) and tensor.dtype is not form.stored:
-            result[name], result[f"{name}{SCALES_SUFFIX}"] = form.narrowed(tensor)
-    return result
+def with_narrow_products(tensors: Mapping[str, torch.Tensor], form: NarrowForm) -> Mapping[str, torch.Tensor]:
+    """Convert every product that is not yet narrow when it is read; other tensors are unchanged.
+
+    A weight's scales are kept from when it is read until they are. What an MXFP4 checkpoint has in 16 bits beside its
+    experts stays so, since these alone were trained for 4 bits.
+    """
+    if form is MXFP4 and any(name.endswith(SCALES_SUFFIX) for name in tensors):
+        return tensors
+    names = {f"{name}{SCALES_SUFFIX}": name for name in tensors if is_product(name)}
+    made = {scales: name for scales, name in names.items() if scales not in tensors}
+    waiting: dict[str, torch.Tensor] = {}
+
+    def read(name: str) -> torch.Tensor:
+        if name in waiting:
+            return waiting.pop(name)
+        weight = tensors[made.get(name, name)]
+        scales = f"{made.get(name, name)}{SCALES_SUFFIX}"
+        if scales not in made:
+            return weight
+        matrices = [form.narrowed(matrix) for matrix in (weight if weight.ndim == 3 else weight.unsqueeze(0))]
+        parts = zip(*matrices, strict=True)
+        values, waiting[scales] = (torch.stack(each) if weight.ndim == 3 else each[0] for each in parts)
+        return waiting.pop(name) if name == scales else values
+
+    return LazyTensors((*tensors, *made), read)
 
 
 def with_wide_products(
@@ -134,8 +159,10 @@ def with_wide_products(
 ) -> dict[str, torch.Tensor]:
     """Widen narrow products, rounding them to `dtype`; other tensors are unchanged."""
     result = {}
-    for name, tensor in tensors.items():
-        scales = tensors.get(f"{name}{SCALES_SUFFIX}")
-        if not name.endswith(SCALES_SUFFIX):
-            result[name] = tensor if scales is None else form.widened(tensor, scales, dtype)
+    for name in (name for name in tensors if not name.endswith(SCALES_SUFFIX)):
+        tensor, scales = tensors[name], tensors.get(f"{name}{SCALES_SUFFIX}")
+        if scales is not None:  # the rows of experts are put one below the other
+            by_rows = scales.flatten(0, tensor.ndim - 2)
+            tensor = form.widened(tensor.flatten(0, -2), by_rows, dtype).view(tensor.shape)
+        result[name] = tensor
     return result

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
+EXPERTS = "layers of experts"
 RopeScaling = Literal["none", "linear", "dynamic", "llama3", "proportional", "yarn", "longrope"]
 
 
@@ -236,17 +237,18 @@ class LayerPlan:
 
     @property
     def unusual_parts(self) -> tuple[str, ...]:
-        """Return the parts, in words, whose weights can neither be split nor kept in fewer bits."""
+        """Return the parts, in words, whose weights can neither be split nor kept in fewer bits; of experts, which can
+        be kept in 4, there are none."""
         parts = {
             "layers that keep a state (gated delta net)": self.delta_net,
             "latent attention (MLA)": self.latent,
-            "layers of experts": self.experts,
         }
         return tuple(words for words, part in parts.items() if part is not None)
 
     def problem_of_split(self, size: int) -> str | None:
         """Return why a layer cannot be split over `size` processes; None if it can."""
-        for part in (*self.unusual_parts, *(("norms over all heads",) if self.wide_qk_norm else ())):
+        others = {EXPERTS: self.experts is not None, "norms over all heads": self.wide_qk_norm}
+        for part in (*self.unusual_parts, *(words for words, is_there in others.items() if is_there)):
             return f"target.tensor_parallel={size} cannot split {part}; use target.tensor_parallel=1"
         divided = {
             "num_key_value_heads": self.num_kv_heads,

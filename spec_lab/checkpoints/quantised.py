@@ -20,10 +20,11 @@ import torch
 
 from spec_kernels.block_fp8_reference import BLOCK_SIZE
 from spec_lab.checkpoints.checkpoint_files import StoredTensor, checkpoint_files, tensors_of
+from spec_lab.checkpoints.expert_checkpoint import Mxfp4Experts
 from spec_lab.checkpoints.gguf import quantizations
 from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.checkpoints.json_input import read_json, refuse_values
-from spec_lab.checkpoints.keep_narrow import SCALES_SUFFIX, is_product, of_each_row
+from spec_lab.checkpoints.keep_narrow import FP8, MXFP4, SCALES_SUFFIX, NarrowForm, is_product, of_each_row
 from spec_lab.checkpoints.widening import awq, gptq, narrow_numbers, nvfp4, packed_integers, scaled_blocks
 from spec_lab.core.errors import UserError
 
@@ -112,8 +113,9 @@ def with_quantised(stored: Mapping[str, StoredTensor], folder: Path) -> dict[str
     return result
 
 
-def with_products_as_stored(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Keep the fp8 products of layers as they are in the file, with their scales as separate tensors (`keep_narrow`).
+def with_products_as_stored(stored: Mapping[str, StoredTensor], narrow: NarrowForm) -> dict[str, StoredTensor]:
+    """Keep fp8 products of layers, or MXFP4 experts, as they are in the file, with their scales as separate tensors
+    (`keep_narrow`).
 
     Raises:
         UserError: a block width that no kernel here supports.
@@ -121,7 +123,11 @@ def with_products_as_stored(stored: Mapping[str, StoredTensor]) -> dict[str, Sto
     result: dict[str, StoredTensor] = {}
     for name, tensor in stored.items():
         result[name], blocks = tensor, tensor.form
-        if isinstance(blocks, Fp8Blocks) and is_product(name):
+        if isinstance(blocks, Mxfp4Experts) and narrow is MXFP4:
+            codes, exponents = tensor.parts
+            result[name] = codes.made(blocks.codes, shape=tensor.shape)
+            result[f"{name}{SCALES_SUFFIX}"] = exponents.made(blocks.in_order)
+        if isinstance(blocks, Fp8Blocks) and narrow is FP8 and is_product(name):
             assert tensor.part is None, "a split target in e4m3 is refused earlier"
             refuse_values(str(tensor.file), {"inputs in a block": blocks.columns}, {"inputs in a block": (BLOCK_SIZE,)})
             weight, scales = tensor.parts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 
@@ -12,7 +12,7 @@ from spec_lab.checkpoints.block_config import HEADS, BlockConfig, ConvSizes, Hea
 from spec_lab.checkpoints.checkpoint import run_dtype
 from spec_lab.checkpoints.checkpoint_files import WHOLE_TENSORS, Slices, kept_part
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.eagle3_checkpoint import Eagle3Config, eagle3_tensor_shapes
+from spec_lab.checkpoints.eagle3_checkpoint import Eagle3Config, default_tap_layer_inputs, eagle3_tensor_shapes
 from spec_lab.checkpoints.gemma4_assistant_checkpoint import TOKEN_ORDERING, AssistantConfig, assistant_tensor_shapes
 from spec_lab.checkpoints.mtp_checkpoint import MtpConfig, mtp_tensor_shapes
 from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
@@ -70,7 +70,7 @@ def random_eagle3_config(target: ModelConfig, draft_vocab_size: int | None) -> E
         target_hidden_size=target.hidden_size,
         draft_vocab_size=draft_vocab_size or target.vocab_size,
         target_vocab_size=target.vocab_size,
-        tap_layer_inputs=None,
+        tap_layer_inputs=default_tap_layer_inputs(target.num_layers),
         norm_before_residual=False,
     )
 
@@ -133,8 +133,8 @@ class BlockParts:
     """The parts of a block drafter that has no checkpoint.
 
     Attributes:
-        rank: width of the head's factors.
-        topk: number of tokens that a head with candidates scores in each slot.
+        head_rank: width of the head's factors.
+        head_topk: number of tokens that a head with candidates scores in each slot.
     """
 
     head: HeadKind = HeadKind.none
@@ -143,21 +143,26 @@ class BlockParts:
     confidence: bool = False
     block_size: int = 8
     num_layers: int = 2
-    rank: int = 256
-    topk: int = 16
-    form: MarkovForm = MarkovForm.vanilla
+    head_rank: int = 256
+    head_topk: int = 16
+    markov_form: MarkovForm = MarkovForm.vanilla
+
+    @classmethod
+    def of(cls, knobs: object) -> BlockParts:
+        """Return the parts that the knobs of the same names choose."""
+        return cls(**{part.name: getattr(knobs, part.name) for part in fields(cls)})
 
 
 def random_block_config(target: ModelConfig, parts: BlockParts) -> BlockConfig:
     """Return the config of a drafter whose body has plain layers of full attention, as wide as the target's."""
     group = next(size for size in (16, 8, 4, 2, 1) if target.hidden_size % size == 0)
-    reads = target.hidden_size + (parts.rank if parts.head == HeadKind.markov else 0)
+    reads = target.hidden_size + (parts.head_rank if parts.head == HeadKind.markov else 0)
     layers = (_plain_layer(target),) * parts.num_layers
-    rank, head = parts.rank, next(head for head in HEADS if head.kind == parts.head)
+    rank, head = parts.head_rank, next(head for head in HEADS if head.kind == parts.head)
     sizes = {
         "rank": rank,
-        "topk": min(parts.topk, target.vocab_size),
-        "form": parts.form,
+        "topk": min(parts.head_topk, target.vocab_size),
+        "form": parts.markov_form,
         "state_size": 4 * rank,
         "hidden_size": 2 * rank,
         "factor_size": rank,

@@ -132,16 +132,15 @@ def _offers(run: Run) -> Iterator[str]:
 
 def _graphs(run: Run) -> Iterator[str]:
     """Nothing needs the host where a graph leaves it out."""
-    graph: Any = run.graph
-    drafter = run.drafter
+    graph, drafter = run.graph, run.drafter
     if run.record.topk > 0 and graph.captures:
         yield f"record.topk={run.record.topk} reads rows between the stages of graph={graph.name}; use graph=eager"
-    if run.fewer_drafts is not None and getattr(graph, "rounds_per_replay", 1) > 1:
+    if run.fewer_drafts is not None and graph.rounds_per_replay > 1:
         yield (
             f"{run.fewer_drafts} needs the host before every round, but graph.rounds_per_replay="
             f"{graph.rounds_per_replay} runs rounds without it; use graph.rounds_per_replay=1"
         )
-    if drafter.drafts_on_host and getattr(graph, "overlap", False):
+    if drafter.drafts_on_host and graph.overlap:
         yield f"drafter={drafter.name} needs tokens that graph.overlap=true reads late; use graph.overlap=false"
     if getattr(graph, "prompts", False) and (
         not drafter.ingests_in_graphs or run.sizes is not None or run.fewer_drafts is not None

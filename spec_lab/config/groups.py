@@ -40,9 +40,6 @@ class TargetConfig(Part):
     """CPU threads if `num_threads=null`, except with kernels=native; None is all cores, shared by the processes."""
 
     name: str = MISSING
-    path: str | None = knob(
-        None, "folder of a Hugging Face checkpoint (families: docs/families.md), or with target=hf a GGUF file"
-    )
     weights: Weights = knob(Weights.checkpoint, "where the weights come from")
     weight_dtype: WeightDtype = knob(
         WeightDtype.auto,
@@ -191,10 +188,13 @@ class GraphConfig(Part):
     Class variables:
         captures: whether anything is captured.
         runs_trees: whether draft steps may differ in their number of rows, as those of a tree do.
+        overlap, rounds_per_replay: as the knobs of graph=round.
     """
 
     captures: ClassVar[bool] = True
     runs_trees: ClassVar[bool] = True
+    overlap = False
+    rounds_per_replay = 1
 
     name: str = MISSING
 

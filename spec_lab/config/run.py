@@ -74,13 +74,13 @@ class CacheConfig:
     prefill_chunk: int | None = knob(
         None,
         "most prompt rows of one request in a forward; null is 512, or 8192 on CUDA with attention=triton and not "
-        "acceptance.phase=round; a prefill_tokens above 1 lowers it",
+        "acceptance.phase=round",
         least=1,
     )
     prefill_tokens: int | None = knob(
         None,
-        "most prompt rows of all requests in a forward; 1 is one request a forward; null is 1 with kernels=native, "
-        "else 8192 on CUDA and 2048 on a CPU, at least prefill_chunk",
+        "most prompt rows of several requests in a forward, 1 is one request a forward; null is 1 with kernels=native, "
+        "else 8192 on CUDA and 2048 on a CPU",
         least=1,
     )
 

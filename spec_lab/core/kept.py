@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import torch
 
@@ -93,13 +93,7 @@ class PromptPruning(Protocol):
     """Chooses which rows of the prompt pass go on (`prune.prefill`).
 
     `live` are the last rows of the prompts that end in the forward; None if none ends.
-
-    Attributes:
-        needs_prewrite: whether rows are dropped between the KV write and attention, for which a backend needs
-            `AttentionBackend.prewrite`.
     """
-
-    needs_prewrite: ClassVar[bool]
 
     def in_target(self, live: LiveRows | None, features: FeatureSpec) -> Kept:
         """Choose the rows that go on past the last KV write of the target."""
@@ -117,8 +111,6 @@ class PromptPruning(Protocol):
 class AllPromptRows:
     """prune.prefill=all_rows: every prompt row is an output row of the target, as in llama.cpp's MTP before #149."""
 
-    needs_prewrite: ClassVar[bool] = False
-
     def in_target(self, live: LiveRows | None, features: FeatureSpec) -> Kept:
         return ALL_ROWS
 
@@ -135,8 +127,6 @@ class LastPromptRow:
     Past the target's last KV write only rows that are read go on. These are all rows if the drafter reads the final
     hidden states of the whole prompt. If it reads them before the final norm, only the last row is normed.
     """
-
-    needs_prewrite: ClassVar[bool] = True
 
     def in_target(self, live: LiveRows | None, features: FeatureSpec) -> Kept:
         if features.final_hidden is not None and not features.last_prompt_row:

@@ -19,7 +19,8 @@ class MetadataMover(Protocol):
     """Advances the metadata of a draft between two draft steps."""
 
     def advance(self, metadata: AttentionMetadata) -> None:
-        """Move one-row metadata to the next position, in place."""
+        """Move one-row metadata to the next position: the same tensors then have exactly the values that `build` would
+        make for it. A graph may capture this (vLLM #46849)."""
         ...
 
 
@@ -31,17 +32,10 @@ class AttentionBackend(MetadataMover, Protocol):
     """Attention over a paged KV cache.
 
     Attributes:
-        prewrite: whether K and V may be written before attention, so that dead query rows can be dropped in between
-            (tokenspeed's `support_kv_cache_prewrite`).
-        supports_in_place_update: whether `advance` may be captured. It must leave in the same tensors exactly the
-            values that `build` would make for the next position (vLLM #46849's
-            `supports_draft_decode_metadata_update`). Launched eagerly, `advance` works with every backend.
         rope_write: the fused kernel, for heads of sizes that it supports; None if rotation and `write` are separate.
         latent: attention over the cache rows of latent layers; None if the backend has none.
     """
 
-    prewrite: bool
-    supports_in_place_update: bool
     rope_write: RopeWrite | None
     latent: LatentAttentionBackend | None
 

@@ -90,8 +90,7 @@ def eagle3_aspects(option: Eagle3, head: Eagle3Config, tensors: Tensors, num_lay
 
     A head with a token map also has a choice of maps, and one with latent attention a choice of RoPE's theta.
     """
-    taps = head.tap_layer_inputs or default_tap_layer_inputs(num_layers)
-    window, plan = option.window, head.layer.only_layer
+    taps, window, plan = head.tap_layer_inputs, option.window, head.layer.only_layer
     usual = replace(head.layer, layers=(replace(plan, rope=replace(plan.rope, theta=USUAL_THETA)),))
     norms: dict[str, Any] = {name: not getattr(head, name) for name in ("norm_before_residual", "norm_output")}
     maps = _other_maps(tensors["d2t"], head.target_vocab_size) if "d2t" in tensors else {}

@@ -106,16 +106,3 @@ class SamplingPicker:
 
     def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
         return self.kept.of(slot_ids)
-
-
-class BiasedGreedyPicker(SamplingPicker):
-    """Picks the likeliest token, but has it verified as if it were sampled.
-
-    This is biased. `acceptance.allow_lossy=true` allows it, to measure the effect.
-    """
-
-    def pick(
-        self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows, column: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        super().pick(head, hidden, rows, column)
-        return head.greedy(hidden)

@@ -167,8 +167,7 @@ class TeacherForcing:
             span = PromptSpan(0, start, end, is_last=end == length)
             spans = (span, *self._rounding.filling((span,), 0))
             attention = build_metadata(self._backend, spans, self._page_table.expand(len(spans), -1))
-            unread_rows = Kept(Drop.EVERYTHING) if self._backend.prewrite else Kept(Drop.AFTER_LAYER)
-            kept = self._last_row(span) if span.is_last else unread_rows
+            kept = self._last_row(span) if span.is_last else Kept(Drop.EVERYTHING)
             unread = [0] * sum(filling.num_rows for filling in spans[1:])
             with self._rounding.products():
                 hidden = self._forward([*prompt_ids[start:end], *unread], start, attention, kept)
@@ -184,8 +183,7 @@ class TeacherForcing:
         end = torch.tensor([span.end], device=device)
         attention = self._backend.build((end - 1).unsqueeze(1), end.clone(), self._page_table, span.end)
         live = LiveRows(torch.tensor([span.num_rows - 1], device=device), attention, self._rounding.is_promised)
-        prewrite = self._backend.prewrite
-        return LastPromptRow().in_target(live, FeatureSpec()) if prewrite else Kept(Drop.AFTER_LAYER, live.rows)
+        return LastPromptRow().in_target(live, FeatureSpec())
 
     def _hidden(self, token_ids: list[int], start: int) -> torch.Tensor:
         """Return the [rows, hidden_size] hidden states of the chunk that begins at position `start`."""

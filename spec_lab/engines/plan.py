@@ -128,7 +128,7 @@ def _reasons(run: Run, knobs: Knobs) -> Iterator[str]:
     name, drafter, rule = f"engine={knobs.engine}", run.drafter, run.acceptance
     if drafter.drafts and drafter.name not in knobs.drafters:
         yield f"{name} has no drafter={drafter.name}; use one of {', '.join(knobs.drafters)}, or engine=lab"
-    if drafter.drafts and (rule_of(run) not in knobs.rules or getattr(rule, "allow_lossy", False)):
+    if drafter.drafts and rule_of(run) not in knobs.rules:
         yield f"{name} has no rule like acceptance={rule.name}{_method(rule)}; use acceptance=strict or engine=lab"
     if run.sizes is not None and run.tree.name not in knobs.trees:
         yield f"{name} has no tree={run.tree.name}; use tree=none, or engine=lab"

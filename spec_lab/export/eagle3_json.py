@@ -42,7 +42,7 @@ def write_eagle3_folder(
     if layout == "hf":
         save_folder(tensors, eagle3_json(head, num_target_layers), folder)
         return
-    config = _speculators_json(head, num_target_layers, num_drafts, target)
+    config = _speculators_json(head, num_drafts, target)
     renamed = {name.replace("midlayer.", "layers.0.", 1): tensor for name, tensor in tensors.items()}
     save_folder(renamed, config, folder)
 
@@ -54,7 +54,7 @@ def eagle3_json(head: Eagle3Config, num_target_layers: int) -> dict[str, Any]:
     reads the inputs of layers at the top level, SGLang the outputs in `eagle_config`.
     """
     assert head.mask_token_id is None, "a P-EAGLE head has no such layout"
-    taps, ids = head.tap_layer_inputs or default_tap_layer_inputs(num_target_layers), {}
+    taps, ids = head.tap_layer_inputs, {}
     if taps != default_tap_layer_inputs(num_target_layers):
         ids = {LAYER_IDS: list(taps), "eagle_config": {LAYER_IDS: [tap - 1 for tap in taps]}}
     return {
@@ -66,11 +66,11 @@ def eagle3_json(head: Eagle3Config, num_target_layers: int) -> dict[str, Any]:
     }
 
 
-def _speculators_json(head: Eagle3Config, num_target_layers: int, num_drafts: int, target: str) -> dict[str, Any]:
+def _speculators_json(head: Eagle3Config, num_drafts: int, target: str) -> dict[str, Any]:
     kind, architecture = (
         ("eagle3", "Eagle3Speculator") if head.mask_token_id is None else ("peagle", "PEagleSpeculator")
     )
-    taps = taps_of_inputs(head.tap_layer_inputs or default_tap_layer_inputs(num_target_layers))
+    taps = taps_of_inputs(head.tap_layer_inputs)
     proposal = {
         "proposal_type": "greedy",
         "speculative_tokens": num_drafts,

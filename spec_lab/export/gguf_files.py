@@ -15,7 +15,7 @@ import gguf
 import numpy as np
 import torch
 
-from spec_lab.checkpoints.eagle3_checkpoint import Eagle3Config, default_tap_layer_inputs, load_eagle3
+from spec_lab.checkpoints.eagle3_checkpoint import Eagle3Config, load_eagle3
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.gguf import dequantised
 from spec_lab.checkpoints.gguf_config import llama3_divisor
@@ -80,7 +80,7 @@ def write_eagle3(path: Path, folder: Path, target: Path) -> None:
         tensors[ROPE_FACTORS] = _divisors(layer.rope, layer.head_dim)
     vocabulary = {key: value for key, value in opened_gguf(target).metadata.items() if key.startswith("tokenizer.")}
     made: Tensors = {name: (tuple(value.shape), partial(tensors.__getitem__, name)) for name, value in tensors.items()}
-    write_file(path, "eagle3", _eagle3_keys(head, model.num_layers) | vocabulary, made)
+    write_file(path, "eagle3", _eagle3_keys(head) | vocabulary, made)
 
 
 def interleaved(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
@@ -110,7 +110,7 @@ def _refuse_lacking(head: Eagle3Config, folder: Path) -> None:
         raise UserError(f"{folder}: llama.cpp's EAGLE-3 heads have no {found.removeprefix('a ')}; use to=hf")
 
 
-def _eagle3_keys(head: Eagle3Config, num_target_layers: int) -> dict[str, Any]:
+def _eagle3_keys(head: Eagle3Config) -> dict[str, Any]:
     sizes, layer = head.layer, head.layer.only_layer
     keys: dict[str, Any] = {
         "block_count": 1,
@@ -125,7 +125,7 @@ def _eagle3_keys(head: Eagle3Config, num_target_layers: int) -> dict[str, Any]:
         "attention.layer_norm_rms_epsilon": sizes.rms_norm_eps,
         "rope.dimension_count": layer.head_dim,
         "rope.freq_base": layer.rope.theta,
-        "target_layers": list(head.tap_layer_inputs or default_tap_layer_inputs(num_target_layers)),
+        "target_layers": list(head.tap_layer_inputs),
         "target_hidden_size": head.target_hidden_size,
         "norm_before_residual": head.norm_before_residual,
         "norm_before_fc": head.norm_before_fc,

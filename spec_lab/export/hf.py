@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from gguf import GGMLQuantizationType as Kind
 
-from spec_lab.checkpoints.checkpoint import LazyTensors, read_tensors
-from spec_lab.checkpoints.checkpoint_files import StoredTensor
+from spec_lab.checkpoints.checkpoint import read_tensors
+from spec_lab.checkpoints.checkpoint_files import LazyTensors, StoredTensor
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.gguf import gguf_tensors
 from spec_lab.checkpoints.gguf_config import gguf_config

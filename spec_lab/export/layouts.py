@@ -6,7 +6,7 @@ An EAGLE-3 head's own layout is that of SpecForge, SGLang and vLLM (`hf`), and a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from spec_lab.checkpoints.block_checkpoint import load_block
 from spec_lab.checkpoints.block_layouts import BY_ARCHITECTURE, DEEPSPEC, SPECULATORS, SPECULATORS_DEFAULTS, ZLAB
 from spec_lab.checkpoints.checkpoint import read_tensors, stored_tensors
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.eagle3_checkpoint import Eagle3Config, default_tap_layer_inputs, load_eagle3
+from spec_lab.checkpoints.eagle3_checkpoint import Eagle3Config, load_eagle3
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.checkpoints.json_input import read_json
@@ -98,12 +98,10 @@ def write_layout(layout: str, folder: Path, output: Path, target: Path, num_draf
 
 
 def _loaded(kind: Kind, folder: Path, model: ModelConfig) -> tuple[Any, dict[str, Tensor]]:
-    """Read a head in float32, with its taps by number."""
+    """Read a head in float32."""
     if kind == Kind.block:
         return load_block(folder, model, torch.float32, "cpu")
-    head, tensors = load_eagle3(folder, model, torch.float32, "cpu", "peagle" if kind == Kind.p_eagle else "eagle3")
-    taps = head.tap_layer_inputs or default_tap_layer_inputs(model.num_layers)
-    return replace(head, tap_layer_inputs=taps), tensors
+    return load_eagle3(folder, model, torch.float32, "cpu", "peagle" if kind == Kind.p_eagle else "eagle3")
 
 
 def _require_same(layout: str, ours: tuple[Any, dict[str, Tensor]], theirs: tuple[Any, dict[str, Tensor]]) -> None:

@@ -13,12 +13,11 @@ from spec_lab.build.auto import why_not_native, with_auto_chosen
 from spec_lab.build.engine import build_engine, build_teacher
 from spec_lab.build.limits import Limits, engine_limits, longest_sequence
 from spec_lab.build.models import LastModels, Models
-from spec_lab.build.references import UNPRUNED, eager_config, plain_config, unpruned_config
+from spec_lab.build.references import eager_config, plain_config, unpruned_config
 from spec_lab.build.workloads import check_requests, open_workload
 from spec_lab.config.choices import KernelsChoice
 from spec_lab.config.run import PruneConfig, Run
 from spec_lab.core.errors import UserError
-from spec_lab.core.kept import AllPromptRows
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.teacher import TeacherForcing
@@ -143,13 +142,11 @@ def note_kernels(typed: Run, config: Run, models: Models) -> None:
 
 def _prunes(prune: PruneConfig, engine: Engine) -> bool:
     """Return whether anything is pruned. A drafter without a catch-up step makes `prune.catchup` a no-op, which is
-    logged. So does a block drafter in a graph, and of `prune.prefill` a backend that cannot write KV first."""
-    asks_catchup = prune.catchup != UNPRUNED.catchup
+    logged. So does a block drafter in a graph."""
+    unpruned = PruneConfig()
+    asks_catchup = prune.catchup != unpruned.catchup
     catches_up = engine.parts.drafter.requirements.catches_up
     if asks_catchup and not catches_up:
         why = "has no catch-up step, or its rows are counted on the host and the step is in a graph"
         print(f"prune.catchup={prune.catchup} has nothing to prune: this drafter {why}", file=sys.stderr)
-    asks_prefill, drops_prompts = prune.prefill != UNPRUNED.prefill, not isinstance(engine.prune.prompt, AllPromptRows)
-    if asks_prefill and not drops_prompts:
-        print(f"prune.prefill={prune.prefill} changes nothing: this backend writes KV with attention", file=sys.stderr)
-    return drops_prompts or (asks_catchup and catches_up)
+    return prune.prefill != unpruned.prefill or (asks_catchup and catches_up)

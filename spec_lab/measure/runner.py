@@ -18,7 +18,7 @@ from spec_lab.acceptance.phase import thinking_mask
 from spec_lab.build.limits import engine_limits
 from spec_lab.build.models import LastModels
 from spec_lab.checkpoints.digest import target_digest
-from spec_lab.checkpoints.quantised import stored_types
+from spec_lab.checkpoints.quantised import OF_GPT_OSS, stored_types
 from spec_lab.config.choices import KernelsChoice, WeightDtype, Weights
 from spec_lab.config.extensions import load_options
 from spec_lab.config.run import Run
@@ -352,4 +352,6 @@ def weights_in_words(kept_in: WeightDtype, dtype: str, stored: Sequence[str] | N
         return wide
     if kept_in == WeightDtype.fp8 and stored is not None and stored[0].startswith("fp8 in blocks"):
         return f"fp8, as stored: {stored[0]}"
+    if kept_in == WeightDtype.mxfp4 and stored == [OF_GPT_OSS]:
+        return "mxfp4, as stored"
     return f"{kept_in}, rounded when read from {wide}"

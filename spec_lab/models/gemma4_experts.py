@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from spec_lab.checkpoints.plan import ExpertSizes
 from spec_lab.core.kernel_set import KernelSet, Op
-from spec_lab.models.experts import ExpertMLP, RoutedExperts, SortedExperts
+from spec_lab.models.experts import ExpertMLP, ExpertProduct, RoutedExperts, SortedExperts
 from spec_lab.models.linear import gelu_tanh, make_linear
 from spec_lab.models.norms import Float32Norm
 from spec_lab.models.routers import Routing, chosen_weights, highest
@@ -80,7 +80,7 @@ def build_experts_beside(
     def norm(name: str) -> Float32Norm:
         return Float32Norm(tensors[f"{prefix}{name}.weight"], eps)
 
-    gate_up, down = (tensors[f"{prefix}experts.{name}_proj"] for name in ("gate_up", "down"))
+    gate_up, down = (ExpertProduct.of(tensors, f"{prefix}experts.{name}_proj") for name in ("gate_up", "down"))
     experts = ExpertMLP(
         sizes,
         Gemma4Router(tensors, f"{prefix}router.", eps, sizes),

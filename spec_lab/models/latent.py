@@ -100,16 +100,20 @@ class LatentAttention:
         plain, turning = self._parts(heads)
         return torch.cat((each_head(plain, self.key_map), rotary(turning)), dim=-1)
 
+    def turned(self, heads: torch.Tensor, rotary: RotaryRows) -> torch.Tensor:
+        """Rotate query heads [rows, num_heads, query_width], which may be written over."""
+        plain, turning = self._parts(heads)
+        return torch.cat((plain, rotary(turning)), dim=-1)
+
     def values(self, latents: torch.Tensor) -> torch.Tensor:
         """Map attended latent numbers [rows, num_heads, kv_lora_rank] to values [rows, num_heads, v_head_dim]."""
         return each_head(latents, self.value_map)
 
     def _attend_unfolded(self, heads: torch.Tensor, at: Pass) -> torch.Tensor:
-        plain, turning = self._parts(heads)
-        queries, scale = torch.cat((plain, at.rotary(turning)), dim=-1), self.sizes.scale
+        queries, maps, scale = self.turned(heads, at.rotary), (self.key_map, self.value_map), self.sizes.scale
         return in_even_batches(
             lambda batch: self.backend.attend_unfolded(
-                queries[batch.rows], at.cache, batch.metadata, self.window, self.key_map, self.value_map, scale
+                queries[batch.rows], at.cache, batch.metadata, self.window, *maps, scale
             ),
             at.metadata,
         )
@@ -168,6 +172,10 @@ class FusedLatentAttention(LatentAttention):
         torch.bmm(plain.transpose(0, 1), self.key_map, out=latents.transpose(0, 1))
         self.kernels.turn(queries, heads, cos, signed_sin)
         return queries
+
+    def turned(self, heads: torch.Tensor, rotary: RotaryRows) -> torch.Tensor:
+        self.kernels.turn(heads, heads, *rotary.flat)
+        return heads
 
     def values(self, latents: torch.Tensor) -> torch.Tensor:
         if 0 < len(latents) <= self.kernels.max_head_rows:

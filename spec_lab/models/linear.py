@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from spec_kernels.block_fp8_reference import BLOCK_SIZE, packed
-from spec_kernels.four_bits_reference import packed_codes, widen_reference
+from spec_kernels.four_bits_reference import packed_codes, packed_scales, widen_reference
 
 
 class Linear(Protocol):
@@ -123,7 +123,8 @@ class NarrowLinear:
         """Take a weight [out_features, in_features] in float8_e4m3fn, or codes of 4 bits, and scales for each row."""
         self.shape: tuple[int, int] = (values.shape[0], values.shape[1])
         is_fp8 = values.dtype is torch.float8_e4m3fn
-        self.weight, self.scales = (packed(values), by_blocks(scales)) if is_fp8 else (packed_codes(values), scales)
+        self.weight = packed(values) if is_fp8 else packed_codes(values)
+        self.scales = by_blocks(scales) if is_fp8 else packed_scales(scales)
         self.bias = bias
         self._dequantise: Dequantise = widen_reference
 

@@ -42,6 +42,7 @@ class PEagleHead:
     ) -> None:
         """Take arguments as `Eagle3Head` does, which is the first layer."""
         assert config.mask_token_id is not None
+        self.config = config
         # No output is fed back, so whether it would be normed does not matter.
         first = replace(config, norm_output=False)
         self._first = Eagle3Head(

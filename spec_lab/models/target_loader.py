@@ -8,9 +8,10 @@ from pathlib import Path
 
 import torch
 
-from spec_lab.checkpoints.checkpoint import LazyTensors, OwnTensors, open_tensors
+from spec_lab.checkpoints.checkpoint import OwnTensors, open_tensors
+from spec_lab.checkpoints.checkpoint_files import LazyTensors
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.keep_narrow import FP8, NarrowForm, with_narrow_products, with_wide_products
+from spec_lab.checkpoints.keep_narrow import NarrowForm, with_narrow_products, with_wide_products
 from spec_lab.checkpoints.random_weights import random_tensors
 from spec_lab.checkpoints.target_tensors import counts_from_one, target_tensors
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
@@ -52,19 +53,20 @@ class WeightSource:
         `own` is as in `open_tensors`. `in_float32` tells which drawn tensors are float32, as `own` does for those read.
         """
         tensors: Tensors
+        form = self.kept_in
+        narrow = form if isinstance(form, NarrowForm) else None
         if self.folder is None:
             tensors = random_tensors(shapes, self.dtype, self.device, self.seed, self.partition, in_float32)
         else:
             tensors = open_tensors(
-                self.folder, shapes, self.dtype, self.device, slices=self.partition, own=own, narrow=self.kept_in is FP8
+                self.folder, shapes, self.dtype, self.device, slices=self.partition, own=own, narrow=narrow
             )
-        form = self.kept_in
         if form is None:
             return tensors
         if not isinstance(form, NarrowForm):
             return with_rounded_matrices(tensors, form)
-        narrow = with_narrow_products(tensors, form)
-        return with_wide_products(narrow, form, self.dtype) if self.device.type == "cpu" else narrow
+        tensors = with_narrow_products(tensors, form)
+        return with_wide_products(tensors, form, self.dtype) if self.device.type == "cpu" else tensors
 
 
 def with_rounded_matrices(tensors: Tensors, dtype: torch.dtype) -> Tensors:

@@ -8,19 +8,16 @@ from typing import cast
 import torch
 import torch.nn.functional as F
 
-from spec_kernels.expert_tiles import MAX_INVARIANT_ROWS
+from spec_kernels.expert_tiles import MAX_INVARIANT_ROWS, MOST_NARROW_PAIRS
 from spec_kernels.experts import routed_experts
 from spec_kernels.few_experts import few_experts, num_experts_arrivals
 from spec_kernels.gated_share import add_gated_share
 from spec_kernels.routing import MAX_ROUTED_ROWS, can_choose, choose_experts, route
+from spec_kernels.widen import widen
 from spec_lab.checkpoints.plan import ExpertSizes
 from spec_lab.core.errors import UserError
-from spec_lab.models.experts import (
-    Activation,
-    ExpertMLP,
-    SharedExpert,
-)
-from spec_lab.models.linear import Linear
+from spec_lab.models.experts import ExpertMLP, ExpertProduct, SharedExpert
+from spec_lab.models.linear import Activation, Linear
 from spec_lab.models.norms import WeightedNorm
 from spec_lab.models.routers import Router, Routing, float32_product, torch_router
 from spec_lab.operators.triton_linear import ACTIVATIONS, SkinnyMLP, dense
@@ -42,9 +39,11 @@ class SharedWeights:
 class TritonExperts:
     """Routed experts in Triton. With up to 16 rows, a row's result does not depend on the other rows."""
 
-    __slots__ = ("_activation", "_arrivals", "_down", "_gate_up")
+    __slots__ = ("_activation", "_arrivals", "_down", "_gate_up", "_limit")
 
-    def __init__(self, gate_up: torch.Tensor, down: torch.Tensor, activation: Activation) -> None:
+    def __init__(
+        self, gate_up: ExpertProduct, down: ExpertProduct, activation: Activation, limit: float | None = None
+    ) -> None:
         """The arguments are those of `SortedExperts`.
 
         Raises:
@@ -52,19 +51,20 @@ class TritonExperts:
         """
         if activation not in ACTIVATIONS:
             raise UserError("kernels=triton: the experts' activation has no kernel; use kernels=torch")
-        if any(size * down.element_size() % 16 for size in down.shape[1:]):
+        if any(size * down.weight.element_size() % 16 for size in down.shape[1:]):  # codes are widened to 16 bits
             raise UserError(
                 "kernels=triton: rows of the experts' weights are not a multiple of 16 bytes; use kernels=torch"
             )
         self._gate_up = gate_up
         self._down = down
         self._activation = activation
-        num_counters = num_experts_arrivals(down.shape[1], len(down))
-        self._arrivals = torch.zeros(num_counters, dtype=torch.int32, device=down.device)
+        self._limit = limit
+        num_counters = num_experts_arrivals(down.shape[1], down.shape[0])
+        self._arrivals = torch.zeros(num_counters, dtype=torch.int32, device=down.weight.device)
 
     @property
     def expert_bytes(self) -> int:
-        return self._gate_up[0].nbytes + self._down[0].nbytes
+        return self._gate_up.expert_bytes + self._down.expert_bytes
 
     def __call__(self, rows: torch.Tensor, routing: Routing) -> torch.Tensor:
         return self.added_to(None, rows, routing, None)
@@ -74,26 +74,31 @@ class TritonExperts:
     ) -> torch.Tensor:
         """Return the experts' outputs for the rows, added to the stream if it is given.
 
-        With up to 16 rows, `shared` may be given, and its output is added too.
+        With up to 16 rows, `shared` may be given, and its output is added too; not beside narrow or clamped experts.
         """
-        expert_ids = routing.expert_ids.contiguous()
+        gate_up, down, expert_ids = self._gate_up, self._down, routing.expert_ids.contiguous()
         activation = ACTIVATIONS[self._activation]
-        if 0 < len(rows) <= MAX_INVARIANT_ROWS:
-            gate_up, down = (None, None) if shared is None else (shared.gate_up, shared.down)
+        if 0 < len(rows) <= MAX_INVARIANT_ROWS and gate_up.scales is None and self._limit is None:
             return few_experts(
                 rows,
-                self._gate_up,
-                self._down,
+                gate_up.weight,
+                down.weight,
                 expert_ids,
                 routing.weights,
-                gate_up,
-                down,
+                None if shared is None else shared.gate_up,
+                None if shared is None else shared.down,
                 stream,
                 self._arrivals,
                 activation,
             )
-        assert shared is None, "for many rows the shared expert runs separately"
-        return routed_experts(rows, self._gate_up, self._down, expert_ids, routing.weights, activation, stream)
+        assert shared is None, "the shared expert runs separately"
+        both, scales = (gate_up.weight, down.weight), (gate_up.scales, down.scales)
+        if gate_up.scales is not None and expert_ids.numel() > MOST_NARROW_PAIRS * len(down.weight):
+            both, scales = (gate_up.widened_by(widen, rows.dtype), down.widened_by(widen, rows.dtype)), (None, None)
+        biases = gate_up.bias, down.bias
+        return routed_experts(
+            rows, *both, expert_ids, routing.weights, activation, stream, *scales, *biases, self._limit
+        )
 
 
 class TritonRouter:
@@ -204,11 +209,11 @@ def fits_few_rows(sizes: ExpertSizes) -> bool:
 
 
 def shared_weights(mlp: ExpertMLP) -> SharedWeights | None:
-    """Return the weights of the shared expert if it is ungated and has the size of a routed expert, else None."""
+    """Return the weights of the shared expert if it is ungated, wide, and of the size of a routed expert, else None."""
     sizes = mlp.sizes
     if mlp.shared is None or sizes.shared_intermediate_size != sizes.intermediate_size or sizes.shared_gate:
         return None
     shared = mlp.shared.mlp
     assert shared.activation is F.silu, "ungated shared experts have SiLU, as the routed ones"
-    gate_up, down = (dense(linear).weight for linear in (shared.gate_up, shared.down))
-    return SharedWeights(gate_up, down)
+    gate_up, down = dense(shared.gate_up), dense(shared.down)
+    return None if down.scales is not None else SharedWeights(gate_up.weight, down.weight)

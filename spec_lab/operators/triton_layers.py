@@ -118,7 +118,7 @@ class TritonParts:
         mlp, finish = _mlp(layer), layer.finish
         if isinstance(mlp, GatedMLP) and has_dense_mlp(layer.plan):
             finish = AddMLP(mlp, self._max_rows)
-        elif isinstance(mlp, ExpertMLP) and mlp.sizes.clamp is None:
+        elif isinstance(mlp, ExpertMLP):
             finish = AddExperts(mlp)
         mixer, output = self._with_our_products(layer.mixer, close.product)
         norm = None if layer.norm is None else TritonNorm.of(layer.norm)

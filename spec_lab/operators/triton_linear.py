@@ -9,11 +9,11 @@ from typing import cast
 import torch
 import torch.nn.functional as F
 
-from spec_kernels.four_bits import widen
 from spec_kernels.gate import gated
 from spec_kernels.norms import add_rms_norm, rms_norm
 from spec_kernels.product import product
 from spec_kernels.product_tiles import INVARIANT_ROWS, MAX_ROWS, most_rows, num_arrivals
+from spec_kernels.widen import widen
 from spec_lab.models.linear import Activation, GatedMLP, Linear, StreamedLinear, gelu_tanh
 from spec_lab.models.norms import WeightedNorm
 from spec_lab.operators.prompt_rounding import are_few, filled

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from spec_lab.config.groups import EngineConfig
 from spec_lab.config.option import knob, option
@@ -39,9 +39,7 @@ class OtherEngine(EngineConfig):
 
 def engine_file(name: str) -> EngineFile:
     """Return the module of an engine, which imports nothing of the engine itself."""
-    file: Any = import_module(f"spec_lab.engines.{name}")
-    of_engine: EngineFile = file
-    return of_engine
+    return cast(EngineFile, import_module(f"spec_lab.engines.{name}"))
 
 
 @option("engine", "llamacpp")

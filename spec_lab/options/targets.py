@@ -8,7 +8,7 @@ from typing import ClassVar
 from spec_lab.checkpoints.packaged import PACKAGED, SHAPES, ZOO
 from spec_lab.config.choices import Weights
 from spec_lab.config.groups import TargetConfig
-from spec_lab.config.option import option
+from spec_lab.config.option import knob, option
 from spec_lab.core.errors import UserError
 
 
@@ -21,24 +21,15 @@ class ShippedTarget(TargetConfig):
 
     @property
     def folder(self) -> Path:
-        self.read_no_path()
         return ZOO / self.name
-
-    def read_no_path(self) -> None:
-        """Refuse a typed path."""
-        if self.path is not None:
-            raise UserError(f"target.path={self.path} is not read by target={self.name}; use target=hf")
 
 
 @option("target", "packaged")
-class PackagedTarget(ShippedTarget):
+class PackagedTarget(TargetConfig):
     """A target whose weights lie in another Python package."""
-
-    num_threads = None
 
     @property
     def folder(self) -> Path:
-        self.read_no_path()
         file = PACKAGED[self.name].find()
         if file is None:
             raise UserError(
@@ -51,11 +42,14 @@ class PackagedTarget(ShippedTarget):
 class CheckpointTarget(TargetConfig):
     """A Hugging Face checkpoint from a folder, or a GGUF file."""
 
+    path: str | None = knob(None, "folder of a Hugging Face checkpoint (families: docs/families.md), or a GGUF file")
+
     @property
     def folder(self) -> Path:
-        if self.path is None or not Path(self.path).exists():
+        if self.path is None:
             raise UserError(
-                f"target={self.name} needs a checkpoint, not target.path={self.path}; use a folder, or a GGUF file"
+                f"target={self.name} has no weights of its own; add target.path=FOLDER, or to a shape "
+                "target.weights=random"
             )
         return Path(self.path)
 
@@ -66,8 +60,5 @@ class ShapeTarget(CheckpointTarget):
 
     @property
     def folder(self) -> Path:
-        if self.path is None and self.weights != Weights.random:
-            raise UserError(
-                f"target={self.name} has a shape but no weights; add target.weights=random, or target.path=FOLDER"
-            )
-        return SHAPES / self.name if self.path is None else Path(self.path)
+        has_own = self.path is None and self.weights == Weights.random
+        return SHAPES / self.name if has_own else super().folder

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from omegaconf import MISSING
 
 from spec_lab.config.groups import WorkloadConfig
 from spec_lab.config.option import knob, option
@@ -32,12 +33,8 @@ class Pocket(WorkloadConfig):
 class Jsonl(WorkloadConfig):
     """Prompts of your own, from a JSON Lines file."""
 
-    path: str | None = knob(None, "JSON Lines file with the prompts")
+    path: str = knob(MISSING, "JSON Lines file with the prompts")
     turns: int | None = knob(None, "number of turns of a conversation that are asked; null is all of them", least=1)
-
-    def check(self, run: Run) -> Iterator[str]:
-        if self.path is None:
-            yield f"workload={self.name} needs a file of prompts; add workload.path=FILE"
 
     def load(self, run: Run, tokenizer: Tokenizer) -> list[Request]:
         from spec_lab.workloads.load import in_turn
@@ -113,14 +110,10 @@ class UserTurns(WorkloadConfig):
 class Outputs(WorkloadConfig):
     """What another run answered, as prompts."""
 
-    path: str | None = knob(None, "folder of the run")
-
-    def check(self, run: Run) -> Iterator[str]:
-        if self.path is None:
-            yield "workload=outputs asks what another run answered; add workload.path=FOLDER of the run"
+    path: str = knob(MISSING, "folder of the run")
 
     def load(self, run: Run, tokenizer: Tokenizer) -> list[Request]:
         from spec_lab.workloads.load import in_turn
         from spec_lab.workloads.own_turns import outputs_of
 
-        return in_turn(outputs_of(Path(self.path or ""), tokenizer), run, tokenizer)
+        return in_turn(outputs_of(Path(self.path), tokenizer), run, tokenizer)

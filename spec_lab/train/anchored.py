@@ -140,8 +140,6 @@ class AnchoredAttention:
     window, they see only those within it.
     """
 
-    prewrite = True
-    supports_in_place_update = False
     rope_write: RopeWrite | None = None
     latent = None
 

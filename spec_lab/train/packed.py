@@ -126,8 +126,6 @@ def visible_rows(segments: Tensor, window: int | None = None) -> Tensor:
 class PackedAttention:
     """The part of an attention backend that a forward over whole rows uses."""
 
-    prewrite = True
-    supports_in_place_update = False
     rope_write: RopeWrite | None = None
     latent = None
 

@@ -85,6 +85,7 @@ class CapturedPromptPass(PromptPass):
         positions = torch.where(rows < lengths, rows, rows - size).unsqueeze(0)
         # Rows attend as those of a prompt of `size` tokens. The prompt's own rows see none behind them.
         attention = parts.backend.build(positions, torch.full_like(lengths, size), pages, size)
+        attention.known_len = size
         last = parts.backend.build(
             (lengths - 1).unsqueeze(1), lengths.clone(), pages, size + parts.drafter.num_draft_tokens
         )

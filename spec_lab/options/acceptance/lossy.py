@@ -1,25 +1,28 @@
-"""The lossy rules with a token law: typical, threshold, cascade, ensemble, mentored, fuzzy, fly."""
+"""The lossy rules: relaxed_thinking, and those with a token law."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from spec_lab.config.choices import Choice
+from spec_lab.config.choices import Choice, RelaxedPhase
 from spec_lab.config.groups import AcceptanceConfig
 from spec_lab.config.option import knob, option
 from spec_lab.config.run import Run
+from spec_lab.core.errors import UserError
 
 if TYPE_CHECKING:
     from spec_lab.acceptance.deterministic import DraftJudge
     from spec_lab.acceptance.lossy import Window
+    from spec_lab.acceptance.phase import RelaxationPhase
+    from spec_lab.acceptance.relaxed import RelaxedForm, RelaxedThinkingAcceptance
     from spec_lab.acceptance.token_laws import TokenLaw
     from spec_lab.build.lab import Lab, RuleFacts
     from spec_lab.core.protocols import AcceptanceRule
 
 
 class LossyConfig(AcceptanceConfig):
-    """The base of these rules: each has a law of the token that a row emits."""
+    """The base of the rules with a law of the token that a row emits."""
 
     takes_fewer_drafts = True
     needs_probabilities: ClassVar[bool] = True
@@ -65,10 +68,6 @@ class Threshold(LossyConfig):
     single: float = knob(1.0, "a draft of this probability or more always passes", above=0, most=1)
     acc: float = knob(0.7, "others pass with probability p / acc; 1 is lossless", above=0, most=1)
 
-    @property
-    def keeps_the_law(self) -> bool:
-        return self.single >= 1 and self.acc >= 1
-
     def law(self, laws: Any) -> TokenLaw:
         return laws.Thresholds(self.single, self.acc)
 
@@ -93,10 +92,6 @@ class Ensemble(LossyConfig):
 
     weight: float = knob(0.8, "weight of the target in the mixture; 1 is lossless", least=0, most=1)
 
-    @property
-    def keeps_the_law(self) -> bool:
-        return self.weight == 1
-
     def law(self, laws: Any) -> TokenLaw:
         return laws.OverlapLaw(laws.Ensemble(self.weight))
 
@@ -108,10 +103,6 @@ class Mentored(LossyConfig):
     bound: float = knob(
         0.1, "largest KL of the emitted distribution from the target's, in nats a token; 0 is lossless", least=0
     )
-
-    @property
-    def keeps_the_law(self) -> bool:
-        return self.bound == 0
 
     def law(self, laws: Any) -> TokenLaw:
         return laws.OverlapLaw(laws.Mentored(self.bound))
@@ -132,10 +123,6 @@ class Fuzzy(LossyConfig):
     divergence: FuzzyDivergence = knob(FuzzyDivergence.js, "how the distance of target and drafter is measured")
     most: float = knob(0.2, "the largest divergence at which a draft is accepted; 0 is lossless", least=0)
 
-    @property
-    def keeps_the_law(self) -> bool:
-        return self.most == 0
-
     def law(self, laws: Any) -> TokenLaw:
         divergences = {
             FuzzyDivergence.tv: laws.total_variation,
@@ -155,12 +142,6 @@ class Fly(LossyConfig):
     entropy: float = knob(0.3, "least entropy of the likeliest tokens, in nats, for a miss to pass", least=0)
     topk: int = knob(3, "number of likeliest tokens for the entropy", least=2)
 
-    def check(self, run: Run) -> Iterator[str]:
-        k = run.drafter.num_draft_tokens
-        if 0 < k <= self.window:
-            more = f"drafter.num_draft_tokens={self.window + 1}"
-            yield f"acceptance.window={self.window} forgives nothing with K={k}; use {more}"
-
     def law(self, laws: Any) -> TokenLaw:
         return laws.OverlapLaw(laws.exact)
 
@@ -173,3 +154,55 @@ class Fly(LossyConfig):
         from spec_lab.acceptance.forgiving import ForgivingJudge
 
         return ForgivingJudge(self.window_of_law())
+
+
+class RelaxedFormChoice(Choice):
+    """The ways to say how near to the likeliest token a draft must be."""
+
+    delta = "delta", "p >= p_top1 - delta"
+    ratio = "ratio", "p >= p_top1 * ratio"
+
+
+@option("acceptance", "relaxed_thinking")
+class RelaxedThinking(AcceptanceConfig):
+    """Near misses count while the model thinks (TensorRT-LLM). Lossy."""
+
+    greedy_only = "measures from the argmax of the raw logits"
+    takes_fewer_drafts = True
+    judges_trees = True
+
+    form: RelaxedFormChoice = knob(RelaxedFormChoice.delta, "how near a draft must be to the likeliest token")
+    topk: int = knob(10, "a draft must be among this many likeliest tokens; 1 is strict", least=1)
+    delta: float = knob(0.6, "largest difference of probabilities; acceptance.form=delta only", least=0, most=1)
+    ratio: float = knob(0.5, "least ratio of probabilities; acceptance.form=ratio only", above=0, most=1)
+    phase: RelaxedPhase = knob(RelaxedPhase.token, "when it relaxes")
+
+    def build(self, lab: Lab) -> AcceptanceRule:
+        from spec_lab.acceptance.relaxed_tree import RelaxedThinkingTreeAcceptance
+
+        if lab.run.sizes is None:
+            return self.judge(lab.rule_facts)
+        form, phase = self._relaxation(lab.rule_facts)
+        return RelaxedThinkingTreeAcceptance(form, self.topk, phase)
+
+    def judge(self, facts: RuleFacts) -> RelaxedThinkingAcceptance:
+        from spec_lab.acceptance.relaxed import RelaxedThinkingAcceptance
+
+        form, phase = self._relaxation(facts)
+        return RelaxedThinkingAcceptance(form, self.topk, phase, facts.kernels)
+
+    def _relaxation(self, facts: RuleFacts) -> tuple[RelaxedForm, RelaxationPhase]:
+        """Make the required closeness of a draft, and the phase of the text in which it applies."""
+        from spec_lab.acceptance.phase import RoundPhase, TokenPhase
+        from spec_lab.acceptance.relaxed import DeltaForm, RatioForm
+
+        markers = facts.markers
+        if markers is None:
+            raise UserError(
+                "acceptance=relaxed_thinking: this target has no known thinking markers; set target.thinking_begin and "
+                "target.thinking_end"
+            )
+        form: RelaxedForm = DeltaForm(self.delta) if self.form == RelaxedFormChoice.delta else RatioForm(self.ratio)
+        if self.phase == RelaxedPhase.token:
+            return form, TokenPhase(facts.num_slots, markers, facts.eos_token_ids, facts.device)
+        return form, RoundPhase(facts.num_slots, markers, facts.prefill_chunk, facts.device)

@@ -6,11 +6,11 @@ A block drafter consists of a body, a reading of its slots, and a head. A preset
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from spec_lab.checkpoints.block_config import HeadKind, MarkovForm, SlotReading, Slots
+from spec_lab.checkpoints.block_config import HeadKind, MarkovForm, Slots
 from spec_lab.config.choices import Weights
 from spec_lab.config.option import knob, option
 from spec_lab.config.run import Run
@@ -22,11 +22,9 @@ if TYPE_CHECKING:
 
     from spec_lab.build.lab import Lab
     from spec_lab.checkpoints.block_config import BlockConfig
-    from spec_lab.checkpoints.random_weights import BlockParts
     from spec_lab.core.protocols import Drafter
     from spec_lab.models.blocks.model import BlockModel
 
-BLOCK_SIZE = 8
 log = logging.getLogger(__name__)
 
 
@@ -49,47 +47,44 @@ class Dflash(WeightsConfig):
         None, "newest context rows that a block sees; null is the checkpoint's window, or all", least=1
     )
     confidence: bool = knob(False, "a separate head estimates confidence, for record.confidences")
-    block_size: int | None = knob(None, "rows of a block of random weights; null is 8", least=2, most=64)
-    num_layers: int | None = knob(None, "layers of a body of random weights; null is 2", least=1, most=64)
-    head_rank: int | None = knob(None, "width of the factors of a head of random weights; null is 256", least=1)
-    head_topk: int | None = knob(
-        None, "tokens that a head of random weights scores in a slot; null is 16", least=1, most=256
-    )
+    block_size: int = knob(8, "rows of a block of random weights", least=2, most=64)
+    num_layers: int = knob(2, "layers of a body of random weights", least=1, most=64)
+    head_rank: int = knob(256, "width of the factors of a head of random weights", least=1)
+    head_topk: int = knob(16, "tokens that a head of random weights scores in a slot", least=1, most=256)
     markov_form: MarkovForm = knob(MarkovForm.vanilla, "how a Markov head reads the token before")
 
-    def check(self, run: Run) -> Iterator[str]:
-        if self.weights == Weights.random:
-            size = self.block_size or BLOCK_SIZE
-            slots = SlotReading.of(self.slots, size, self.head)
-            if self.num_draft_tokens > slots.most_drafts:
-                yield (
-                    f"drafter.num_draft_tokens={self.num_draft_tokens} is more than a block of {size} rows drafts; use "
-                    f"{slots.most_drafts}"
-                )
-
     def rows_written(self, run: Run) -> int:
-        """Verify's rows, and a block after them."""
-        size = self.block_size or BLOCK_SIZE
-        if self.weights != Weights.random:
-            from spec_lab.checkpoints.block_layouts import read_block_file
+        """Verify's rows, and a block after them. UserError if the block has fewer drafts than the run."""
+        from spec_lab.checkpoints.block_layouts import read_block_config
+        from spec_lab.checkpoints.families import read_model_config
+        from spec_lab.checkpoints.random_weights import BlockParts, random_block_config
 
-            size = read_block_file(self.folder(run))[1]["block_size"]
-        return max(2 * self.num_draft_tokens, self.num_draft_tokens + 1 + size)
+        target = read_model_config(run.target.folder)
+        if self.weights == Weights.random:
+            config = random_block_config(target, BlockParts.of(self))
+        else:
+            config, _ = read_block_config(self.folder(run), target)
+        if self.num_draft_tokens > config.slots.most_drafts:
+            raise UserError(
+                f"drafter.num_draft_tokens={self.num_draft_tokens} is more than the {config.slots.most_drafts} drafts "
+                f"of a block of {config.block_size} rows; lower it"
+            )
+        return max(2 * self.num_draft_tokens, self.num_draft_tokens + 1 + config.block_size)
 
     def read(self, lab: Lab) -> tuple[BlockConfig, dict[str, torch.Tensor]]:
         from spec_lab.checkpoints.block_checkpoint import load_block, without_head
-        from spec_lab.checkpoints.random_weights import random_block
+        from spec_lab.checkpoints.random_weights import BlockParts, random_block
 
         target = lab.target.config
         if self.weights == Weights.random:
-            config, tensors = random_block(target, self._parts(), lab.dtype, lab.device, lab.run.seed + 1)
+            config, tensors = random_block(target, BlockParts.of(self), lab.dtype, lab.device, lab.run.seed + 1)
         else:
             folder = self.folder(lab.run)
             config, tensors = load_block(folder, target, lab.dtype, lab.device)
-            self._refuse_other_parts(config, str(folder))
             if self.head == HeadKind.none and config.head.kind != HeadKind.none:
                 log.info("%s: its head is left out; drafter.head=%s drafts with it", folder, config.head.kind)
                 config, tensors = without_head(config, tensors)
+            self._refuse_other_parts(config, str(folder))
         return replace(config, most_context=self.window), tensors
 
     def model(self, lab: Lab, config: BlockConfig, tensors: Mapping[str, torch.Tensor]) -> BlockModel:
@@ -118,52 +113,25 @@ class Dflash(WeightsConfig):
             host_waits=not lab.run.graph.captures,
         )
         if lab.run.sizes is not None:
-            shape = lab.tree(config.head.num_candidates or config.draft_vocab_size)
-            return BlockTreeDrafter(block_pass, shape, lab.siblings(shape), lab.span)
+            return BlockTreeDrafter(block_pass, *lab.tree(), lab.span)
         if not self.confidence:
             return BlockDrafter(block_pass, lab.picker(self), lab.span)
         picker = replace(lab, confidences=None).picker(self)  # a head of its own stores them
         return BlockDrafter(block_pass, picker, span=lab.span, confidence=model.confidence, confidences=lab.confidences)
 
     def _refuse_other_parts(self, config: BlockConfig, source: str) -> None:
-        """Refuse parts that are not the checkpoint's, which would lower acceptance in silence, and too many drafts.
+        """Refuse parts that are not the checkpoint's, which would lower acceptance in silence.
 
-        Only the head and the confidence head may be left out.
+        Only the head and the confidence head may be left out. The default form of a Markov head fits all.
         """
-        from spec_lab.checkpoints.block_checkpoint import without_head
-
-        has: dict[str, str | bool] = {"slots": config.slots.name, "conv": config.conv is not None}
-        if self.head != HeadKind.none:
-            has["head"] = config.head.kind.value
-        if self.confidence:
-            served = without_head(config, {})[0] if self.head == HeadKind.none else config
-            has["confidence"] = served.confidence_reads > 0
-        if self.markov_form != MarkovForm.vanilla:  # vanilla is also the default, so it fits a checkpoint of any form
-            has["markov_form"] = getattr(config.head, "form", MarkovForm.vanilla).value
-        wrong = {name: str(value).lower() for name, value in has.items() if getattr(self, name) != value}
+        form = getattr(config.head, "form", MarkovForm.vanilla)
+        has = {"slots": config.slots.name, "head": config.head.kind, "conv": config.conv is not None}
+        has |= {"confidence": config.confidence_reads > 0, "markov_form": form}
+        fitting = {"confidence": False, "markov_form": MarkovForm.vanilla}
+        wrong = {name: value for name, value in has.items() if getattr(self, name) not in (value, fitting.get(name))}
         if wrong:
-            words = " ".join(f"drafter.{name}={value}" for name, value in wrong.items())
+            words = " ".join(f"drafter.{name}={str(value).lower()}" for name, value in wrong.items())
             raise UserError(f"{source}: the checkpoint does not fit drafter={self.name}; use {words}, or another path")
-        if self.num_draft_tokens > config.slots.most_drafts:
-            raise UserError(
-                f"{source}: drafter.num_draft_tokens={self.num_draft_tokens} is more than the "
-                f"{config.slots.most_drafts} drafts of its block of {config.block_size} rows; lower it"
-            )
-
-    def _parts(self) -> BlockParts:
-        """Return the parts for which random weights are made."""
-        from spec_lab.checkpoints.random_weights import BlockParts
-
-        parts = BlockParts(
-            head=self.head,
-            slots=self.slots,
-            conv=self.conv,
-            confidence=self.confidence,
-            block_size=self.block_size or BLOCK_SIZE,
-            form=self.markov_form,
-        )
-        given: dict[str, Any] = {"num_layers": self.num_layers, "rank": self.head_rank, "topk": self.head_topk}
-        return replace(parts, **{name: value for name, value in given.items() if value is not None})
 
 
 @option("drafter", "dspark")

@@ -46,8 +46,8 @@ class DraftModel(WeightsConfig):
         if lab.run.sizes is None:
             kinds = attention_kinds(decoder.layer_plans)
             return DraftModelDrafter(picker=lab.picker(self), kernels=lab.kernels, kinds=kinds, **parts)
-        shape = lab.tree()
-        return DraftModelTreeDrafter(shape=shape, siblings=lab.siblings(shape), **parts)
+        shape, siblings = lab.tree()
+        return DraftModelTreeDrafter(shape=shape, siblings=siblings, **parts)
 
     def read(self, lab: Lab) -> tuple[ModelConfig, list[str]]:
         """Read the config, and return it with warnings for the record.

@@ -77,5 +77,5 @@ class FrozenKv(WeightsConfig):
         parts: Any = {"head": model, "caches": caches, "backend": lab.backend, "anchor": ANCHORS[self.position]}
         if lab.run.sizes is None:
             return FrozenKVDrafter(num_draft_tokens=self.num_draft_tokens, picker=lab.picker(self), **parts)
-        shape = lab.tree()
-        return FrozenKVTreeDrafter(num_draft_tokens=shape.depth, shape=shape, siblings=lab.siblings(shape), **parts)
+        shape, siblings = lab.tree()
+        return FrozenKVTreeDrafter(num_draft_tokens=shape.depth, shape=shape, siblings=siblings, **parts)

@@ -53,7 +53,7 @@ class MtpConfigBase(WeightsConfig):
     @property
     def num_modules(self) -> int:
         """The number of modules that are read."""
-        raise NotImplementedError
+        return 1
 
     def folder(self, run: Run) -> Path:
         """Return `drafter.path`, else `target.path`, else the folder of the weights shipped for the target.
@@ -61,7 +61,8 @@ class MtpConfigBase(WeightsConfig):
         Raises:
             UserError: there are fewer modules than are read.
         """
-        folder = run.target.folder if self.path is None and run.target.path else super().folder(run)
+        is_of_target = self.path is None and getattr(run.target, "path", None) is not None
+        folder = run.target.folder if is_of_target else super().folder(run)
         if (found := num_mtp_modules(read_keys(folder))) < self.num_modules:
             raise UserError(
                 f"{folder}: its config names {found} MTP modules, and drafter={self.name} reads {self.num_modules}; "
@@ -121,17 +122,11 @@ class MtpEagle(MtpConfigBase):
     drafts_trees = True
     ingests_in_graphs = True
 
-    @property
-    def num_modules(self) -> int:
-        return 1
-
     def drafter(self, lab: Lab, model: list[MtpModule]) -> Drafter[Any]:
         from spec_lab.core.types import FeatureSpec
 
         (module,), mtp = model, model[0].config
-        return recurrent_drafter(
-            self, lab, module, FeatureSpec(final_hidden=mtp.target_hidden), plan=mtp.layer.only_layer
-        )
+        return recurrent_drafter(self, lab, module, FeatureSpec(final_hidden=mtp.target_hidden), mtp.layer.only_layer)
 
 
 @option("drafter", "mtp_vanilla")

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spec_lab.config.choices import Choice
 from spec_lab.config.groups import DrafterConfig
 from spec_lab.config.option import get, knob, option
 from spec_lab.config.run import Run
-from spec_lab.core.errors import UserError
 
 if TYPE_CHECKING:
     from spec_lab.build.lab import Lab
     from spec_lab.core.protocols import Drafter
     from spec_lab.drafters.suffix import SuffixSizes
 
-HEADS = ("eagle3", "mtp_eagle", "frozen_kv", "draft_model")
-"""The drafters that may be the model part. mtp_vanilla may not, since it always runs all of its modules."""
+
+class HybridModel(Choice):
+    """The drafters that may be the model part. mtp_vanilla may not, since it always runs all of its modules."""
+
+    eagle3 = "eagle3"
+    mtp_eagle = "mtp_eagle"
+    frozen_kv = "frozen_kv"
+    draft_model = "draft_model"
 
 
 @option("drafter", "suffix")
@@ -37,13 +42,6 @@ class Suffix(DrafterConfig):
         0.1, "a draft ends before the estimated probability of its tokens falls below this", least=0, most=1
     )
     outputs: int = knob(1000, "outputs of ended requests that are searched too; 0 is the request alone", least=0)
-
-    def check(self, run: Run) -> Iterator[str]:
-        if self.depth <= self.num_draft_tokens:
-            yield (
-                f"drafter.depth={self.depth} leaves no token to match with drafter.num_draft_tokens="
-                f"{self.num_draft_tokens}; use drafter.depth={3 * self.num_draft_tokens}"
-            )
 
     def build(self, lab: Lab) -> Drafter[Any]:
         from spec_lab.drafters.none import NoDrafter
@@ -65,29 +63,14 @@ class Hybrid(Suffix):
     """Suffix decoding and a model's head. In a round, a request takes the drafts of the part whose expected acceptance
     is longer."""
 
-    parts: list[str] = knob(
-        ["suffix", "eagle3"], "the two parts: suffix, and a drafter with weights that drafts a chain"
-    )
-    head_drafts: int = knob(3, "drafts of the head in a round; suffix makes up to num_draft_tokens", least=1)
+    model: HybridModel = knob(HybridModel.eagle3, "the drafter with weights")
+    head_drafts: int = knob(3, "drafts of the head in a round, at most num_draft_tokens", least=1)
     path: str | None = knob(None, "folder of the head's weights; null is what is shipped for the target")
-
-    def check(self, run: Run) -> Iterator[str]:
-        yield from super().check(run)
-        if self.head_drafts > self.num_draft_tokens:
-            yield (
-                f"drafter.head_drafts={self.head_drafts} is more than a round holds; use drafter.num_draft_tokens="
-                f"{self.head_drafts}"
-            )
 
     @property
     def head(self) -> Any:
-        """The option of the head, which has room for the drafts of suffix; UserError if the parts name none."""
-        if self.parts[:1] != ["suffix"] or len(self.parts) != 2 or self.parts[1] not in HEADS:
-            raise UserError(
-                f"drafter.parts must be suffix and one of {', '.join(HEADS)}; use drafter.parts=[suffix,eagle3]"
-            )
-        head = get("drafter", self.parts[1])()
-        return replace(head, num_draft_tokens=self.num_draft_tokens, path=self.path)
+        """The option of the head, which has room for the drafts of suffix."""
+        return get("drafter", self.model)(num_draft_tokens=self.num_draft_tokens, path=self.path)
 
     def folder(self, run: Run) -> Path:
         """Return the folder of the head's weights."""
@@ -101,6 +84,8 @@ class Hybrid(Suffix):
         from spec_lab.drafters.hybrid import HybridLookup
 
         head: Drafter[Any] = self.head.build(replace(lab, run=replace(lab.run, drafter=self.head)))
-        lookup = HybridLookup(self.suffix_sizes(), (self.parts[0], self.parts[1]), self.head_drafts)
+        lookup = HybridLookup(
+            self.suffix_sizes(), ("suffix", str(self.model)), min(self.head_drafts, self.num_draft_tokens)
+        )
         head.requirements = replace(head.requirements, on_host=lookup)
         return head

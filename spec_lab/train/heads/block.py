@@ -118,18 +118,7 @@ class Dflash(Anchored):
     def _begun(self, target: FrozenTarget, texts: Texts) -> tuple[BlockConfig, Mapping[str, Tensor]]:
         """Return the sizes, and the weights to start from."""
         model = target.config
-        parts = BlockParts(
-            head=self.head,
-            slots=self.slots,
-            conv=self.conv,
-            confidence=self.confidence,
-            block_size=self.block_size,
-            num_layers=self.num_layers,
-            rank=self.head_rank,
-            topk=self.head_topk,
-            form=self.markov_form,
-        )
-        config = random_block_config(model, parts)
+        config = random_block_config(model, BlockParts.of(self))
         if self.body is not None:
             found, tensors = load_block(Path(self.body), model, torch.float32, "cpu")
             own = {name: getattr(config, name) for name in ("head", "slots", "conv", "confidence_reads")}

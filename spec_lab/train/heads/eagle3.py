@@ -47,7 +47,7 @@ class Eagle3Shape:
     norms_taps: bool = False
     norms_output: bool = False
 
-    def config(self, max_position_embeddings: int) -> Eagle3Config:
+    def config(self, max_position_embeddings: int, num_target_layers: int) -> Eagle3Config:
         """Return the config of the head as others read it."""
         plan = LayerPlan(self.num_heads, self.num_kv_heads, self.head_dim, self.rope, self.intermediate_size)
         layer = ModelConfig(
@@ -66,7 +66,7 @@ class Eagle3Shape:
             target_hidden_size=self.hidden_size,
             draft_vocab_size=self.draft_vocab_size,
             target_vocab_size=self.vocab_size,
-            tap_layer_inputs=None,
+            tap_layer_inputs=default_tap_layer_inputs(num_target_layers),
             norm_before_residual=False,
             fc_norm=self.norms_taps,
             norm_output=self.norms_output,
@@ -186,7 +186,7 @@ class Eagle3(LayerSizes, Unrolled):
 
     def save(self, module: Eagle3Module, target: FrozenTarget, folder: Path) -> None:
         config, tensors = target.config, in_bfloat16(module.state_dict())
-        head = module.shape.config(config.max_position_embeddings)
+        head = module.shape.config(config.max_position_embeddings, config.num_layers)
         write_eagle3_folder(folder, head, tensors, "hf", config.num_layers, self.num_unrolled_steps, "target")
 
     def load(self, folder: Path, target: FrozenTarget) -> Eagle3Module:

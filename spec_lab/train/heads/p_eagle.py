@@ -178,7 +178,7 @@ class PEagle(Anchored):
             target_hidden_size=model.hidden_size,
             draft_vocab_size=draft_vocab_size,
             target_vocab_size=model.vocab_size,
-            tap_layer_inputs=None,
+            tap_layer_inputs=default_tap_layer_inputs(model.num_layers),
             norm_before_residual=False,
             more_layers=(plan,) * (self.num_layers - 1),
             mask_token_id=mask_token_id,

@@ -1,4 +1,4 @@
-"""acceptance=rejection."""
+"""The lossless rules: strict for greedy decoding, rejection for sampling."""
 
 from __future__ import annotations
 
@@ -11,8 +11,30 @@ from spec_lab.config.option import knob, option
 from spec_lab.config.run import Run
 
 if TYPE_CHECKING:
-    from spec_lab.build.lab import Lab
+    from spec_lab.acceptance.strict import StrictAcceptance
+    from spec_lab.build.lab import Lab, RuleFacts
     from spec_lab.core.protocols import AcceptanceRule
+
+
+@option("acceptance", "strict")
+class Strict(AcceptanceConfig):
+    """The longest prefix equal to the target's argmax, plus one token."""
+
+    greedy_only = "compares with the argmax"
+    keeps_greedy_text = True
+    takes_fewer_drafts = True
+    judges_trees = True
+    keeps_the_law = True
+
+    def build(self, lab: Lab) -> AcceptanceRule:
+        from spec_lab.acceptance.tree import StrictTreeAcceptance
+
+        return self.judge(lab.rule_facts) if lab.run.sizes is None else StrictTreeAcceptance(lab.kernels)
+
+    def judge(self, facts: RuleFacts) -> StrictAcceptance:
+        from spec_lab.acceptance.strict import StrictAcceptance
+
+        return StrictAcceptance(facts.kernels)
 
 
 class RejectionMethodChoice(Choice):
@@ -26,26 +48,20 @@ class RejectionMethodChoice(Choice):
 
 @option("acceptance", "rejection")
 class Rejection(AcceptanceConfig):
-    """Lossless sampling, unless acceptance.allow_lossy is set."""
+    """Lossless sampling."""
 
     takes_fewer_drafts = True
     judges_trees = True
+    keeps_the_law = True
 
     method: RejectionMethodChoice = knob(RejectionMethodChoice.standard, "how drafts are judged")
-    allow_lossy: bool = knob(
-        False, "let standard and block use the head's probabilities of greedy drafts, which is biased"
-    )
-
-    @property
-    def keeps_the_law(self) -> bool:
-        return not self.allow_lossy
 
     def check(self, run: Run) -> Iterator[str]:
         """Methods must fit how drafts are picked.
 
         standard and block divide by the probability that a draft was sampled with, which is 1 for a greedy draft.
-        Dividing by the head's probability instead biases the output, which only acceptance.allow_lossy allows. one_hot
-        is correct for all drafts, including sampled ones (tests/test_rejection.py enumerates this).
+        Dividing by the head's probability instead would bias the output. one_hot is correct for all drafts, including
+        sampled ones (tests/test_rejection.py enumerates this).
         """
         method, sampling = self.method, getattr(run.drafter, "draft_sampling", None)
         if method == RejectionMethodChoice.one_hot or run.drafter.num_draft_tokens == 0:
@@ -62,11 +78,10 @@ class Rejection(AcceptanceConfig):
                 f"acceptance.method={method} needs drawn drafts, which drafter={run.drafter.name} at "
                 f"sampling.temperature={run.sampling.temperature} has not; use acceptance.method=one_hot"
             )
-        elif sampling == DraftSampling.greedy and (is_traversal or not self.allow_lossy):
+        elif sampling == DraftSampling.greedy:
             yield (
                 f"acceptance.method={method} with drafter.draft_sampling=greedy divides by other probabilities than "
-                "those of the draws; use drafter.draft_sampling=distribution, acceptance.method=one_hot, or "
-                "acceptance.allow_lossy=true for a biased output"
+                "those of the draws; use drafter.draft_sampling=distribution, or acceptance.method=one_hot"
             )
         if method == RejectionMethodChoice.block and run.kernels == KernelsChoice.triton:
             yield "acceptance.method=block has no kernel for kernels=triton; use kernels=torch"
@@ -80,8 +95,7 @@ class Rejection(AcceptanceConfig):
 
         if lab.run.sizes is None:
             method = METHODS[self.method if lab.run.drafter.drafts else RejectionMethodChoice.one_hot]
-            lossless = not self.allow_lossy
-            return RejectionAcceptance(method, lab.sampling, lab.seeds, lossless=lossless, kernels=lab.kernels)
+            return RejectionAcceptance(method, lab.sampling, lab.seeds, kernels=lab.kernels)
         if self.method == RejectionMethodChoice.one_hot:
             return OneHotTreeAcceptance(lab.sampling, lab.seeds, lab.kernels)
         tree: Any = lab.run.tree
