@@ -189,7 +189,7 @@ def compile_attention(
     from spec_kernels import attention_decode
     from spec_kernels.attention_tiles import decode_tiles, tree_tiles
 
-    tiles = (tree_tiles if is_tree else decode_tiles)(num_queries * group, head_dim, 4 if dtype == "fp32" else 2)
+    tiles = (tree_tiles if is_tree else decode_tiles)(num_queries * group, head_dim, 4 if dtype == "fp32" else 1 if pointers is NARROW else 2)
     return compile_kernel(
         attention_decode,
         dtype,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
 from spec_kernels.attention import _division, paged_attention
 from spec_kernels.attention_tiles import MAX_DECODE_QUERIES
-from spec_kernels.narrow_kv_reference import widened
+from spec_kernels.narrow_kv_reference import narrowed, widened
 from spec_lab.attention.torch_tree import TorchTreeAttention
 from spec_lab.core.draft_tree import TreeRows
 from spec_lab.core.kv_cache import LayerCache
@@ -48,7 +48,12 @@ class Paged:
         return out * is_seen.view(-1, *(1,) * (out.dim() - 1))
 
     def select(self, requests: list[int]) -> Paged:
-        return Paged(self.kv, self.page_table[requests], self.seq_lens[requests], self.page_size)
+        return replace(self, page_table=self.page_table[requests], seq_lens=self.seq_lens[requests])
+
+    def narrowed(self) -> Paged:
+        """Put keys and values in e4m3."""
+        kv, powers = narrowed(self.kv)
+        return replace(self, kv=kv, powers=powers)
 
 
 def fill(

@@ -121,7 +121,7 @@ def attend_split(
     queries = tl.load(query_ptrs, mask=is_entry, other=0.0)
     pages_ptr = page_table_ptr + request * page_table_stride
     # Values in e4m3 are read in words, each of an even channel and the odd one behind: the tensor cores take no turned
-    # numbers of 8 bits, and only those of 16 are turned on their way to registers.
+    # numbers of 8 bits, and only those of 16 are turned on their way to registers. Products of 8 bits sum 32 channels.
     IS_NARROW: tl.constexpr = powers_ptr is not None
     IS_NATIVE: tl.constexpr = IS_NARROW and queries.dtype != tl.float32 and CHANNEL_TILE >= 32
     HALF_FACTOR: tl.constexpr = 2.0**60 if queries.dtype == tl.bfloat16 else 1.0
@@ -150,8 +150,6 @@ def attend_split(
         if IS_NARROW:
             word_ptrs = words_ptr + (slots * (slot_stride // 2))[None, :] + words_of_row
             words = tl.load(word_ptrs, mask=is_key[None, :] & (words_of_row < HEAD_DIM // 2), other=0)
-            values, odd_values = widened_words(words, queries.dtype)
-            key_powers, powers = load_powers(powers_ptr, slots, kv_head, is_key, NUM_KV_HEADS)
         else:
             value_rows = tl.load(key_ptrs + NUM_KV_HEADS * HEAD_DIM, mask=is_cell, other=0.0)
         if IS_NATIVE:
@@ -159,6 +157,7 @@ def attend_split(
         else:
             scores = tl.dot(key_rows.to(queries.dtype), queries, input_precision="ieee") * scale
         if IS_NARROW:
+            key_powers, powers = load_powers(powers_ptr, slots, kv_head, is_key, NUM_KV_HEADS)
             scores *= key_powers[:, None]
         is_visible = keys[:, None] >= start[None, :]
         if not IS_TREE:
@@ -177,12 +176,11 @@ def attend_split(
         if IS_NARROW:
             # In bfloat16 weights make good half of what values are too small by, and the sums the rest.
             weights *= (powers * HALF_FACTOR)[:, None]
+            values, odd_values = widened_words(words, queries.dtype)
+            odd = tl.dot(odd_values, weights.to(queries.dtype), odd * decay[None, :], input_precision="ieee")
         else:
             values = tl.trans(value_rows)
-        weights = weights.to(values.dtype)
-        acc = tl.dot(values, weights, acc * decay[None, :], input_precision="ieee")
-        if IS_NARROW:
-            odd = tl.dot(odd_values, weights, odd * decay[None, :], input_precision="ieee")
+        acc = tl.dot(values, weights.to(queries.dtype), acc * decay[None, :], input_precision="ieee")
 
     out_head = out_row * (NUM_KV_HEADS * GROUP) + head
     if IS_WHOLE:

@@ -48,9 +48,10 @@ def in_two_parts(queries: tl.tensor, DTYPE: tl.constexpr) -> tuple[tl.tensor, tl
     """Split queries [channels, rows] into two parts in e4m3: the queries are (first + second * ratio) * power, with
     powers of two [rows].
 
-    Two numbers of four significant bits hold the eight of one in bfloat16, unless it is less than 2^-15 of its row's
-    largest. So keys need not be widened: the tensor cores multiply numbers of 8 bits too. Returns first, second, ratio
-    and power.
+    Two numbers of four significant bits, with signs of their own, hold nine. So numbers in bfloat16 stay as they are,
+    and those in float16 are rounded, unless they are less than 2^-14 of their row's largest: there the error is up to
+    2^-22 of that. Keys need not be widened, since the tensor cores multiply numbers of 8 bits too. Returns first,
+    second, ratio and power.
     """
     rows = tl.trans(queries).to(tl.float32)
     first, bits = narrowed(rows, tl.max(tl.abs(rows), 1))
