@@ -53,7 +53,7 @@ class Paged:
     def narrowed(self) -> Paged:
         """Put keys and values in e4m3."""
         kv, powers = narrowed(self.kv)
-        return replace(self, kv=kv, powers=powers)
+        return replace(self, kv=kv, powers=powers.flatten().view_as(powers))  # of one KV head, with its stride
 
 
 def fill(

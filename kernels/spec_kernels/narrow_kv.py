@@ -49,7 +49,7 @@ def in_two_parts(queries: tl.tensor, DTYPE: tl.constexpr) -> tuple[tl.tensor, tl
     powers of two [rows].
 
     Two numbers of four significant bits, with signs of their own, hold nine. So numbers in bfloat16 stay as they are,
-    and those in float16 are rounded, unless they are less than 2^-14 of their row's largest: there the error is up to
+    and those in float16 are rounded, unless they are less than 2^-13 of their row's largest: there the error is up to
     2^-22 of that. Keys need not be widened, since the tensor cores multiply numbers of 8 bits too. Returns first,
     second, ratio and power.
     """
