@@ -161,7 +161,7 @@ def add_parts(out_ptr: tl.tensor, queries_ptr: tl.tensor, ROWS: tl.constexpr, CH
 
 
 def test_queries_keep_nine_bits() -> None:
-    """All that bfloat16 has; float16 has eleven. Smaller numbers have an error that follows from their row's largest."""
+    """All that bfloat16 has; float16 has eleven. Errors of small numbers follow from their row's largest."""
     rows = randn(16, 128, seed=1) * torch.logspace(-30, 0, 128, base=2.0, device=DEVICE)
     largest = rows.abs().amax(1, keepdim=True)
     for narrow, error in ((rows.bfloat16().float(), 0.0), (rows.half().float(), 2.0**-9)):
