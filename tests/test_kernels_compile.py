@@ -84,7 +84,7 @@ def kernels_of(functions: list[Any]) -> list[Any]:
 def kernel_of(module: ModuleType, constants: Iterable[str], takes: str) -> Any:
     """Return the kernel of a module that has these constants and the tensor `takes`, if one is named; of two such the
     one of fewer arguments."""
-    asked = set(constants) - {"EARLY"}
+    asked = {name for name in constants if not name.endswith("_ptr")} - {"EARLY"}
     found = []
     for kernel in kernels_of(functions_of(module)):
         own = {parameter.name for parameter in kernel.params if parameter.is_constexpr} - {"EARLY"}
@@ -263,6 +263,7 @@ def compile_vocabulary() -> None:
         compile_kernel(relaxed, dtype, VOCAB_TILE=4096)
         compile_kernel(softmax, dtype, VOCAB_TILE=4096)
         compile_kernel(gumbel, dtype, RACE_TILE=1024)
+        compile_kernel(gumbel, dtype, kept_logits_ptr=None, column_ptr=None, RACE_TILE=1024)
         kind = {"IS_SAMPLED": dtype == "fp32", "ALL_OFFERED": dtype == "bf16"}
         compile_kernel(rejection, dtype, **kind, **merge)
         compile_kernel(rejection, dtype, RACE_TILE=1024, **kind)
@@ -313,7 +314,7 @@ def compile_lookup() -> None:
 
 def compile_trees() -> None:
     """Compile the steps of a tree of 16 rows, three levels deep."""
-    from spec_kernels import tree_draw, tree_grow, tree_path, tree_rank, tree_walk
+    from spec_kernels import tree_grow, tree_path, tree_rank, tree_walk
 
     for dtype, tile in (("bf16", 1024), ("fp32", 4096)):
         ranks = compile_kernel(tree_rank, dtype, pointers={"order": "*i64"}, TOPK=4, VOCAB_TILE=tile)
@@ -337,7 +338,6 @@ def compile_trees() -> None:
     for is_chosen in (False, True):
         of = {"chosen": "*i64" if is_chosen else "*i32"}
         compile_kernel(tree_walk, "fp32", 1, pointers=of, IS_CHOSEN=is_chosen, **tiles)
-    compile_kernel(tree_draw, "bf16", pointers={"scores": "*fp64"}, RACE_TILE=1024)
     compile_kernel(tree_walk, "fp32", 1, pointers={"rates": "*fp64"}, RATE_TILE=4, **tiles)
     moves = compile_kernel(tree_path, "bf16", PAGE_SIZE=16, COLUMN_TILE=4, CHUNK=1024)
     kept = moves[: moves.find("bar.sync")], moves[moves.find("bar.sync") :]
@@ -453,8 +453,8 @@ def compile_latent_attention() -> None:
     compile_kernel(latent_rows, "bf16", RANK=512, RANK_TILE=512, **halves)
     compile_kernel(latent_rows, "bf16", NUM_HEADS=20, HEAD_TILE=16, **halves)
     tiles_of_heads = {"ROW_TILE": 16, "COLUMN_TILE": 64, "CHANNEL_TILE": 64}
-    sizes = {"IN": 192, "OUT": 512, **tiles_of_heads, **halves}
-    for rest in ({}, {"RANK_TILE": 512}):
+    sizes = {"IN": 192, "OUT": 512, "OUT_TILE": 512, **tiles_of_heads, **halves}
+    for rest in (dict.fromkeys(("cache_ptr", "projected_ptr", "norm_weight_ptr", "slot_mapping_ptr")), {}):
         for ahead in (False, True):
             maps = ("maps",) if ahead else ()
             ptx = compile_kernel(head_products, "bf16", ahead=maps, AHEAD=ahead, **sizes, **rest)
@@ -565,7 +565,8 @@ def compile_products() -> None:
     assert not products_fused_across_threads(found), "all threads that hold a row's probability have the same one"
     compile_kernel(draft_input, "bf16", 8, SIZE=4096, SIZE_TILE=4096)
     compile_kernel(norms, "bf16", 8, SIZE=4096, SIZE_TILE=4096)
-    compile_kernel(norms, "bf16", 8, ahead=("weight",), takes="added", SIZE=4096, SIZE_TILE=4096)
+    only_next = {"weight_ptr": None, "scale_ptr": None, "SIZE": 4096, "SIZE_TILE": 4096}
+    compile_kernel(norms, "bf16", 8, ahead=("next_weight",), takes="added", **only_next)
     compile_kernel(gated_share, "bf16", 8, SIZE=2048, SIZE_TILE=2048)
     for is_gelu in (False, True):
         compile_kernel(gate, "bf16", TILE=1024, IS_GELU=is_gelu)
@@ -575,9 +576,9 @@ def compile_gemma4() -> None:
     """Compile what Gemma 4's layers have beside those of other families, at the sizes of E4B."""
     from spec_kernels import clusters, layer_embedding, norms, rope_write, softcap
 
-    for is_last in (False, True):
-        ending = {"SCALED": is_last, "HAS_NEXT": not is_last, "SIZE": 2560, "SIZE_TILE": 4096}
-        compile_kernel(norms, "bf16", 8, ahead=("weight", "next_weight", "scale"), **ending)
+    for without in ("scale", "next_weight"):
+        ending = {f"{without}_ptr": None, "SIZE": 2560, "SIZE_TILE": 4096}
+        compile_kernel(norms, "bf16", 8, ahead=("weight", "next_weight", "scale"), takes="added", **ending)
     tiles = {"NUM_LAYERS": 42, "WIDTH": 256, "WIDTH_TILE": 256}
     compile_kernel(layer_embedding, "bf16", 1, **tiles)
     compile_kernel(softcap, "bf16", TILE=2048)
@@ -640,8 +641,8 @@ def main() -> None:
     compile_kernel(rope_write, "bf16", pointers=NARROW, NUM_KV_HEADS=8, PAIR_TILE=16, **heads)
     turned = compile_kernel(rope_write, "fp32", is_lowered=True, **options)
     assert turned.count("math.fma") == 2, "which product is fused is written down, as in project_heads"
-    compile_kernel(metadata, "i64", PAGE_SIZE=16, REQUEST_TILE=128)
     compile_kernel(metadata, "i64", PAGE_SIZE=16, ROW_TILE=128)
+    compile_kernel(metadata, "i64", positions_ptr=None, PAGE_SIZE=16, ROW_TILE=128)
     compile_vocabulary()
     compile_draft_kernels()
     compile_stops()

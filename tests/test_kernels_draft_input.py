@@ -9,7 +9,7 @@ from spec_kernels.draft_input import draft_input
 from spec_kernels.gate import ACTIVATIONS, gated
 from spec_kernels.gated_share import add_gated_share
 from spec_kernels.likeliest import likeliest
-from spec_kernels.norms import add_rms_norm, rms_norm
+from spec_kernels.norms import add_normed, rms_norm
 from spec_kernels.product_tiles import SkinnyTiles
 from spec_lab.models.draft_parts import DraftInput, LikeliestToken
 from spec_lab.models.norms import Float32Norm, RMSNorm
@@ -32,7 +32,7 @@ def test_a_sum_and_its_norm_equal_their_torch_form(dtype: torch.dtype) -> None:
     """The two summands are views of wider rows, of different widths."""
     rows, added = randn(3, 44, dtype=dtype)[:, :40], randn(3, 48, seed=1, dtype=dtype)[:, :40]
     weight = randn(40, seed=2, dtype=dtype)
-    stream, normed = add_rms_norm(rows, added, weight, EPS)
+    stream, normed = add_normed(rows, added, None, 0.0, None, weight, EPS)
     assert torch.equal(stream, rows + added)
     assert_near(normed, RMSNorm(weight, EPS)(stream))
 

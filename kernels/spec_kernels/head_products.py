@@ -9,7 +9,6 @@ Source: the absorbed form of DeepSeek-V2 (arXiv 2405.04434).
 from __future__ import annotations
 
 from functools import cache
-from typing import NamedTuple
 
 import torch
 import triton
@@ -24,38 +23,6 @@ MAX_HEAD_ROWS = 16
 """The number of rows in a tile, and the most rows; a row's bits do not depend on the others."""
 
 _COLUMNS = 64
-
-
-class Heads(NamedTuple):
-    """Pointers to what a product of heads writes and reads."""
-
-    out: tl.tensor
-    heads: tl.tensor
-    maps: tl.tensor
-    cos: tl.tensor
-    signed_sin: tl.tensor
-
-
-class Strides(NamedTuple):
-    """Strides of rows and heads: of the outputs, of the inputs, and of the angles."""
-
-    out_row: tl.tensor
-    out_head: tl.tensor
-    row: tl.tensor
-    head: tl.tensor
-    turn: tl.tensor
-
-
-class Sizes(NamedTuple):
-    """Channels of a head before and after the product, half of the rotated ones, and the tile of a program."""
-
-    IN: tl.constexpr
-    OUT: tl.constexpr
-    HALF: tl.constexpr
-    HALF_TILE: tl.constexpr
-    ROW_TILE: tl.constexpr
-    COLUMN_TILE: tl.constexpr
-    CHANNEL_TILE: tl.constexpr
 
 
 @triton.jit
@@ -103,25 +70,20 @@ def _load_map(
 
 
 @triton.jit
-def _multiply_head(
-    of: Heads, num_rows: tl.tensor, strides: Strides, sizes: Sizes, AHEAD: tl.constexpr, EARLY: tl.constexpr
-) -> None:
-    """Multiplies one head of all rows by some columns of its matrix. A head's first program rotates the other
-    channels."""
-    IN: tl.constexpr = sizes.IN
-    OUT: tl.constexpr = sizes.OUT
-    HALF: tl.constexpr = sizes.HALF
-    CHANNEL_TILE: tl.constexpr = sizes.CHANNEL_TILE
-    head = tl.program_id(1)
-    rows = tl.arange(0, sizes.ROW_TILE)
-    is_row = rows < num_rows
-    columns = tl.program_id(0) * sizes.COLUMN_TILE + tl.arange(0, sizes.COLUMN_TILE)
-    is_column = (columns < OUT) | (OUT % sizes.COLUMN_TILE == 0)
+def _sums_of_head(
+    head_ptrs: tl.tensor,
+    map_ptrs: tl.tensor,
+    is_row: tl.tensor,
+    is_column: tl.tensor,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+    CHANNEL_TILE: tl.constexpr,
+    AHEAD: tl.constexpr,
+    EARLY: tl.constexpr,
+) -> tl.tensor:
+    """Multiply one head of all rows by some columns of its matrix."""
     all_channels = tl.arange(0, CHANNEL_TILE)
-    head_ptrs = of.heads + rows * strides.row + head * strides.head
-    out_ptrs = of.out + rows * strides.out_row + head * strides.out_head
-    map_ptrs = of.maps + (head.to(tl.int64) * IN + all_channels)[:, None] * OUT + columns[None, :]
-    acc = tl.zeros((sizes.ROW_TILE, sizes.COLUMN_TILE), tl.float32)
+    acc = tl.zeros((is_row.shape[0], is_column.shape[0]), tl.float32)
     if AHEAD:
         # No kernel writes the maps, so they are loaded while the previous kernel still runs.
         STEPS: tl.constexpr = (IN + CHANNEL_TILE - 1) // CHANNEL_TILE
@@ -139,13 +101,7 @@ def _multiply_head(
             parts = _load_parts(head_ptrs, channel + all_channels, is_row, IN, CHANNEL_TILE)
             tile = _load_map(map_ptrs + channel * OUT, channel + all_channels, is_column, IN, CHANNEL_TILE)
             acc = tl.dot(parts, tile, acc, input_precision="ieee")
-    is_entry = is_row[:, None] & is_column[None, :]
-    tl.store(out_ptrs[:, None] + columns[None, :], acc.to(of.out.dtype.element_ty), mask=is_entry)
-    # The outer branch is taken at compile time.
-    if HALF > 0:  # noqa: SIM102
-        if tl.program_id(0) == 0:
-            cos, sin = of.cos + rows * strides.turn, of.signed_sin + rows * strides.turn
-            _turn(out_ptrs + OUT, head_ptrs + IN, cos, sin, is_row, HALF, sizes.HALF_TILE)
+    return acc
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -153,74 +109,57 @@ def _multiply_heads(
     out_ptr: tl.tensor,
     heads_ptr: tl.tensor,
     maps_ptr: tl.tensor,
-    cos_ptr: tl.tensor,
-    signed_sin_ptr: tl.tensor,
+    cos_ptr: tl.tensor | None,
+    signed_sin_ptr: tl.tensor | None,
+    cache_ptr: tl.tensor | None,
+    projected_ptr: tl.tensor | None,
+    norm_weight_ptr: tl.tensor | None,
+    slot_mapping_ptr: tl.tensor | None,
     num_rows: tl.tensor,
     out_row_stride: tl.tensor,
     out_head_stride: tl.tensor,
     row_stride: tl.tensor,
     head_stride: tl.tensor,
     turn_stride: tl.tensor,
-    IN: tl.constexpr,
-    OUT: tl.constexpr,
-    HALF: tl.constexpr,
-    HALF_TILE: tl.constexpr,
-    ROW_TILE: tl.constexpr,
-    COLUMN_TILE: tl.constexpr,
-    CHANNEL_TILE: tl.constexpr,
-    AHEAD: tl.constexpr,
-    EARLY: tl.constexpr,
-) -> None:
-    """Multiplies one head of all rows by some columns of its matrix."""
-    of = Heads(out_ptr, heads_ptr, maps_ptr, cos_ptr, signed_sin_ptr)
-    strides = Strides(out_row_stride, out_head_stride, row_stride, head_stride, turn_stride)
-    _multiply_head(
-        of, num_rows, strides, Sizes(IN, OUT, HALF, HALF_TILE, ROW_TILE, COLUMN_TILE, CHANNEL_TILE), AHEAD, EARLY
-    )
-
-
-@triton.jit(do_not_specialize=["num_rows"])
-def _absorb_and_write(
-    out_ptr: tl.tensor,
-    heads_ptr: tl.tensor,
-    maps_ptr: tl.tensor,
-    cos_ptr: tl.tensor,
-    signed_sin_ptr: tl.tensor,
-    num_rows: tl.tensor,
-    out_row_stride: tl.tensor,
-    out_head_stride: tl.tensor,
-    row_stride: tl.tensor,
-    head_stride: tl.tensor,
-    turn_stride: tl.tensor,
-    cache_ptr: tl.tensor,
-    projected_ptr: tl.tensor,
-    norm_weight_ptr: tl.tensor,
-    slot_mapping_ptr: tl.tensor,
-    eps: tl.tensor,
     projected_stride: tl.tensor,
+    eps: tl.tensor,
     IN: tl.constexpr,
     OUT: tl.constexpr,
+    OUT_TILE: tl.constexpr,
     HALF: tl.constexpr,
     HALF_TILE: tl.constexpr,
     ROW_TILE: tl.constexpr,
     COLUMN_TILE: tl.constexpr,
     CHANNEL_TILE: tl.constexpr,
-    RANK_TILE: tl.constexpr,
     AHEAD: tl.constexpr,
     EARLY: tl.constexpr,
 ) -> None:
-    """Multiplies one head of all rows by some columns of its matrix. Programs after the last head write cache rows."""
-    if tl.program_id(1) == tl.num_programs(1) - 1:
-        wait_behind_others(EARLY)
-        latents = Latents(cache_ptr, projected_ptr, norm_weight_ptr, cos_ptr, signed_sin_ptr, slot_mapping_ptr)
-        for row in range(tl.program_id(0), num_rows, tl.num_programs(0)):
-            write_row(latents, row, eps, projected_stride, turn_stride, OUT, HALF, RANK_TILE, HALF_TILE)
-    else:
-        of = Heads(out_ptr, heads_ptr, maps_ptr, cos_ptr, signed_sin_ptr)
-        strides = Strides(out_row_stride, out_head_stride, row_stride, head_stride, turn_stride)
-        _multiply_head(
-            of, num_rows, strides, Sizes(IN, OUT, HALF, HALF_TILE, ROW_TILE, COLUMN_TILE, CHANNEL_TILE), AHEAD, EARLY
-        )
+    """Multiplies one head of all rows by some columns of its matrix. A head's first program rotates the other channels.
+    With a cache, programs after the last head write its rows."""
+    head = tl.program_id(1)
+    # The outer branches are taken at compile time.
+    if cache_ptr is not None:  # noqa: SIM102
+        if head == tl.num_programs(1) - 1:
+            wait_behind_others(EARLY)
+            latents = Latents(cache_ptr, projected_ptr, norm_weight_ptr, cos_ptr, signed_sin_ptr, slot_mapping_ptr)
+            for row in range(tl.program_id(0), num_rows, tl.num_programs(0)):
+                write_row(latents, row, eps, projected_stride, turn_stride, OUT, HALF, OUT_TILE, HALF_TILE)
+            return
+    rows = tl.arange(0, ROW_TILE)
+    is_row = rows < num_rows
+    columns = tl.program_id(0) * COLUMN_TILE + tl.arange(0, COLUMN_TILE)
+    is_column = (columns < OUT) | (OUT % COLUMN_TILE == 0)
+    head_ptrs = heads_ptr + rows * row_stride + head * head_stride
+    out_ptrs = out_ptr + rows * out_row_stride + head * out_head_stride
+    channels = tl.arange(0, CHANNEL_TILE)
+    map_ptrs = maps_ptr + (head.to(tl.int64) * IN + channels)[:, None] * OUT + columns[None, :]
+    acc = _sums_of_head(head_ptrs, map_ptrs, is_row, is_column, IN, OUT, CHANNEL_TILE, AHEAD, EARLY)
+    is_entry = is_row[:, None] & is_column[None, :]
+    tl.store(out_ptrs[:, None] + columns[None, :], acc.to(out_ptr.dtype.element_ty), mask=is_entry)
+    if HALF > 0:  # noqa: SIM102
+        if tl.program_id(0) == 0:
+            cos, sin = cos_ptr + rows * turn_stride, signed_sin_ptr + rows * turn_stride
+            _turn(out_ptrs + OUT, head_ptrs + IN, cos, sin, is_row, HALF, HALF_TILE)
 
 
 @operator("multiply_heads")
@@ -238,44 +177,17 @@ def multiply_heads(
         maps: [num_heads, in_width, out_width], contiguous.
         cos: [rows, rotated]; None if no channels are rotated. `signed_sin` likewise, negated in its first half.
     """
-    num_rows, num_heads, _ = heads.shape
-    _, in_width, out_width = maps.shape
-    rotated = 0 if cos is None else cos.shape[1]
-    assert 0 < num_rows <= MAX_HEAD_ROWS and (cos is None) == (signed_sin is None)
-    assert_rows_of(heads, num_rows, num_heads, in_width + rotated)
-    assert_rows_of(maps, num_heads, in_width, out_width)
-    assert maps.is_contiguous() and heads.dtype == maps.dtype
-    if cos is not None and signed_sin is not None:
-        assert_rows_of(cos, num_rows, rotated)
-        assert cos.stride() == signed_sin.stride() and signed_sin.shape == cos.shape
-    out = heads.new_empty(num_rows, num_heads, out_width + rotated)
-    with launch_on(heads):
-        _multiply_heads[(triton.cdiv(out_width, _COLUMNS), num_heads)](
-            out,
-            heads,
-            maps,
-            heads if cos is None else cos,
-            heads if signed_sin is None else signed_sin,
-            num_rows,
-            out.stride(0),
-            out.stride(1),
-            heads.stride(0),
-            heads.stride(1),
-            0 if cos is None else cos.stride(0),
-            AHEAD=loads_ahead(),
-            **placed(True),
-            **_sizes(in_width, out_width, rotated),
-        )
-    return out
+    assert (cos is None) == (signed_sin is None)
+    return _launch(heads, maps, cos, signed_sin, None, None, None, None, 0.0)
 
 
 @cache
 def _sizes(in_width: int, out_width: int, rotated: int) -> dict[str, int]:
-    """Return compile-time constants of both launches, and their stages; they are kept, since every layer asks for
-    them."""
+    """Return compile-time constants and the stages; they are kept, since every layer asks for them."""
     return {
         "IN": in_width,
         "OUT": out_width,
+        "OUT_TILE": triton.next_power_of_2(out_width),
         "HALF": rotated // 2,
         "HALF_TILE": triton.next_power_of_2(max(1, rotated // 2)),
         "ROW_TILE": MAX_HEAD_ROWS,
@@ -303,38 +215,59 @@ def absorb_and_write(
         heads: this and the arguments to `signed_sin` are as in `multiply_heads`, and so is what is returned.
         cache: [num_slots, row_width], written; this and the following arguments are as in `write_latents`.
     """
-    num_rows, num_heads, query_width = heads.shape
-    _, in_width, rank = maps.shape
-    rotated = cos.shape[1]
-    assert 0 < num_rows <= MAX_HEAD_ROWS and query_width == in_width + rotated and maps.is_contiguous()
-    assert_rows_of(projected, num_rows, rank + rotated)
-    assert_whole((cache,), cache.shape[0], rank + rotated)
+    num_rows, _, rank = len(heads), *maps.shape[1:]
+    row_width = rank + cos.shape[1]
+    assert_rows_of(projected, num_rows, row_width)
+    assert_whole((cache,), cache.shape[0], row_width)
     assert_rows_of(norm_weight, rank)
-    assert cos.stride() == signed_sin.stride() and heads.stride(2) == 1 and slot_mapping.shape == (num_rows,)
+    assert slot_mapping.shape == (num_rows,)
+    return _launch(heads, maps, cos, signed_sin, cache, projected, norm_weight, slot_mapping, eps)
+
+
+def _launch(
+    heads: torch.Tensor,
+    maps: torch.Tensor,
+    cos: torch.Tensor | None,
+    signed_sin: torch.Tensor | None,
+    cache: torch.Tensor | None,
+    projected: torch.Tensor | None,
+    norm_weight: torch.Tensor | None,
+    slot_mapping: torch.Tensor | None,
+    eps: float,
+) -> torch.Tensor:
+    """Launch the products; with a `cache`, its rows are written too."""
+    num_rows, num_heads, _ = heads.shape
+    _, in_width, out_width = maps.shape
+    rotated = 0 if cos is None else cos.shape[1]
+    assert 0 < num_rows <= MAX_HEAD_ROWS
+    assert_rows_of(heads, num_rows, num_heads, in_width + rotated)
+    assert_whole((maps,), num_heads, in_width, out_width)
     assert heads.dtype == maps.dtype
-    queries = heads.new_empty(num_rows, num_heads, rank + rotated)
+    if cos is not None and signed_sin is not None:
+        assert_rows_of(cos, num_rows, rotated)
+        assert cos.stride() == signed_sin.stride() and signed_sin.shape == cos.shape
+    out = heads.new_empty(num_rows, num_heads, out_width + rotated)
     with launch_on(heads):
-        _absorb_and_write[(triton.cdiv(rank, _COLUMNS), num_heads + 1)](
-            queries,
+        _multiply_heads[(triton.cdiv(out_width, _COLUMNS), num_heads + (cache is not None))](
+            out,
             heads,
             maps,
             cos,
             signed_sin,
-            num_rows,
-            queries.stride(0),
-            queries.stride(1),
-            heads.stride(0),
-            heads.stride(1),
-            cos.stride(0),
             cache,
             projected,
             norm_weight,
             slot_mapping,
+            num_rows,
+            out.stride(0),
+            out.stride(1),
+            heads.stride(0),
+            heads.stride(1),
+            0 if cos is None else cos.stride(0),
+            0 if projected is None else projected.stride(0),
             eps,
-            projected.stride(0),
-            RANK_TILE=triton.next_power_of_2(rank),
             AHEAD=loads_ahead(),
             **placed(True),
-            **_sizes(in_width, rank, rotated),
+            **_sizes(in_width, out_width, rotated),
         )
-    return queries
+    return out

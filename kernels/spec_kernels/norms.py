@@ -1,4 +1,4 @@
-"""RMSNorm in one launch, where torch takes two, optionally with a residual added before or after it."""
+"""RMSNorm in one launch, where torch takes two, and a sum with a norm of one summand, of the sum, or of both."""
 
 # mypy: allow-untyped-decorators
 from __future__ import annotations
@@ -87,102 +87,42 @@ def rms_norm(rows: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tens
 
 
 @triton.jit
-def _add_rms_norm(
-    out_ptr: tl.tensor,
-    stream_ptr: tl.tensor,
-    rows_ptr: tl.tensor,
-    added_ptr: tl.tensor,
-    weight_ptr: tl.tensor,
-    row_stride: tl.tensor,
-    added_stride: tl.tensor,
-    eps: tl.tensor,
-    SIZE: tl.constexpr,
-    SIZE_TILE: tl.constexpr,
-    EARLY: tl.constexpr,
-) -> None:
-    row = tl.program_id(0).to(tl.int64)
-    channels = tl.arange(0, SIZE_TILE)
-    is_channel = channels < SIZE
-    weights = tl.load(weight_ptr + channels, mask=is_channel, other=0.0)
-    wait_behind_others(EARLY)
-    first = tl.load(rows_ptr + row * row_stride + channels, mask=is_channel, other=0.0)
-    second = tl.load(added_ptr + row * added_stride + channels, mask=is_channel, other=0.0)
-    stream = (first.to(tl.float32) + second.to(tl.float32)).to(first.dtype)
-    tl.store(stream_ptr + row * SIZE + channels, stream, mask=is_channel)
-    out = normed_by(stream, weights, eps, SIZE)
-    tl.store(out_ptr + row * SIZE + channels, out, mask=is_channel)
-
-
-@operator("add_rms_norm")
-def add_rms_norm(
-    rows: torch.Tensor, added: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return rows + added, and its norm.
-
-    Args:
-        rows: [rows, size]; `added` likewise.
-        weight: [size].
-    """
-    num_rows, size = rows.shape
-    for tensor in (rows, added):
-        assert_rows_of(tensor, num_rows, size)
-    assert_rows_of(weight, size)
-    stream, out = rows.new_empty(rows.shape), rows.new_empty(rows.shape)
-    with launch_on(rows):
-        _add_rms_norm[(num_rows,)](
-            out,
-            stream,
-            rows,
-            added,
-            weight,
-            rows.stride(0),
-            added.stride(0),
-            eps,
-            SIZE=size,
-            SIZE_TILE=triton.next_power_of_2(size),
-            **placed_if_few(num_rows),
-            num_warps=8 if size > 1024 else 4,
-        )
-    return stream, out
-
-
-@triton.jit
 def _add_normed(
     stream_ptr: tl.tensor,
     out_ptr: tl.tensor,
     rows_ptr: tl.tensor,
     added_ptr: tl.tensor,
-    weight_ptr: tl.tensor,
-    scale_ptr: tl.tensor,
-    next_weight_ptr: tl.tensor,
+    weight_ptr: tl.tensor | None,
+    scale_ptr: tl.tensor | None,
+    next_weight_ptr: tl.tensor | None,
     row_stride: tl.tensor,
     added_stride: tl.tensor,
     eps: tl.tensor,
     next_eps: tl.tensor,
     SIZE: tl.constexpr,
     SIZE_TILE: tl.constexpr,
-    SCALED: tl.constexpr,
-    HAS_NEXT: tl.constexpr,
     EARLY: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     channels = tl.arange(0, SIZE_TILE)
     is_channel = channels < SIZE
     # No kernel writes weights, so both norms' weights are loaded early.
-    weights = tl.load(weight_ptr + channels, mask=is_channel, other=0.0)
-    if HAS_NEXT:
+    if weight_ptr is not None:
+        weights = tl.load(weight_ptr + channels, mask=is_channel, other=0.0)
+    if next_weight_ptr is not None:
         next_weights = tl.load(next_weight_ptr + channels, mask=is_channel, other=0.0)
-    if SCALED:
+    if scale_ptr is not None:
         scale = tl.load(scale_ptr).to(tl.float32)
     wait_behind_others(EARLY)
     first = tl.load(rows_ptr + row * row_stride + channels, mask=is_channel, other=0.0)
     added = tl.load(added_ptr + row * added_stride + channels, mask=is_channel, other=0.0)
-    added = normed_by(added, weights, eps, SIZE)
+    if weight_ptr is not None:
+        added = normed_by(added, weights, eps, SIZE)
     stream = (first.to(tl.float32) + added.to(tl.float32)).to(first.dtype)
-    if SCALED:
+    if scale_ptr is not None:
         stream = (stream.to(tl.float32) * scale).to(first.dtype)
     tl.store(stream_ptr + row * SIZE + channels, stream, mask=is_channel)
-    if HAS_NEXT:
+    if next_weight_ptr is not None:
         tl.store(out_ptr + row * SIZE + channels, normed_by(stream, next_weights, next_eps, SIZE), mask=is_channel)
 
 
@@ -190,43 +130,41 @@ def _add_normed(
 def add_normed(
     rows: torch.Tensor,
     added: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | None,
     eps: float,
     scale: torch.Tensor | None,
     next_weight: torch.Tensor | None,
     next_eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the stream (rows + norm(added)) * scale, and the next norm of it, which is empty if there is none (Gemma's
-    layers).
+    """Return the stream (rows + norm(added)) * scale, and the next norm of it, which is empty if there is none.
 
     Args:
         rows: [rows, size]; `added` likewise.
-        weight: [size], as `rms_norm` takes it.
+        weight: [size], as `rms_norm` takes it, of the norm of `added` (Gemma's layers); None if there is none.
         scale: [1]; None for 1.
-        next_weight: like `weight`, for the next norm; None if there is none.
+        next_weight: like `weight`, of the next norm.
     """
     num_rows, size = rows.shape
     for tensor in (rows, added):
         assert_rows_of(tensor, num_rows, size)
-    assert_rows_of(weight, size)
+    for norm in (weight, next_weight):
+        assert norm is None or (norm.shape == (size,) and norm.is_contiguous())
     stream, out = rows.new_empty(rows.shape), rows.new_empty(0 if next_weight is None else rows.shape)
     with launch_on(rows):
         _add_normed[(num_rows,)](
             stream,
-            stream if next_weight is None else out,
+            out,
             rows,
             added,
             weight,
-            weight if scale is None else scale,
-            weight if next_weight is None else next_weight,
+            scale,
+            next_weight,
             rows.stride(0),
             added.stride(0),
             eps,
             next_eps,
             SIZE=size,
             SIZE_TILE=triton.next_power_of_2(size),
-            SCALED=scale is not None,
-            HAS_NEXT=next_weight is not None,
             **placed_if_few(num_rows),
             num_warps=8 if size > 1024 else 4,
         )

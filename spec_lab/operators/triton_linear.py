@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from spec_kernels.gate import gated
-from spec_kernels.norms import add_rms_norm, rms_norm
+from spec_kernels.norms import add_normed, rms_norm
 from spec_kernels.product import product
 from spec_kernels.product_tiles import INVARIANT_ROWS, MAX_ROWS, most_rows, num_arrivals
 from spec_kernels.widen import widen
@@ -205,7 +205,7 @@ class TritonAddThenNorm:
     norm: WeightedNorm
 
     def __call__(self, mixed: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return add_rms_norm(residual, self.product(mixed), self.norm.weight, self.norm.eps)
+        return add_normed(residual, self.product(mixed), None, 0.0, None, self.norm.weight, self.norm.eps)
 
 
 def dense(linear: Linear) -> StreamedLinear:
