@@ -219,9 +219,7 @@ def products_fused_across_threads(ptx: str) -> list[str]:
     return [line for line, added in re.findall(r"(fma\.rn\.f32 .*, (%r\d+));", ptx) if added in sent]
 
 
-def layouts_of_sums(
-    dtype: str, is_whole: bool, is_tree: bool, pointers: Mapping[str, str] | None = None
-) -> list[str]:
+def layouts_of_sums(dtype: str, is_whole: bool, is_tree: bool, pointers: Mapping[str, str] | None = None) -> list[str]:
     """Return how scores [keys, rows] lie in registers where they are added up, which sets the order of additions."""
     text = compile_attention(dtype, 4, 64, 4, is_whole, is_tree, is_lowered=True, pointers=pointers)
     layouts = dict(re.findall(r"^(#\w+) = (#ttg\..*)", text, flags=re.MULTILINE))
@@ -630,6 +628,7 @@ def main() -> None:
         narrow = compile_attention("bf16", 16, 128, 4, is_whole=is_tree, is_tree=is_tree, pointers=NARROW)
         assert ".f32.e4m3.e4m3" in narrow, "keys as they are"
         assert "cp.async.cg" in narrow and ".trans" in narrow, "fetched ahead, and values turned as words"
+    compile_attention("fp16", 4, 256, 7, is_whole=True, has_sinks=True, pointers=NARROW)
     compile_chunk("bf16", 128, is_windowed=False, pointers=NARROW)
     heads = {"HEAD_DIM": 128, "CHANNEL_TILE": 128}
     compile_kernel(rope_write, "bf16", NUM_KV_HEADS=8, PAIR_TILE=16, **heads)

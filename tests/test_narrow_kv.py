@@ -137,21 +137,6 @@ def test_a_row_that_sees_one_key_gives_its_value_to_the_bit(dtype: torch.dtype, 
     assert torch.equal(out, expected)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("num_queries", "group", "head_dim"), [(16, 4, 64), (8, 7, 128)])
-def test_a_row_over_e4m3_does_not_depend_on_the_rows_beside_it(
-    dtype: torch.dtype, num_queries: int, group: int, head_dim: int
-) -> None:
-    """Nor on how many programs share its splits; rows are in tiles of 16 pairs, or 32."""
-    paged = fill([300], num_kv_heads=1, head_dim=head_dim, dtype=dtype).narrowed()
-    queries = randn(num_queries, group, head_dim, seed=1, dtype=dtype)
-    together = attend(paged, queries, split=2 * SPLIT)
-    for first, last in ((0, 1), (num_queries - 1, num_queries), (3, 7)):
-        paged.seq_lens.fill_(300 - (num_queries - last))
-        found = attend(paged, queries[first:last], max_seq_len=300, split=2 * SPLIT)
-        assert torch.equal(found, together[first:last]), (first, last)
-
-
 @triton.jit
 def add_parts(out_ptr: tl.tensor, queries_ptr: tl.tensor, ROWS: tl.constexpr, CHANNELS: tl.constexpr) -> None:
     """Split queries [rows, channels] in two, and add the parts."""

@@ -245,7 +245,7 @@ def test_a_query_with_its_norm_inside_gives_what_it_gives_without() -> None:
 @pytest.mark.parametrize("selection", ["all", "before"])
 @torch.inference_mode()
 def test_an_eagle3_head_of_16_bits_gives_what_it_gives_without_fused_products(tmp_path: Path, selection: str) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(SIZES | {"model_type": "deepseek_v3"}))
+    (tmp_path / "config.json").write_text(json.dumps(SIZES | {"model_type": "deepseek_v3", "num_hidden_layers": 8}))
     target = read_model_config(tmp_path)
     results = []
     for kernels in (TORCH_FORMS, triton_set()):

@@ -97,7 +97,7 @@ def along_path(paged: Paged, tree: TreeRows, request: int, row: int) -> Paged:
     prefix = int(paged.seq_lens[request]) - tree.num_tail
     positions = prefix + torch.arange(len(path), device=DEVICE)
     places = chain.page_table[0, positions // 16] * 16 + positions % 16
-    chain.kv[places] = paged.kv[path]
+    chain.kv.view(torch.uint8)[places] = paged.kv.view(torch.uint8)[path]  # torch copies no e4m3 by index
     if paged.powers is not None:
         chain.powers = paged.powers.clone()
         chain.powers[places] = paged.powers[path]
