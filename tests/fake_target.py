@@ -272,7 +272,7 @@ def make_fake_engine(
     cache.kv[:, (NULL_PAGE + 1) * page_size :] = float("nan")
     slots = SlotState(num_slots, drafter.num_draft_tokens if tree_rows is None else tree_rows - 1, table)
     rule = StrictAcceptance() if tree_rows is None else StrictTreeAcceptance()
-    parts = Parts(target, drafter, rule, backend, backend, cache, slots, HostTimer(), ExpertsRead(device, num_slots))
+    parts = Parts(target, drafter, rule, backend, backend, cache, slots, HostTimer(), ExpertsRead(device))
     scheduler = Scheduler(num_slots, PageAllocator(num_pages), page_size, max_seq_len, margin)
     drafts = Chain(parts) if tree_rows is None else Tree(parts, tree_rows, page_size)
     most = drafter.num_draft_tokens

@@ -27,6 +27,8 @@ def run(chosen: Run, choices: dict[str, str], folder: Path, last: object = None)
     engine = FakeEngine(config.drafter.num_draft_tokens, STAGE_MS)
     measured = {"plain": PLAIN, "unpruned": engine, "eager": engine}
     references = {str(name): measure(measured[str(name)], (1.0,), config.seed) for name in config.references}
+    fixed = {f"k{count}": FakeEngine(count, STAGE_MS) for count in config.fixed_k}
+    references |= {name: measure(engine, (1.0,), config.seed) for name, engine in fixed.items()}
     is_lossless = config.acceptance.name in ("strict", "rejection")
     main = measure(engine, (1.0,), config.seed)
     return record_run(folder, begun=begun, main=main, references=references, acceptance_lossless=is_lossless)

@@ -182,7 +182,7 @@ def test_jobs_in_a_row_read_the_same_weights_once(empty_folder: Path, monkeypatc
     monkeypatch.setattr(models, "load_target", counted(models.load_target, "target"))
     monkeypatch.setattr(eagle3_checkpoint, "load_eagle3", counted(eagle3_checkpoint.load_eagle3, "eagle3"))
     run.last_models.cache_clear()
-    assert main(["-m", *CHEAP, "seed=1,2", "prune=none,catchup"]) == 0
+    assert main(["-m", *CHEAP, "batch_size=1,2", "prune=none,catchup"]) == 0
     assert read == ["target", "eagle3"]
     assert main(["-m", *CHEAP, "drafter=ngram,eagle3", "cache.page_size=8"]) == 0
     assert read[2:] == ["target", "eagle3"], "page_size is the backend's"

@@ -65,6 +65,8 @@ REFUSED = [  # overrides, and what must appear in what is said
     (f"{STATIC} tree.paths=[[0],[0]]", "tree.paths"),
     (f"{STATIC} tree.paths=[[0],[1,0]]", "tree.paths [1]"),
     ("drafter=ngram tree=static", "drafter=ngram tree=static"),
+    ("fixed_k=[1,4] drafter.num_draft_tokens=3", "fixed_k=[1, 4] drafter.num_draft_tokens=3"),
+    (f"fixed_k=[1] {STATIC}", "fixed_k=[1] tree=none"),
     ("drafter.plan=fast", "drafter.plan=fast given cost"),
     (f"{TREE} drafter.plan=given", "drafter.plan=given tree=dynamic"),
     ("drafter=suffix drafter.plan=cost", "drafter.plan=cost drafter=suffix"),

@@ -65,12 +65,13 @@ class Simulation:
             num_missed = sequences[0].num_missed
             if (shape == OFF and num_missed + 1 == MISSED) or (num_missed and shape.num_offered):
                 shape = LaunchShape(0, max(shape.num_made, 1))
-            spent += seconds(self.batch, shape, **self.costs)
+            taken = seconds(self.batch, shape, **self.costs)
+            spent += taken
             for sequence in sequences:
                 emitted += self._emit(sequence, rate, min(shape.num_offered, sequence.num_waiting))
                 sequence.num_waiting = shape.num_made
                 sequence.num_missed = 0 if shape.num_made else num_missed + 1
-            self.plan.note(sequences)
+            self.plan.note(sequences, shape, taken)
         return spent * num_tokens * self.batch / emitted
 
     def _emit(self, sequence: Sequence, rate: float, num_offered: int) -> int:
@@ -98,6 +99,26 @@ def test_it_is_never_slower_than_plain_nor_far_behind_the_best_k(
     assert got > 0.975 * simulation.fixed(0)
 
 
+def test_a_run_that_a_smaller_k_cuts_goes_on_in_the_next_round() -> None:
+    """Five right drafts and a wrong one take as many rounds as begin in them; drafts that are all right leave nothing
+    over; and where each is right as often as any other, tokens are those of a geometric series, nearly."""
+    chain = ChainPositions(K)
+    assert chain.tokens(np.array([[1.0] * 5 + [0.0] * 2])).tolist() == [1, 2, 3, 3, 3, 6, 6, 6]
+    np.testing.assert_allclose(chain.tokens(np.ones((2, K))), 2 * np.arange(1, K + 2))
+    for rate in (0.3, 0.6, 0.9):
+        expected = np.cumsum(rate ** np.arange(K + 1))
+        np.testing.assert_allclose(chain.tokens(np.full((1, K), rate)), expected, rtol=0.03)
+
+
+@pytest.mark.parametrize(("row", "wrong"), [(0.1, 0.5), (0.01, 3.0)])
+def test_costs_that_were_timed_wrong_are_corrected_by_rounds(row: float, wrong: float) -> None:
+    """Rows that cost a third of what random tokens do, as those of experts may, or twice as much. By the timed costs
+    alone the plan has .80 and .86 of the best K."""
+    simulation = Simulation(16, [0.7] * 12, DEAR | {"row": row})
+    simulation.plan.costs = table(16, **(DEAR | {"row": row * wrong, "draft": 0.2 * wrong}))
+    assert simulation.planned(400) > 0.95 * max(simulation.fixed(k) for k in range(K + 1))
+
+
 def test_among_requests_that_differ_it_is_ahead_of_every_fixed_k() -> None:
     simulation = Simulation(1, [0.9, 0.05, 0.3] * 8, DEAR)
     assert simulation.planned(300) > 1.02 * max(simulation.fixed(k) for k in range(K + 1))
@@ -122,7 +143,7 @@ def test_a_tree_has_as_many_rows_as_pay(row: float, best: int) -> None:
         path = [rank for rank in range(1, count + 1) if draw.random() < chances[rank - 1]][:8]
         sequence.tree_per_round.append((count + 1, path))
         sequence.confidence_per_round.append([])
-        plan.note([sequence])
+        plan.note([sequence], LaunchShape(count, 15), float(plan.costs.verified[1, count]))
     counts = [num_rows - 1 for num_rows, _ in sequence.tree_per_round]
     assert set(counts) <= {0, 1, 3, 7, 15}
     assert counts[100:].count(best) > 0.8 * len(counts[100:])
@@ -138,10 +159,10 @@ def test_the_table_has_what_was_timed_and_lines_between() -> None:
 
 
 def test_a_choice_at_batch_64_takes_microseconds() -> None:
-    """The shortest of many, with confidences and without: other work on the machine only adds."""
+    """The shortest of many, without confidences and with: other work on the machine only adds."""
     simulation, times = (
         Simulation(64, [0.6], {"row": 0.0, "draft": 0.01, "catch_up": 0.0}),
-        [list[float](), list[float]()],
+        (list[float](), list[float]()),
     )
     sequences = simulation.admitted()
     for turn in range(400):
@@ -151,4 +172,4 @@ def test_a_choice_at_batch_64_takes_microseconds() -> None:
         simulation.plan.choose(sequences)
         times[turn % 2].append(perf_counter() - start)
         assert simulation.plan.choose(sequences).shape == LaunchShape(K, K)
-    assert min(times[0]) < 50e-6 and min(times[1]) < 200e-6
+    assert min(times[0]) < 50e-6 and min(times[1]) < 100e-6

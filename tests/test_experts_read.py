@@ -44,7 +44,7 @@ def test_counting_leaves_rows_out(num_active: int) -> None:
 
 def test_rows_of_padded_requests_are_left_out_and_a_graph_counts_anew() -> None:
     """Stages run 1, N or more rows a request; verify's graph leaves what a later one of another size reads."""
-    counter = ExpertsRead(torch.device("cpu"), 5)
+    counter = ExpertsRead(torch.device("cpu"))
     counter.watch([AnyPart()])
     active = torch.tensor([True, True, False, False])
     choices = {rows: random_choices(1, 4 * rows, 16, 2)[0] for rows in (1, 3)}

@@ -50,6 +50,15 @@ def test_the_prompt_pass_token_is_an_output_but_not_emitted_in_a_round() -> None
     assert counted == [8, 10, 3, 2, 6]
 
 
+def test_a_category_has_its_share_of_the_time_of_rounds() -> None:
+    """r0 emits 2 + 3 tokens in half of the first round and all of the second, r1 one token in the other half."""
+    requests = [make_request("r0", [1, 2], category="code"), make_request("r1", [0], category="prose")]
+    part = part_of(measured(requests, [make_round([2, 1], 0.1), make_round([3], 0.2)]))
+    assert part["batch_tokens_per_second"] == pytest.approx(6 / 0.3)
+    rates = {name: numbers["batch_tokens_per_second"] for name, numbers in part.by_category.items()}
+    assert rates == {"code": pytest.approx(5 / 0.25), "prose": pytest.approx(1 / 0.05)}
+
+
 def test_acceptance_by_position() -> None:
     """Accepted 3, 2, 0, 1, 3 in five rounds, the last of them cut by a limit: 4 pass position 1, 3 pass 2, 2 pass 3."""
     part = part_of(measured([make_request("a", [3, 2, 0]), make_request("b", [1, 3], [2, 1], truncated=True)]))

@@ -41,11 +41,11 @@ def test_it_gives_what_its_parts_give(changes: dict[str, Any], num_rows: int, fo
     stream = 3 * randn(num_rows, HIDDEN, seed=21, dtype=DTYPE)
     few, many, reads = ResidualExperts(mlp, norm), AddExperts(mlp), []
     for run in (lambda rows: few(rows, rows), lambda rows: many(rows, norm(rows)), lambda rows: rows + mlp(norm(rows))):
-        counts = ExpertsRead(DEVICE, 1)
+        counts = ExpertsRead(DEVICE)
         counts.watch([mlp])
         counts.begin_round(torch.ones(1, dtype=torch.bool, device=DEVICE))
         with counts.stage(ReadingStage.VERIFY):
             reads.append((run(stream), counts))
     for out, counts in reads[:2]:
         assert_alike(out, reads[2][0])
-        assert counts.read() == reads[2][1].read() != ExpertsRead(DEVICE, 1).read()
+        assert counts.read() == reads[2][1].read() != ExpertsRead(DEVICE).read()

@@ -103,6 +103,7 @@ def test_passes_are_warmed_up_and_take_turns(execute: Execute, passes: list[tupl
         ("eagle3", {"prune": "none"}, {"plain"}),
         ("eagle3", {"prune": "catchup", "references": ["unpruned"]}, {"unpruned"}),
         ("eagle3", {"prune": "catchup", "references": []}, set()),
+        ("eagle3", {"prune": "none", "references": [], "fixed_k": [1, 2]}, {"k1", "k2"}),
         ("none", {"prune": "none"}, set()),
     ],
 )

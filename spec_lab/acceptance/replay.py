@@ -1,15 +1,19 @@
 """acceptance=replay: accepts what a recorded run accepted, at any target and any number of offered drafts.
 
-A recorded round of n tokens is a run of positions: a drafter that begins at any of them predicts the rest of the run,
-and no more. So a round that begins at a position accepts as many drafts as are left of the run that the position lies
-in, at most those it offers, and the next round begins behind them. A run's length is known only up to the K that was
-recorded, so the recording should have the largest K. The output is no model's text.
+A run of positions ends with a draft that a recorded round rejected: a drafter that begins at any of them predicts the
+rest of the run, and no more. So a round that begins at a position accepts as many drafts as are left of the run that
+the position lies in, at most those it offers, and the next round begins behind them. A round that accepted all its
+drafts ended for want of drafts. So the next one goes on with its run, and the token between them counts as predicted,
+since nobody knows. Where that was often, a smaller K is flattered, so the recording should have the largest K. The
+output is no model's text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 from zlib import crc32
 
 import torch
@@ -23,9 +27,11 @@ from spec_lab.core.types import AcceptanceInputs, Request, Verification
 
 @dataclass(frozen=True, slots=True)
 class RecordedRound:
-    """How many drafts a round accepted, and the drafter's survival of each draft; empty if it was not kept."""
+    """How many drafts a round accepted of those it offered, and the drafter's survival of each draft; empty if it was
+    not kept."""
 
     accepted: int
+    offered: int
     survival: Sequence[float] = ()
 
 
@@ -33,17 +39,19 @@ def runs_of(rounds: Sequence[RecordedRound], num_draft_tokens: int) -> tuple[lis
     """Return for each position of a request's output, after its first token, how many drafts are accepted there, and
     the survival of `num_draft_tokens` drafts there. A draft past the recorded ones is as sure as the last of them."""
     left, survival = [], []
-    for each in rounds:
+    length, ahead = 0, list[float]()  # the run from the round that comes next, and how sure each of its drafts is
+    for index, each in reversed(list(enumerate(rounds))):
         before = (1.0, *each.survival[:-1])
         own = [now / max(last, 1e-9) for now, last in zip(each.survival, before, strict=False)]
-        for offset in range(each.accepted + 1):
-            left.append(each.accepted - offset)
-            ahead = own[offset:] or own[-1:] or [0.0]
-            row = [1.0]
-            for index in range(num_draft_tokens):
-                row.append(row[-1] * ahead[min(index, len(ahead) - 1)])
-            survival.append(row[1:])
-    return left, survival
+        goes_on = each.accepted == each.offered and index + 1 < len(rounds)
+        length, ahead = (each.accepted + 1 + length, [*own, *own[-1:], *ahead]) if goes_on else (each.accepted, own)
+        del ahead[each.accepted + 1 + num_draft_tokens :]
+        for offset in reversed(range(each.accepted + 1)):
+            left.append(length - offset)
+            sure = ahead[offset : offset + num_draft_tokens] or own[-1:] or [0.0]
+            sure += sure[-1:] * (num_draft_tokens - len(sure))
+            survival.append(list(accumulate(sure, mul)))
+    return left[::-1], survival[::-1]
 
 
 class ReplayAcceptance:

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import asdict, fields
 from functools import cache
 from importlib.util import find_spec
+from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ def register_resolvers(searchpath: Sequence[str]) -> None:
     OmegaConf.register_new_resolver("sweep_name", sweep_name, replace=True, use_cache=True)
     OmegaConf.register_new_resolver("share_of_a_job", share_of_a_job, replace=True)
     OmegaConf.register_new_resolver("by_size", by_size, replace=True)
+    OmegaConf.register_new_resolver("times", mul, replace=True)
 
 
 def run_name(*, _root_: DictConfig) -> str:

@@ -188,7 +188,7 @@ def load_models(
         kernels=kernels,
         device=device,
         dtype=dtype,
-        experts_read=ExpertsRead(device, run.batch_size),
+        experts_read=ExpertsRead(device),
         markers=markers,
     )
     models.experts_read.watch(target.expert_parts)
@@ -204,9 +204,11 @@ class LastModels(Last):
             run.seed if run.target.weights == Weights.random else None,
             *(repr(run.target), file_stamps([run.target.folder]), repr(run.attention)),
             *(run.kernels, run.device, run.dtype, run.row_invariant),
-            *(run.cache.page_size, run.batch_size, run.sizes is None, max_seq_len, _behind(run), partition),
+            *(run.cache.page_size, run.sizes is None, max_seq_len, _behind(run), partition),
         )
         models = self.once(key, lambda: load_models(run, max_seq_len, markers, partition))
+        if models.backend.latent is not None:
+            models.backend.latent.expect(run.batch_size)
         models.target.num_tokens = models.target.vocab_size  # a draft model lowers it to the ids that it has
         return replace(models, markers=markers, warnings=[])
 

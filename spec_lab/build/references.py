@@ -1,4 +1,5 @@
-"""The configs of a run's references: plain decoding, the same run without pruning, and the same run without graphs."""
+"""The configs of a run's references: plain decoding, the same run with a fixed K, without pruning
+and without graphs."""
 
 from __future__ import annotations
 
@@ -22,6 +23,12 @@ def plain_config(run: Run) -> Run:
         tree=TreeConfig(),
         recurrent=RecurrentConfig(),
     )
+
+
+def fixed_config(run: Run, num_draft_tokens: int) -> Run:
+    """Return the same run with so many drafts in every round."""
+    drafter = replace(run.drafter, plan="none", num_draft_tokens=num_draft_tokens)
+    return replace(run, drafter=drafter, record=replace(run.record, confidences=False))
 
 
 def unpruned_config(run: Run) -> Run:

@@ -35,7 +35,7 @@ def problems(run: Run) -> Iterator[str]:
     yield from out_of_bounds(run)
     for group in GROUPS:
         yield from getattr(run, group).check(run)
-    for check in (_missing, _rules, _trees, _offers, _graphs, _kernels, _ranks):
+    for check in (_missing, _rules, _trees, _offers, _turns, _graphs, _kernels, _ranks):
         yield from check(run)
 
 
@@ -128,6 +128,13 @@ def _offers(run: Run) -> Iterator[str]:
         yield f"drafter.plan=cost does not know how much drafter={drafter.name} finds; use drafter.plan=none"
     if drafter.plan != "none" and run.sizes is not None and (drafter.plan, run.tree.name) != ("cost", "dynamic"):
         yield f"{fewer} is for chains, not tree={run.tree.name}; use tree=none"
+
+
+def _turns(run: Run) -> Iterator[str]:
+    """What takes turns with the run has chains that its positions have room for."""
+    most = run.drafter.num_draft_tokens
+    if run.fixed_k and (max(run.fixed_k) > most or run.sizes is not None):
+        yield f"fixed_k={run.fixed_k} must be chains of at most drafter.num_draft_tokens={most} drafts, with tree=none"
 
 
 def _graphs(run: Run) -> Iterator[str]:

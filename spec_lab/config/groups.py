@@ -230,6 +230,7 @@ class WorkloadConfig(Part):
     name: str = MISSING
     limit: int | None = knob(None, "number of prompts, taken from the categories in turn; null is all of them", least=1)
     categories: list[str] | None = knob(None, "categories to take prompts from; null is all of them")
+    by_category: bool = knob(False, "ask one category after the other, so that a batch is mostly of one")
     system: str | None = knob(None, "system prompt of chats whose line has none; null means none")
     thinking: bool | None = knob(
         None, "whether the model is to think: the switch of its chat template; null leaves it to the template"

@@ -160,6 +160,9 @@ class Run:
     references: list[ReferenceChoice] = knob(
         [ReferenceChoice.plain, ReferenceChoice.unpruned], "configurations that take turns with the run; [] is none"
     )
+    fixed_k: list[int] = knob(
+        [], "numbers of drafts, up to K, that take turns too: k3 is the same run with 3 in every round", least=1
+    )
     repeats: int = knob(5, "times that run and references are timed in turn; three or more give an interval", least=1)
     warmup_requests: int = knob(
         2, "requests decoded before anything is timed, at least a full batch; 0 is none", least=0

@@ -22,7 +22,7 @@ from spec_lab.core.results import RequestRecord, RoundRecord, RowCounts
 from spec_lab.core.types import FinishReason, Sequence
 from spec_lab.engine.graphs.mode import GraphMode
 from spec_lab.engine.parts import Parts
-from spec_lab.engine.plan import Plan
+from spec_lab.engine.plan import LaunchShape, Plan
 from spec_lab.engine.readback import PendingResult, RoundResult
 from spec_lab.engine.round import DecodeRound
 from spec_lab.engine.scheduler import emit_round
@@ -150,6 +150,9 @@ class RoundAccounts:
             self.rounds[-1].seconds += read.seconds  # a wasted replay counts as time of the last round
         for result, stages in zip(results, self._stage_seconds(launched, len(results)), strict=True):
             running = self._emit(launched, result, read.at)
+            if self.plan is not None and running:
+                shape = LaunchShape(launched.round.num_verified - 1, launched.round.num_drafted)
+                self.plan.note([launched.sequences[index] for index in running], shape, read.seconds)
             self._record(read, result, running, len(results), stages)
         has_ended = [sequence.finish_reason is not None for sequence in launched.sequences]
         assert len(results) == num_launched or all(has_ended), "the device ended a request that goes on"
@@ -179,8 +182,6 @@ class RoundAccounts:
             if self.plan is not None and self.tree_rows is not None:
                 path = [] if result.path is None else result.path[index][1:num_emitted]
                 sequence.tree_per_round.append((settled.round.num_verified, path))
-        if self.plan is not None and running:
-            self.plan.note([settled.sequences[index] for index in running])
         return running
 
     def _record(

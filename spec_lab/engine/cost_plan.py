@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as List
+from itertools import chain
 
 import numpy as np
 
 from spec_lab.core.types import Request, Sequence
-from spec_lab.engine.costs import Seconds
+from spec_lab.engine.costs import CostDrift, Seconds
 from spec_lab.engine.judged import JudgedDrafts
-from spec_lab.engine.plan import LaunchShape, Plan, PlannedLaunch
+from spec_lab.engine.plan import OFF, LaunchShape, Plan, PlannedLaunch
 from spec_lab.engine.rates import AcceptanceRates, Array, CalibratedConfidences, Integers
 
 REVIEW_ROUNDS = 8
@@ -37,6 +38,7 @@ class CostPlan(Plan):
         self._most = drafts.num_drafts
         self._rates = AcceptanceRates(num_slots, self._most)
         self._confidences = CalibratedConfidences()
+        self._drift = CostDrift(num_slots, self._most)
         self._own_most: Integers = np.full(num_slots, self._most)
         self._columns = np.arange(self._most)
         self.restart()
@@ -44,6 +46,7 @@ class CostPlan(Plan):
     def restart(self) -> None:
         self._rates.restart()
         self._confidences.restart()
+        self._drift.restart()
         self._allowance = 0.0
         self._k = self._most
         self._is_calibrated = False
@@ -66,21 +69,25 @@ class CostPlan(Plan):
         if not self._rounds_left or slots != self._slots:
             self._review(slots, is_behind)
         self._rounds_left -= 1
-        confidences = [sequence.waiting_confidences for sequence in sequences]
+        confidences = [sure for sequence in sequences if (sure := sequence.waiting_confidences)]
         if self._k == 0 or is_behind:
             shape, num_tokens = LaunchShape(0, self._k), float(count)
-        elif all(confidences) and not self._is_trial:
+        elif len(confidences) == count and not self._is_trial:
             if not self._is_calibrated:
                 self._confidences.calibrate(self._own_rates)
                 self._is_calibrated = True
-            known = self._confidences.survival(np.array(confidences))
+            known = self._confidences.survival(_rows_of(confidences))
             shape, num_tokens = self._worth_verifying(known, sequences)
         else:
             shape, num_tokens = self._steady, float(self._tokens[self._k])
         self._allowance += TRIALS * self.costs.seconds(count, shape)
         return PlannedLaunch(shape, num_tokens)
 
-    def note(self, sequences: List[Sequence]) -> None:
+    def note(self, sequences: List[Sequence], shape: LaunchShape, seconds: float) -> None:
+        assert self.costs is not None
+        if shape.num_offered or shape == OFF:
+            count = len(sequences)
+            self._drift.note(count, shape.num_offered, seconds / self.costs.seconds(count, shape))
         slots = [sequence.slot for sequence in sequences]
         if slots != self._noted_slots:
             self._learn()
@@ -88,8 +95,8 @@ class CostPlan(Plan):
         self._noted.append([self._drafts.outcome(sequence) for sequence in sequences])
         confidences = [sequence.confidence_per_round[-1] for sequence in sequences]
         if any(confidences):
-            padded = np.array([[*row, *[1.0] * (self._most - len(row))] for row in confidences])
-            self._confidences.note(padded, *self._drafts.flags(np.array(self._noted[-1])))
+            padded = [[*row, *[1.0] * (self._most - len(row))] for row in confidences]
+            self._confidences.note(_rows_of(padded), *self._drafts.flags(np.array(self._noted[-1])))
         if len(self._noted) == REVIEW_ROUNDS:  # here, where the device is busy with the next round
             self._learn()
 
@@ -108,9 +115,9 @@ class CostPlan(Plan):
         self._own_rates = self._rates.of(ids)
         if self._own_most[ids].min() < self._most:
             self._own_rates = np.where(self._columns < self._own_most[ids][:, None], self._own_rates, 0.0)
-        survival = self._drafts.survival(self._own_rates)
-        self._tokens = np.concatenate(((count,), count + survival.sum(axis=0).cumsum()))
-        seconds = self.costs.steady(count)
+        self._tokens = self._drafts.tokens(self._own_rates)
+        self._ratios = self._drift.of(count)
+        seconds = self.costs.steady(count) * self._ratios
         way_back = self.costs.catch_up(count) if is_behind else 0.0
         seconds[1:] += way_back / RESUME_ROUNDS
         worth = self._tokens / seconds
@@ -145,11 +152,18 @@ class CostPlan(Plan):
         if min(waiting) < most:
             survival = np.where(self._columns[:most] < np.array(waiting)[:, None], survival, 0.0)
         tokens = np.concatenate(((len(sequences),), len(sequences) + survival.sum(axis=0).cumsum()))
-        gain = tokens - self._worth * self.costs.verified[len(sequences), : most + 1]
-        counts = self._drafts.counts
-        best = self._best_of(counts[(counts > 0) & (counts <= most)], gain)
+        seconds = self.costs.verified[len(sequences)] * self._ratios
+        gain = tokens - self._worth * seconds[: most + 1]
+        counts = self._drafts.counts[1:]
+        best = self._best_of(counts[counts <= most], gain)
         return LaunchShape(best, self._k), float(tokens[best])
 
     def _best_of(self, counts: Integers, gain: Array) -> int:
         """Return which of `counts` gains most; `gain` is by the number of drafts."""
         return int(counts[gain[counts].argmax()])
+
+
+def _rows_of(rows: List[List[float]]) -> Array:
+    """Return rows of one length as an array; `np.array` takes four times as long."""
+    flat: Array = np.fromiter(chain.from_iterable(rows), float, len(rows) * len(rows[0]))
+    return flat.reshape(len(rows), -1)

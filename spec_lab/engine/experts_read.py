@@ -35,13 +35,15 @@ class ExpertsRead:
     counts nothing.
     """
 
-    def __init__(self, device: torch.device, max_requests: int) -> None:
-        """`max_requests`: the most requests of a round, padding included."""
+    MOST_REQUESTS = 2**16
+    """Of a round, padding included: a batch is never near it."""
+
+    def __init__(self, device: torch.device) -> None:
         # [stages, 2]: the experts and the bytes of each stage.
         self._counts = torch.zeros((len(ReadingStage), 2), dtype=torch.int64, device=device)
         self._expert_and_bytes: dict[int, torch.Tensor] = {}
         # It stays at one address, since the graph of a later stage reads what the graph of verify wrote.
-        self._active = torch.zeros(max_requests, dtype=torch.bool, device=device)
+        self._active = torch.zeros(self.MOST_REQUESTS, dtype=torch.bool, device=device)
         self._num_requests = torch.zeros(1, dtype=torch.int64, device=device)
         self._is_watching = False
         self._seen: dict[tuple[torch.Size, int, int], list[torch.Tensor]] | None = None

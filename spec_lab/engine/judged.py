@@ -29,9 +29,9 @@ class JudgedDrafts(Protocol):
         """Return from `outcomes` [..., numbers] which drafts [..., K] were judged, and which of these accepted."""
         ...
 
-    def survival(self, rates: Array) -> Array:
-        """Return how likely each draft is emitted if it is verified, from the rates [batch, K] of acceptance where it
-        is judged."""
+    def tokens(self, rates: Array) -> Array:
+        """Return the tokens [K + 1] of a round of all requests by the number of drafts, from the rates [batch, K] of
+        acceptance where a draft is judged."""
         ...
 
 
@@ -41,6 +41,9 @@ class ChainPositions:
     def __init__(self, num_draft_tokens: int) -> None:
         self.num_drafts = num_draft_tokens
         self.counts: Integers = np.arange(num_draft_tokens + 1)
+        per_round = self.counts + 1
+        self._begins = (self.counts % per_round[:, None] == 0).astype(np.float64).T
+        self._left_over = -per_round[-1] % per_round / per_round
 
     def outcome(self, sequence: Sequence) -> tuple[int, ...]:
         return sequence.offered_per_round[-1], sequence.accepted_per_round[-1]
@@ -49,8 +52,13 @@ class ChainPositions:
         offered, accepted = outcomes[..., 0, None], outcomes[..., 1, None]
         return self.counts[:-1] < np.minimum(offered, accepted + 1), self.counts[:-1] < accepted
 
-    def survival(self, rates: Array) -> Array:
-        return rates.cumprod(axis=-1)
+    def tokens(self, rates: Array) -> Array:
+        """A run of accepted drafts that a smaller K cuts goes on in the next round: it takes as many rounds as begin in
+        it. One of all K goes on as often as its last draft is accepted, and then leaves no part of a round over."""
+        reached = np.concatenate((np.ones((len(rates), 1)), rates.cumprod(axis=1)), axis=1)
+        rounds = reached @ self._begins - np.outer(reached[:, -1] * rates[:, -1], self._left_over)
+        tokens: Array = (reached.sum(axis=1, keepdims=True) / rounds).sum(axis=0)
+        return tokens
 
 
 class TreeRows:
@@ -74,5 +82,5 @@ class TreeRows:
         on_path: Flags = (self._rows[:, None] == outcomes[..., None, 1:]).any(axis=-1)
         return self._rows < outcomes[..., 0, None], on_path
 
-    def survival(self, rates: Array) -> Array:
-        return rates
+    def tokens(self, rates: Array) -> Array:
+        return len(rates) + np.concatenate(([0.0], rates.sum(axis=0).cumsum()))

@@ -32,8 +32,8 @@ def measure_costs(parts: Parts, graph: GraphMode, rounds: Rounds, scheduler: Sch
     The slots hold tokens drawn at random, so that the rows of a round go to different experts, behind half of the
     longest sequence. All slots are free again afterwards. What the rounds leave in caches is never read.
     """
-    assert not scheduler.running and rounds.missed is not None
-    slots, most = parts.slots, rounds.most
+    slots, most, missed = parts.slots, rounds.most, rounds.missed
+    assert not scheduler.running and missed is not None
     num_slots, device = scheduler.num_slots, slots.kv_lens.device
     num_pages = min(slots.table.pages.shape[1] - 1, scheduler.allocator.num_total // num_slots)
     pages = [scheduler.allocator.take(num_pages) for _ in range(num_slots)]
@@ -54,6 +54,7 @@ def measure_costs(parts: Parts, graph: GraphMode, rounds: Rounds, scheduler: Sch
         def run() -> float:
             slots.input_ids[:num_slots] = tokens[:num_slots]
             slots.kv_lens[:num_slots] = length
+            missed.counts.zero_()
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             start = perf_counter()
@@ -72,6 +73,6 @@ def measure_costs(parts: Parts, graph: GraphMode, rounds: Rounds, scheduler: Sch
     seconds = shortest_times([timed(*place) for place in places], SECONDS)
     for slot, taken in reversed(list(enumerate(pages))):
         slots.clear(slot)
-        rounds.missed.clear(slot)
+        missed.clear(slot)
         scheduler.allocator.give_back(taken)
-    return CostTable.of(dict(zip(places, seconds, strict=True)), num_slots, most, rounds.missed.size, graph.padded_size)
+    return CostTable.of(dict(zip(places, seconds, strict=True)), num_slots, most, missed.size, graph.padded_size)

@@ -22,7 +22,7 @@ class MissedRows:
     def __init__(self, num_slots: int, size: int, feature_size: int, dtype: torch.dtype, device: torch.device) -> None:
         self.size = size
         self.counts = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
-        self._inputs, self._tokens = torch.zeros((2, num_slots + 1, size), dtype=torch.int64, device=device)
+        self._inputs = torch.zeros((num_slots + 1, size), dtype=torch.int64, device=device)
         self._features = torch.zeros((num_slots + 1, size, feature_size), dtype=dtype, device=device)
 
     def clear(self, slot: int) -> None:
@@ -30,30 +30,27 @@ class MissedRows:
         self.counts[slot] = 0
 
     def keep(self, verified: VerifiedRound) -> None:
-        """Add a round of one row a request."""
-        slot_ids, verification = verified.batch.slot_ids, verified.verification
+        """Add a round of one row a request, whose token is the next round's input."""
+        slot_ids = verified.batch.slot_ids
         counts = rows_at(self.counts, slot_ids)
-        place = slot_ids, counts.clamp(max=self.size - 1)
-        self._inputs.index_put_(place, verified.batch.input_ids[:, 0])
-        self._tokens.index_put_(place, verification.tokens[:, 0])
+        self._inputs.index_put_((slot_ids, counts), verified.batch.input_ids[:, 0])
         if verified.features is not None:
-            self._features.index_put_(place, verified.features)
-        # A plan resumes before a ring is full; only rounds that are timed for their costs go on.
-        self.counts.index_copy_(0, slot_ids, (counts + verification.num_emitted).clamp(max=self.size))
+            self._features.index_put_((slot_ids, counts), verified.features)
+        self.counts.index_copy_(0, slot_ids, counts + verified.verification.num_emitted)
 
     def take(self, verified: VerifiedRound) -> VerifiedRound:
         """Return the kept rounds, of which `verified` is the last, as one round; forget them."""
         batch, slot_ids = verified.batch, verified.batch.slot_ids
-        counts = rows_at(self.counts, slot_ids)
+        counts, input_ids = rows_at(self.counts, slot_ids), rows_at(self._inputs, slot_ids)
+        last = (counts - 1).clamp(min=0)[:, None]
+        tokens = input_ids.roll(-1, 1).scatter(1, last, verified.verification.tokens[:, :1])
         num_emitted = torch.where(batch.active, counts, 0)
         kept = replace(
             batch,
-            input_ids=rows_at(self._inputs, slot_ids),
+            input_ids=input_ids,
             kv_lens=batch.kv_lens + verified.verification.num_emitted - num_emitted,
         )
-        verification = replace(
-            verified.verification, tokens=rows_at(self._tokens, slot_ids), num_emitted=num_emitted, relaxed=None
-        )
+        verification = replace(verified.verification, tokens=tokens, num_emitted=num_emitted, relaxed=None)
         features = None if verified.features is None else rows_at(self._features, slot_ids).flatten(0, 1)
         self.counts.index_fill_(0, slot_ids, 0)
         return VerifiedRound(kept, verification, features)

@@ -66,8 +66,9 @@ class Plan:
         """Choose for the next launch of `sequences`. The host's fields of a sequence say what its slot holds."""
         raise NotImplementedError
 
-    def note(self, sequences: List[Sequence]) -> None:
-        """Learn from a round of `sequences` that has been accounted for: the last entry of their lists by round."""
+    def note(self, sequences: List[Sequence], shape: LaunchShape, seconds: float) -> None:
+        """Learn from a round of `sequences` that has been accounted for: the last entry of their lists by round, and
+        how long it took."""
 
 
 class GivenPlan(Plan):

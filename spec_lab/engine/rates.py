@@ -95,14 +95,16 @@ class CalibratedConfidences:
         """Set from all rounds that were noted what confidences are worth to requests of these `rates` [batch, K]: one
         that does better than others at the same confidence has its odds raised by as much as its rate is above that of
         all."""
-        self._odds_by_bin = _odds(self._counts[0] / self._counts[1])
-        self._odds_of_requests = _odds(rates) / _odds(self._mean[0] / self._mean[1])
+        of_requests = _odds(rates) / _odds(self._mean[0] / self._mean[1])
+        odds = of_requests[..., None] * _odds(self._counts[0] / self._counts[1])
+        self._chances = odds / (1.0 + odds)  # [batch, K, bins], so that a launch only looks them up
+        self._places = np.arange(rates.size).reshape(rates.shape) * self.NUM_BINS
 
     def survival(self, confidences: Array) -> Array:
         """Return how likely drafts and all before them are accepted [batch, drafts], from the survival that the drafter
         expects."""
-        odds = self._odds_by_bin[self._bins(confidences)] * self._odds_of_requests[:, : confidences.shape[1]]
-        survival: Array = (odds / (1.0 + odds)).cumprod(axis=1)
+        places = self._places[:, : confidences.shape[1]] + self._bins(confidences)
+        survival: Array = self._chances.take(places).cumprod(axis=1)
         return survival
 
     def _bins(self, confidences: Array) -> Integers:

@@ -13,7 +13,7 @@ from spec_lab.build.auto import why_not_native, with_auto_chosen
 from spec_lab.build.engine import build_engine, build_teacher
 from spec_lab.build.limits import Limits, engine_limits, longest_sequence
 from spec_lab.build.models import LastModels, Models
-from spec_lab.build.references import eager_config, plain_config, unpruned_config
+from spec_lab.build.references import eager_config, fixed_config, plain_config, unpruned_config
 from spec_lab.build.workloads import check_requests, open_workload
 from spec_lab.config.choices import KernelsChoice
 from spec_lab.config.run import PruneConfig, Run
@@ -65,6 +65,8 @@ def load_lab(typed: Run, world: World = ALONE, last: LastModels | None = None) -
     engines = {MAIN: build_engine(config, models, limits)}
     if "plain" in config.references and config.drafter.num_draft_tokens > 0:
         engines["plain"] = plain_engine(config, models, limits)
+    for fixed in (fixed_config(config, count) for count in config.fixed_k):
+        engines[f"k{fixed.drafter.num_draft_tokens}"] = build_engine(fixed, models, engine_limits(fixed, requests))
     if "unpruned" in config.references and _prunes(config.prune, engines[MAIN]):
         engines["unpruned"] = build_engine(unpruned_config(config), models, limits)
     if "eager" in config.references and config.graph.captures:

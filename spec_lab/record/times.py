@@ -41,6 +41,23 @@ def decode_rate(rounds: Sequence[RoundRecord]) -> float | None:
     return ratio(sum(sum(record.emitted) for record in rounds), sum(record.seconds for record in rounds))
 
 
+@metric("batch_tokens_per_second", "tokens/s", per="requests", inside=True)
+def batch_tokens_per_second(measured: Measured) -> float | None:
+    """Decode rate of a batch of such requests: their tokens in rounds / time of these rounds, of which each request has
+    an equal share. Median over timed repeats."""
+    ids = {request.id for request in measured.requests}
+
+    def rate(turn: GenerationResult) -> float | None:
+        tokens, seconds = 0, 0.0
+        for record in turn.rounds:
+            own = [count for name, count in zip(record.request_ids, record.emitted, strict=True) if name in ids]
+            tokens += sum(own)
+            seconds += record.seconds * len(own) / max(len(record.emitted), 1)
+        return ratio(tokens, seconds)
+
+    return median_of(map(rate, measured.repeats))
+
+
 @metric("end_to_end_tokens_per_second", "tokens/s", per="turn")
 def end_to_end_tokens_per_second(turn: GenerationResult) -> float | None:
     """All output tokens / time of the whole call, prompt passes and scheduling included: vLLM's output token

@@ -65,6 +65,14 @@ def knobs_table(runs: Sequence[Found], spec: Spec) -> Table:
     return table_of(rows, shown, spec["question"], across=across, shown=first)
 
 
+def parts_table(runs: Sequence[Found], spec: Spec) -> Table:
+    """Return a line for each part of each run: the study's keys, then its numbers."""
+    rows = frame(runs)
+    rows = sorted_by(rows[rows["status"] == "finished"], list((spec.get("keys") or {}).values()))
+    columns = {**(spec.get("keys") or {}), "part": "part", **(spec.get("columns") or {})}
+    return table_of(rows, columns, spec["question"])
+
+
 def plot(runs: Sequence[Found], spec: Spec) -> Figure:
     """Draw the study's number over its knob."""
     keys, asked = spec.get("keys") or {}, spec.get("plot") or {}
@@ -154,6 +162,7 @@ def sorted_by(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
 
 TABLES: dict[str, Callable[[Sequence[Found], Spec], Table]] = {
     "knobs": knobs_table,
+    "parts": parts_table,
     "serving": serving_table,
     "comparison": lambda runs, spec: comparison_table(runs),
     "costs": lambda runs, spec: cost_table(runs),
@@ -161,6 +170,7 @@ TABLES: dict[str, Callable[[Sequence[Found], Spec], Table]] = {
     "positions": positions_table,
     "by": by_table,
     "frontier": frontier_table,
+    "beside": lambda runs, spec: plans.beside_table(runs, spec.get("keys") or {}),
     "plan": lambda runs, spec: plans.plan_table(runs),
     "reliability": lambda runs, spec: reliability.reliability_table(runs),
     "lengths": lambda runs, spec: lengths_table(runs),

@@ -68,9 +68,9 @@ class Replay(AcceptanceConfig):
 
         recorded = {}
         for request in read_requests(Path(self.path).expanduser()):
-            accepted = request.accepted_per_round or []
+            accepted, offered = request.accepted_per_round or [], request.offered_per_round or []
             survival = request.confidence_per_round or [[]] * len(accepted)
-            recorded[request.id] = [RecordedRound(*each) for each in zip(accepted, survival, strict=True)]
+            recorded[request.id] = [RecordedRound(*each) for each in zip(accepted, offered, survival, strict=True)]
         if lab.confidences is not None and not any(each.survival for rounds in recorded.values() for each in rounds):
             raise UserError(
                 f"acceptance.path={self.path} has no confidences to replay; record it with record.confidences=true, "
