@@ -32,7 +32,9 @@ def multiply(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> np.ndar
 def _create_dot(
     builder: InterpreterBuilder, a: TensorHandle, b: TensorHandle, d: TensorHandle, *_: object
 ) -> TensorHandle:
-    assert a.data.dtype.kind == b.data.dtype.kind == "f", "the interpreter has bfloat16 and fp8 as integers"
+    assert tl.bfloat16 not in (a.dtype.scalar, b.dtype.scalar), "the interpreter has bfloat16 as integers"
+    if a.dtype.scalar.is_fp8():
+        a, b = (builder.create_fp_to_fp(operand, tl.float16, None) for operand in (a, b))
     left, right = (np.ascontiguousarray(operand.data, dtype=d.data.dtype) for operand in (a, b))
     return TensorHandle(multiply(left, right) + d.data, d.dtype.scalar)
 

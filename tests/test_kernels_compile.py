@@ -189,7 +189,8 @@ def compile_attention(
     from spec_kernels import attention_decode
     from spec_kernels.attention_tiles import decode_tiles, tree_tiles
 
-    tiles = (tree_tiles if is_tree else decode_tiles)(num_queries * group, head_dim, 4 if dtype == "fp32" else 2)
+    element_size = 4 if dtype == "fp32" else 1 if pointers is NARROW else 2
+    tiles = (tree_tiles if is_tree else decode_tiles)(num_queries * group, head_dim, element_size)
     return compile_kernel(
         attention_decode,
         dtype,
@@ -218,11 +219,11 @@ def products_fused_across_threads(ptx: str) -> list[str]:
     return [line for line, added in re.findall(r"(fma\.rn\.f32 .*, (%r\d+));", ptx) if added in sent]
 
 
-def layouts_of_sums(dtype: str, is_whole: bool, is_tree: bool) -> list[str]:
+def layouts_of_sums(dtype: str, is_whole: bool, is_tree: bool, pointers: Mapping[str, str] | None = None) -> list[str]:
     """Return how scores [keys, rows] lie in registers where they are added up, which sets the order of additions."""
-    text = compile_attention(dtype, 4, 64, 4, is_whole, is_tree, is_lowered=True)
+    text = compile_attention(dtype, 4, 64, 4, is_whole, is_tree, is_lowered=True, pointers=pointers)
     layouts = dict(re.findall(r"^(#\w+) = (#ttg\..*)", text, flags=re.MULTILINE))
-    names = re.findall(r"\) : \(tensor<64x16xf32, (#\w+)>\) -> tensor<16xf32", text)
+    names = re.findall(r"\) : \(tensor<\d+x16xf32, (#\w+)>\) -> tensor<16xf32", text)
     return [layouts[name] for name in names]
 
 
@@ -601,10 +602,12 @@ def main() -> None:
             compile_attention("bf16", 4, 128, 4, is_whole=False, num_stages=1)
     decode = compile_attention("bf16", 4, 128, 4, is_whole=False)
     assert "wgmma.mma_async" in decode and "cp.async.cg" in decode, "tensor cores, and loads of 16 bytes"
-    for dtype, forms in (("bf16", ((False, True), (True, False))), ("fp32", ((True, True),))):
-        plain = layouts_of_sums(dtype, False, False)
+    both = (False, True), (True, False)
+    for dtype, pointers, forms in (("bf16", None, both), ("bf16", NARROW, both), ("fp32", None, ((True, True),))):
+        plain = layouts_of_sums(dtype, False, False, pointers)
         assert len(plain) == 2, "of its maximum and of its sum"
-        assert all(layouts_of_sums(dtype, *form) == plain for form in forms), "a row is the same bits in every form"
+        same = [layouts_of_sums(dtype, *form, pointers) == plain for form in forms]
+        assert all(same), "a row is the same bits in every form"
     assert "mma." not in compile_attention("fp32", 4, 64, 4, is_whole=False), "no TF32"
     tree = compile_attention("bf16", 16, 128, 4, is_whole=True, is_tree=True)
     assert "wgmma.mma_async" in tree and "cp.async.cg" in tree, "a tree's keys are read as a chain's are"
@@ -623,7 +626,9 @@ def main() -> None:
     compile_chunk("bf16", 512, is_windowed=True)
     for is_tree in (False, True):
         narrow = compile_attention("bf16", 16, 128, 4, is_whole=is_tree, is_tree=is_tree, pointers=NARROW)
-        assert "wgmma.mma_async" in narrow and "cp.async.ca" in narrow, "tensor cores, and keys fetched ahead"
+        assert ".f32.e4m3.e4m3" in narrow, "keys as they are"
+        assert "cp.async.cg" in narrow and ".trans" in narrow, "fetched ahead, and values turned as words"
+    compile_attention("fp16", 4, 256, 7, is_whole=True, has_sinks=True, pointers=NARROW)
     compile_chunk("bf16", 128, is_windowed=False, pointers=NARROW)
     heads = {"HEAD_DIM": 128, "CHANNEL_TILE": 128}
     compile_kernel(rope_write, "bf16", NUM_KV_HEADS=8, PAIR_TILE=16, **heads)

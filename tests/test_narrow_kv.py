@@ -7,14 +7,19 @@ from pathlib import Path
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
+from spec_kernels.attention import _division
+from spec_kernels.narrow_kv import in_two_parts
 from spec_kernels.narrow_kv_reference import narrowed, widened, write_rows
 from spec_kernels.rope_write import rope_write, write_kv
 from spec_lab.config.choices import CacheDtype
+from tests.covering import each_value
 from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
 from tests.lab import make_config, make_engine, make_pair, part, random_requests, with_depth_as_k
 from tests.lossless_cases import TREES
-from tests.test_triton_attention import attend, fill, reference
+from tests.test_triton_attention import SPLIT, attend, fill, reference
 
 
 def rounded(row: torch.Tensor) -> torch.Tensor:
@@ -87,20 +92,69 @@ def test_rotated_keys_are_those_of_the_kernel_that_writes_them_wide(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("num_queries", [1, 4, 40])
-@pytest.mark.parametrize("window", [None, 30])
+@pytest.mark.parametrize(
+    ("num_queries", "window", "head_dim", "has_sinks", "num_tiles_to_fill"),
+    each_value([1, 4, 8, 40], [None, 30], [64, 96, 16, 256], [False, False, True], [10**6, 1], times=2),
+)
 def test_attention_over_e4m3_has_the_bits_of_the_numbers_that_it_stands_for(
-    dtype: torch.dtype, num_queries: int, window: int | None
+    dtype: torch.dtype,
+    num_queries: int,
+    window: int | None,
+    head_dim: int,
+    has_sinks: bool,
+    num_tiles_to_fill: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Powers of two change no rounding, but where weights times them leave float16's range."""
-    paged = fill([40, 77, 130], num_kv_heads=2, head_dim=64, dtype=dtype, garbage=0.0)
-    kv, powers = narrowed(paged.kv)
-    narrow = replace(paged, kv=kv, powers=powers)
-    wide = replace(paged, kv=widened(kv, powers, dtype))
-    queries = randn(3 * num_queries, 8, 64, dtype=dtype, seed=1)
+    monkeypatch.setattr("spec_kernels.attention.NUM_TILES_TO_FILL", num_tiles_to_fill)
+    _division.cache_clear()
+    narrow = fill([40, 77, 300], num_kv_heads=2, head_dim=head_dim, dtype=dtype).narrowed()
+    assert narrow.powers is not None
+    wide = replace(narrow, kv=widened(narrow.kv, narrow.powers, dtype), powers=None)
+    queries = randn(3 * num_queries, 8, head_dim, seed=1).bfloat16().to(dtype)
+    given = {"window": window, "sinks": randn(8, seed=2) if has_sinks else None}
+    out = attend(narrow, queries, split=2 * SPLIT, **given)
     if dtype is torch.float32 and DEVICE.type == "cpu":  # a GPU may multiply and add at once
-        assert torch.equal(attend(narrow, queries, window), attend(wide, queries, window))
-    assert_near(attend(narrow, queries, window), reference(narrow, queries, window))
+        assert torch.equal(out, attend(wide, queries, split=2 * SPLIT, **given))
+    assert_near(out, reference(narrow, queries, **given))
+    _division.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_a_row_that_sees_one_key_gives_its_value_to_the_bit(dtype: torch.dtype, head_dim: int) -> None:
+    """In 16 bits a GPU widens values by shifts, and turns them: each number of e4m3 stands in even and odd channels."""
+    codes = torch.arange(256, dtype=torch.uint8, device=DEVICE)
+    codes = codes[codes % 128 != 127].roll(1)  # NaN
+    paged = fill([1] * 8, num_kv_heads=2, head_dim=head_dim).narrowed()
+    assert paged.powers is not None
+    paged.powers.fill_(0.5)
+    slots = paged.page_table[:, 0] * paged.page_size
+    values = codes.repeat(9)[: 8 * 2 * head_dim].view(8, 2, head_dim)
+    paged.kv.view(torch.uint8)[slots, 1] = values
+    out = attend(paged, randn(8, 4, head_dim, seed=1, dtype=dtype), split=2 * SPLIT).view(8, 2, 2, head_dim)
+    expected = (values.view(torch.float8_e4m3fn).to(dtype) / 2).unsqueeze(2).expand_as(out)
+    assert torch.equal(out, expected)
+
+
+@triton.jit
+def add_parts(out_ptr: tl.tensor, queries_ptr: tl.tensor, ROWS: tl.constexpr, CHANNELS: tl.constexpr) -> None:
+    """Split queries [rows, channels] in two, and add the parts."""
+    places = tl.arange(0, CHANNELS)[:, None] + tl.arange(0, ROWS)[None, :] * CHANNELS
+    first, second, ratio, power = in_two_parts(tl.load(queries_ptr + places), tl.float8e4nv)
+    tl.store(out_ptr + places, (first.to(tl.float32) + second.to(tl.float32) * ratio[None, :]) * power[None, :])
+
+
+def test_queries_keep_nine_bits() -> None:
+    """All that bfloat16 has; float16 has eleven. Errors of small numbers follow from their row's largest."""
+    rows = randn(16, 128, seed=1) * torch.logspace(-30, 0, 128, base=2.0, device=DEVICE)
+    largest = rows.abs().amax(1, keepdim=True)
+    for narrow, error in ((rows.bfloat16().float(), 0.0), (rows.half().float(), 2.0**-9)):
+        out = torch.empty_like(rows)
+        add_parts[(1,)](out, narrow, 16, 128)
+        bound = narrow.abs() * error
+        assert ((out - narrow).abs() <= torch.where(narrow.abs() < largest * 2.0**-13, largest * 2.0**-22, bound)).all()
+        assert error == 0 or not torch.equal(out, narrow)
 
 
 @pytest.mark.parametrize("tree", ["none", pytest.param("static", marks=pytest.mark.slow)])

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
 from spec_kernels.attention import _division, paged_attention
 from spec_kernels.attention_tiles import MAX_DECODE_QUERIES
-from spec_kernels.narrow_kv_reference import widened
+from spec_kernels.narrow_kv_reference import narrowed, widened
 from spec_lab.attention.torch_tree import TorchTreeAttention
 from spec_lab.core.draft_tree import TreeRows
 from spec_lab.core.kv_cache import LayerCache
@@ -48,7 +48,12 @@ class Paged:
         return out * is_seen.view(-1, *(1,) * (out.dim() - 1))
 
     def select(self, requests: list[int]) -> Paged:
-        return Paged(self.kv, self.page_table[requests], self.seq_lens[requests], self.page_size)
+        return replace(self, page_table=self.page_table[requests], seq_lens=self.seq_lens[requests])
+
+    def narrowed(self) -> Paged:
+        """Put keys and values in e4m3."""
+        kv, powers = narrowed(self.kv)
+        return replace(self, kv=kv, powers=powers.flatten().view_as(powers))  # of one KV head, with its stride
 
 
 def fill(
@@ -260,19 +265,23 @@ def test_rows_past_the_table_are_finite_and_leave_the_others_alone() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("group", "window", "head_dim"), [(4, None, 64), (7, 30, 16)])
+@pytest.mark.parametrize(
+    ("group", "window", "head_dim", "is_narrow"), [(4, None, 64, False), (7, 30, 16, False), (4, None, 64, True)]
+)
 def test_a_row_does_not_depend_on_the_rows_beside_it(
-    dtype: torch.dtype, group: int, window: int | None, head_dim: int
+    dtype: torch.dtype, group: int, window: int | None, head_dim: int, is_narrow: bool
 ) -> None:
     """It does not, bit for bit: plain decoding asks for one row at a time, verify for up to 16, which may have higher
     tiles."""
-    length, num_queries = 84, 16
+    split, num_queries = 2 * SPLIT if is_narrow else SPLIT, 16
+    length = split + 20
     paged = fill([length], num_kv_heads=1, head_dim=head_dim, dtype=dtype)
+    paged = paged.narrowed() if is_narrow else paged
     queries = randn(num_queries, group, head_dim, seed=1, dtype=dtype)
-    together = attend(paged, queries, window)
+    together = attend(paged, queries, window, split=split)
     for first, last in ((0, 1), (15, 16), (3, 7)):
         paged.seq_lens.fill_(length - (num_queries - last))
-        assert torch.equal(attend(paged, queries[first:last], window), together[first:last]), (first, last)
+        assert torch.equal(attend(paged, queries[first:last], window, split=split), together[first:last]), (first, last)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -57,17 +57,19 @@ def test_a_tree_that_is_a_chain_gives_the_bits_of_the_chain(
 
 
 @pytest.mark.parametrize(
-    ("shape", "dtype", "split"),
+    ("shape", "dtype", "split", "is_narrow"),
     [
-        ((4, 3, None), DTYPES[-1], SPLIT),
-        ((8, 7, 3), torch.float32, SPLIT),
-        ((16, 4, None), DTYPES[-1], SPLIT),
-        ((40, 2, 30), DTYPES[-1], SPLIT),
-        ((5, 4, None), DTYPES[-1], 2 * SPLIT),
+        ((4, 3, None), DTYPES[-1], SPLIT, False),
+        ((8, 7, 3), torch.float32, SPLIT, False),
+        ((16, 4, None), DTYPES[-1], SPLIT, False),
+        ((40, 2, 30), DTYPES[-1], SPLIT, False),
+        ((5, 4, None), DTYPES[-1], 2 * SPLIT, False),
+        ((5, 4, None), DTYPES[-1], 2 * SPLIT, True),
+        ((16, 4, 30), DTYPES[-1], 2 * SPLIT, True),
     ],
 )
 def test_a_row_has_the_bits_of_the_chain_that_leads_to_it(
-    shape: tuple[int, int, int | None], dtype: torch.dtype, split: int
+    shape: tuple[int, int, int | None], dtype: torch.dtype, split: int, is_narrow: bool
 ) -> None:
     """Prefixes end in the middle of a tile of keys, one key before its end, and on it; one is empty. A split is one
     tile, or two, as in long contexts.
@@ -76,6 +78,7 @@ def test_a_row_has_the_bits_of_the_chain_that_leads_to_it(
     prefixes = [0, 100, 63, 128] if num_rows < 16 else [63, 128]
     batch = len(prefixes)
     paged = fill([length + num_rows for length in prefixes], num_kv_heads=1, head_dim=64, dtype=dtype)
+    paged = paged.narrowed() if is_narrow else paged
     queries = randn(batch * num_rows, group, 64, seed=1, dtype=dtype)
     tree = tree_rows(paged, [random_parents(num_rows, seed) for seed in range(batch)])
     found = attend(paged, queries, window, split=split, tree=tree).view(batch, num_rows, -1)
@@ -89,11 +92,15 @@ def test_a_row_has_the_bits_of_the_chain_that_leads_to_it(
 
 def along_path(paged: Paged, tree: TreeRows, request: int, row: int) -> Paged:
     """Make the cache of one request, whose newest keys are those of a path, one behind the other."""
-    chain = Paged(paged.kv.clone(), paged.page_table[[request]], paged.seq_lens, paged.page_size)
+    chain = replace(paged, kv=paged.kv.clone(), page_table=paged.page_table[[request]])
     path = tree.path_slots[request, row, : int(tree.depths[request, row]) + 1]
     prefix = int(paged.seq_lens[request]) - tree.num_tail
     positions = prefix + torch.arange(len(path), device=DEVICE)
-    chain.kv[chain.page_table[0, positions // 16] * 16 + positions % 16] = paged.kv[path]
+    places = chain.page_table[0, positions // 16] * 16 + positions % 16
+    chain.kv.view(torch.uint8)[places] = paged.kv.view(torch.uint8)[path]  # torch copies no e4m3 by index
+    if paged.powers is not None:
+        chain.powers = paged.powers.clone()
+        chain.powers[places] = paged.powers[path]
     return chain
 
 

@@ -209,12 +209,12 @@ def main() -> None:
             options.window,
         )
         floor, sdpa = shape.floor_us, sdpa_time(shape)
-        for split_keys in options.split_keys or [choose_split_keys(keys)]:
+        for split_keys in options.split_keys or [choose_split_keys(keys, 2)]:
             kernel = kernel_time(shape, split_keys)
             cells = f"{kernel:11.2f}{sdpa:11.2f}{floor:11.2f}{floor / kernel:11.0%}"
             tree = f"{kernel_time(shape, split_keys, of_tree=True):11.2f}" if options.tree else ""
             if options.fp8:
-                narrow = kernel_time(shape, split_keys, is_narrow=True)
+                narrow = kernel_time(shape, -(-split_keys // 128) * 128, is_narrow=True)
                 tree += f"{narrow:11.2f}{narrow / kernel:11.2f}"
             print(f"{batch:5}{keys:7}{rows:6}{split_keys:7} {cells}{tree}")
             figures.append(Figure("paged attention", str(shape), shape.kv_bytes, shape.flops, kernel, sdpa))

@@ -62,7 +62,8 @@ def paged_attention(
     these were consecutive. So a row has the same bits as in a decoded chain of its path.
 
     Args:
-        queries: [batch * num_queries, num_heads, head_dim], any stride but that of the last dimension, which is 1.
+        queries: [batch * num_queries, num_heads, head_dim], any stride but that of the last dimension, which is 1. Over
+            a cache in e4m3, up to `MAX_DECODE_QUERIES` rows in float16 are rounded to nine significant bits.
         kv: [num_slots, 2, num_kv_heads, head_dim], contiguous, of the queries' dtype, or e4m3; slot = page * page_size
             + offset.
         page_table: [batch, num_pages + 1] int64; the last column is the scratch page and is not read.
@@ -158,7 +159,8 @@ def _launch_splits(
     batch, num_rows, num_heads, head_dim = page_table.shape[0], *queries.shape
     path_len = tree[0].shape[2] if num_tail > 0 else 0
     num_splits = max(1, triton.cdiv(reach[0], split_keys))
-    division = _division(queries.shape, kv.shape, batch, queries.element_size(), split_keys, num_splits, path_len)
+    element_size = 4 if queries.dtype is torch.float32 else kv.element_size()
+    division = _division(queries.shape, kv.shape, batch, element_size, split_keys, num_splits, path_len)
     partials = empty_partials(division.num_entries, num_rows, num_heads, head_dim, out.device)
     attend_split[division.grid](
         out,

@@ -9,8 +9,8 @@ import triton.language as tl
 
 from spec_kernels.attention_tree import tree_keys, tree_slots, tree_tile
 from spec_kernels.early import wait_for_inputs
-from spec_kernels.narrow_kv import load_powers
-from spec_kernels.online_softmax import add_keys_across, divisor, key_slots, merge, with_sink
+from spec_kernels.narrow_kv import in_two_parts, load_powers, widened_words
+from spec_kernels.online_softmax import divisor, key_slots, merge, weigh_keys, with_sink
 
 
 @triton.jit(
@@ -120,11 +120,22 @@ def attend_split(
     query_ptrs = queries_ptr + (out_row * query_row_stride + head * query_head_stride)[None, :] + channels[:, None]
     queries = tl.load(query_ptrs, mask=is_entry, other=0.0)
     pages_ptr = page_table_ptr + request * page_table_stride
+    # Values in e4m3 are read in words, each of an even channel and the odd one behind: the tensor cores take no turned
+    # numbers of 8 bits, and only those of 16 are turned on their way to registers. Products of 8 bits sum 32 channels.
+    IS_NARROW: tl.constexpr = powers_ptr is not None
+    IS_NATIVE: tl.constexpr = IS_NARROW and queries.dtype != tl.float32 and CHANNEL_TILE >= 32
+    HALF_FACTOR: tl.constexpr = 2.0**60 if queries.dtype == tl.bfloat16 else 1.0
+    PART: tl.constexpr = CHANNEL_TILE // 2 if IS_NARROW else CHANNEL_TILE
+    if IS_NARROW:
+        first, second, ratio, power = in_two_parts(queries, kv_ptr.dtype.element_ty)
+        words_ptr = (kv_ptr + (NUM_KV_HEADS + kv_head) * HEAD_DIM).to(tl.pointer_type(tl.int16))
+        words_of_row = tl.arange(0, PART)[:, None]
 
     total_maxima = tl.full((ROW_TILE,), float("-inf"), tl.float32)
     total_sums = tl.zeros((ROW_TILE,), tl.float32)
-    total_acc = tl.zeros((CHANNEL_TILE, ROW_TILE), tl.float32)
-    maxima, sums, acc = total_maxima, total_sums, total_acc
+    total_acc = tl.zeros((PART, ROW_TILE), tl.float32)
+    total_odd = total_acc
+    maxima, sums, acc, odd = total_maxima, total_sums, total_acc, total_odd
     for first_key in tl.range(low // KEY_TILE * KEY_TILE, high, KEY_TILE, num_stages=STAGES):
         keys = first_key + tl.arange(0, KEY_TILE)
         is_key = (keys >= low) & (keys < high)
@@ -136,10 +147,16 @@ def attend_split(
         key_ptrs = kv_ptr + (slots * slot_stride + kv_head * HEAD_DIM)[:, None] + channels[None, :]
         is_cell = is_key[:, None] & is_channel[None, :]
         key_rows = tl.load(key_ptrs, mask=is_cell, other=0.0)
-        value_rows = tl.load(key_ptrs + NUM_KV_HEADS * HEAD_DIM, mask=is_cell, other=0.0)
-        powers = None
-        scores = tl.dot(key_rows.to(queries.dtype), queries, input_precision="ieee") * scale
-        if powers_ptr is not None:
+        if IS_NARROW:
+            word_ptrs = words_ptr + (slots * (slot_stride // 2))[None, :] + words_of_row
+            words = tl.load(word_ptrs, mask=is_key[None, :] & (words_of_row < HEAD_DIM // 2), other=0)
+        else:
+            value_rows = tl.load(key_ptrs + NUM_KV_HEADS * HEAD_DIM, mask=is_cell, other=0.0)
+        if IS_NATIVE:
+            scores = tl.dot(key_rows, first, tl.dot(key_rows, second) * ratio[None, :]) * (power * scale)[None, :]
+        else:
+            scores = tl.dot(key_rows.to(queries.dtype), queries, input_precision="ieee") * scale
+        if IS_NARROW:
             key_powers, powers = load_powers(powers_ptr, slots, kv_head, is_key, NUM_KV_HEADS)
             scores *= key_powers[:, None]
         is_visible = keys[:, None] >= start[None, :]
@@ -151,13 +168,29 @@ def attend_split(
             # nothing.
             is_first = first_key % split_keys == 0
             done = tl.where(is_first, maxima, float("-inf"))
+            if IS_NARROW:
+                _, _, total_odd = merge(total_maxima, total_sums, total_odd, done, sums, odd, 0)
             total_maxima, total_sums, total_acc = merge(total_maxima, total_sums, total_acc, done, sums, acc, 0)
             maxima = tl.where(is_first, float("-inf"), maxima)
-        maxima, sums, acc = add_keys_across(maxima, sums, acc, scores, value_rows.to(queries.dtype), powers)
+        maxima, sums, weights, decay = weigh_keys(maxima, sums, scores, 0)
+        if IS_NARROW:
+            # In bfloat16 weights make good half of what values are too small by, and the sums the rest.
+            weights *= (powers * HALF_FACTOR)[:, None]
+            values, odd_values = widened_words(words, queries.dtype)
+            odd = tl.dot(odd_values, weights.to(queries.dtype), odd * decay[None, :], input_precision="ieee")
+        else:
+            values = tl.trans(value_rows)
+        acc = tl.dot(values, weights.to(queries.dtype), acc * decay[None, :], input_precision="ieee")
 
     out_head = out_row * (NUM_KV_HEADS * GROUP) + head
     if IS_WHOLE:
+        if IS_NARROW:
+            _, _, odd = merge(total_maxima, total_sums, total_odd, maxima, sums, odd, 0)
         maxima, sums, acc = merge(total_maxima, total_sums, total_acc, maxima, sums, acc, 0)
+    if IS_NARROW:
+        acc = tl.reshape(tl.permute(tl.join(acc, odd), (2, 0, 1)), (CHANNEL_TILE, ROW_TILE)) * HALF_FACTOR
+        channels = channels % PART * 2 + channels // PART
+        is_entry = (channels < HEAD_DIM)[:, None] & is_row[None, :]
     if IS_WHOLE and not IS_TREE:
         if HAS_SINKS:
             sums = with_sink(maxima, sums, sinks_ptr, head, is_row)

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from spec_kernels.narrow_kv import load_powers
-from spec_kernels.online_softmax import add_keys_along, divisor, key_slots, with_sink
+from spec_kernels.online_softmax import divisor, key_slots, weigh_keys, with_sink
 
 
 @triton.jit(do_not_specialize=["num_queries", "num_readable", "window"])
@@ -87,14 +87,16 @@ def attend_chunk(
             key_rows = tl.load(key_ptrs, mask=is_entry, other=0.0).to(queries.dtype)
             value_rows = tl.load(key_ptrs + NUM_KV_HEADS * HEAD_DIM, mask=is_entry, other=0.0).to(queries.dtype)
             scores = tl.dot(queries, tl.trans(key_rows), input_precision="ieee") * scale
-            powers = None
             if powers_ptr is not None:
                 key_powers, powers = load_powers(powers_ptr, slots, head // GROUP, is_key, NUM_KV_HEADS)
                 scores *= key_powers[None, :]
             if is_masked:
                 is_visible = (keys[None, :] >= start[:, None]) & (keys[None, :] < end[:, None])
                 scores = tl.where(is_visible & is_key[None, :], scores, float("-inf"))
-            maxima, sums, acc = add_keys_along(maxima, sums, acc, scores, value_rows, powers)
+            maxima, sums, weights, decay = weigh_keys(maxima, sums, scores, 1)
+            if powers_ptr is not None:
+                weights *= powers[None, :]
+            acc = tl.dot(weights.to(value_rows.dtype), value_rows, acc * decay[:, None], input_precision="ieee")
     if HAS_SINKS:
         sums = with_sink(maxima, sums, sinks_ptr, head + query * 0, is_row)
     out_ptrs = out_ptr + (out_row * (NUM_KV_HEADS * GROUP) + head)[:, None] * HEAD_DIM + channels[None, :]

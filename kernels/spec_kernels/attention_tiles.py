@@ -41,15 +41,19 @@ def decode_tiles(num_rows: int, channel_tile: int, element_size: int) -> Tiles:
 
     The height of a tile depends on the number of rows only if keys and channels fill the tensor cores' operands. Then
     the order of summation is the same for every height, so a row's bits do not depend on it. Five stages keep two tiles
-    of keys in flight, since addresses wait for the page table. One stage is impossible with tensor core products: ptxas
-    12.8 then makes wrong machine code (tests/machine_code.py).
+    of keys in flight, since addresses wait for the page table. Twice as many keys in e4m3 are as many bytes. One stage
+    is impossible with tensor core products: ptxas 12.8 then makes wrong machine code (tests/machine_code.py).
+
+    Args:
+        element_size: bytes of a number of the cache; 4 for queries in float32 over any cache.
     """
     row_bytes = channel_tile * element_size
     if element_size == 4 or channel_tile < 64:
         return Tiles(16, keys=32 if row_bytes > 256 else 64, num_warps=4, num_stages=5 if row_bytes <= 1024 else 3)
+    keys = 128 if element_size == 1 else 64
     if channel_tile > 128:
-        return Tiles(16, keys=64 if channel_tile == 256 else 32, num_warps=8, num_stages=5)
-    return Tiles(rows=16 if num_rows <= 16 else 32, keys=64, num_warps=4, num_stages=5)
+        return Tiles(16, keys=keys if channel_tile == 256 else 32, num_warps=8, num_stages=5)
+    return Tiles(rows=16 if num_rows <= 16 else 32, keys=keys, num_warps=4, num_stages=5)
 
 
 def tree_tiles(num_rows: int, channel_tile: int, element_size: int) -> Tiles:
@@ -75,12 +79,14 @@ def prompt_tiles(channel_tile: int, element_size: int) -> Tiles:
     return Tiles(rows=64, keys=32, num_warps=8, num_stages=3)
 
 
-def choose_split_keys(max_positions: int) -> int:
-    """Returns the number of keys in a split for a cache of `max_positions`.
+def choose_split_keys(max_positions: int, element_size: int) -> int:
+    """Returns the number of keys in a split for a cache of `max_positions`, a multiple of those in a tile.
 
-    It is constant in a run, so that a row has the same bits in every forward.
+    It is constant in a run, so that a row has the same bits in every forward. `element_size`: bytes of a number of the
+    cache.
     """
-    return _SPLIT_UNIT * triton.cdiv(max_positions, _SPLIT_UNIT * _MAX_SPLITS)
+    unit = 2 * _SPLIT_UNIT if element_size == 1 else _SPLIT_UNIT
+    return unit * triton.cdiv(max_positions, unit * _MAX_SPLITS)
 
 
 def choose_latent_tiles(num_heads: int, element_size: int) -> Tiles:

@@ -19,7 +19,7 @@ import triton.language as tl
 from spec_kernels.attention_tiles import Tiles, choose_latent_tiles
 from spec_kernels.early import placed_if_few, wait_behind_others
 from spec_kernels.latent_merge import MOST_EARLY_PROGRAMS, merge_latents
-from spec_kernels.online_softmax import add_keys_across, divisor, key_slots
+from spec_kernels.online_softmax import divisor, key_slots, weigh_keys
 from spec_kernels.operators import operator
 from spec_kernels.split_merge import empty_partials
 from spec_kernels.utils import assert_rows_of, launch_on
@@ -121,7 +121,8 @@ def _attend_latents(
                 scores = tl.dot(turned_keys, turned_queries, scores, input_precision="ieee")
             is_visible = (keys[:, None] >= start[None, :]) & (keys[:, None] < end[None, :]) & is_key[:, None]
             scores = tl.where(is_visible, scores * scale, float("-inf"))
-            maxima, sums, acc = add_keys_across(maxima, sums, acc, scores, latents)
+            maxima, sums, weights, decay = weigh_keys(maxima, sums, scores, 0)
+            acc = tl.dot(tl.trans(latents), weights.to(latents.dtype), acc * decay[None, :], input_precision="ieee")
 
     out_head = out_row * NUM_HEADS + pairs % NUM_HEADS
     if IS_WHOLE:

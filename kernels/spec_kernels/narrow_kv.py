@@ -41,3 +41,49 @@ def load_powers(
     ahead as it does keys."""
     pairs = tl.load(pairs_ptr + slots * NUM_KV_HEADS + kv_head, mask=is_key, other=0)
     return (pairs << 16).to(tl.float32, bitcast=True), (pairs & -0x10000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def in_two_parts(queries: tl.tensor, DTYPE: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Split queries [channels, rows] into two parts in e4m3: the queries are (first + second * ratio) * power, with
+    powers of two [rows].
+
+    Two numbers of four significant bits, with signs of their own, hold nine. So numbers in bfloat16 stay as they are,
+    and those in float16 are rounded, unless they are less than 2^-13 of their row's largest: there the error is up to
+    2^-22 of that. Keys need not be widened, since the tensor cores multiply numbers of 8 bits too. Returns first,
+    second, ratio and power.
+    """
+    rows = tl.trans(queries).to(tl.float32)
+    first, bits = narrowed(rows, tl.max(tl.abs(rows), 1))
+    power = bits.to(tl.float32)
+    rest = rows - first * power[:, None]
+    second, bits = narrowed(rest, tl.max(tl.abs(rest), 1))
+    return tl.trans(first).to(DTYPE), tl.trans(second).to(DTYPE), bits.to(tl.float32) / power, power
+
+
+@triton.jit
+def widened_words(words: tl.tensor, DTYPE: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """Widen the numbers in the low and in the high bytes of words. In bfloat16 they are times 2^-120, since their bits
+    are put where bfloat16 has sign, exponent and mantissa."""
+    if tl.bfloat16 == DTYPE:
+        low, high = tl.inline_asm_elementwise(
+            """{
+            .reg .b32 sign, rest;
+            shl.b32 sign, $2, 8;
+            shl.b32 rest, $2, 4;
+            and.b32 rest, rest, 0x07f007f0;
+            lop3.b32 $0, sign, 0x80008000, rest, 0xea;
+            shr.u32 rest, $2, 4;
+            and.b32 rest, rest, 0x07f007f0;
+            lop3.b32 $1, $2, 0x80008000, rest, 0xea;
+            }""",
+            "=r,=r,r",
+            [words],
+            dtype=(tl.bfloat16, tl.bfloat16),
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        low = words.to(tl.int8).to(tl.float8e4nv, bitcast=True).to(DTYPE)
+        high = (words >> 8).to(tl.int8).to(tl.float8e4nv, bitcast=True).to(DTYPE)
+    return low, high

@@ -1,8 +1,8 @@
 """The shared parts of the attention kernels: the cache slots of keys, and the update and merge of running sums.
 
 A row's attention over some keys consists of its largest score, the sum of the weights relative to it, and the values
-weighted by them. In `add_keys_across`, the few rows of decoding are the columns of the products. Keys and channels are
-many, so they are the dimension that the tensor cores process 64 at a time. Source: FlashAttention-2 (Dao 2023).
+weighted by them. The few rows of decoding are the columns of the products. Keys and channels are many, so they are the
+dimension that the tensor cores process 64 at a time. Source: FlashAttention-2 (Dao 2023).
 """
 
 # mypy: allow-untyped-decorators
@@ -24,47 +24,19 @@ def key_slots(
 
 
 @triton.jit
-def add_keys_across(
-    maxima: tl.tensor,
-    sums: tl.tensor,
-    acc: tl.tensor,
-    scores: tl.tensor,
-    value_rows: tl.tensor,
-    powers: tl.tensor | None = None,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Adds the keys of a tile to the rows' running sums. `scores` [keys, rows] are -inf for keys that a row does not
-    see; `acc` is [channels, rows]. `value_rows` are multiplied by `powers` [keys] of two, if there are any."""
-    new_maxima = tl.maximum(maxima, tl.max(scores, 0))
-    shift = finite_or_zero(new_maxima)
-    weights = tl.exp2(scores - shift[None, :])
-    decay = tl.exp2(maxima - shift)
-    sums = tl.fma(sums, decay, tl.sum(weights, 0))
-    if powers is not None:
-        weights *= powers[:, None]
-    weights = weights.to(value_rows.dtype)
-    acc = tl.dot(tl.trans(value_rows), weights, acc * decay[None, :], input_precision="ieee")
-    return new_maxima, sums, acc
+def weigh_keys(
+    maxima: tl.tensor, sums: tl.tensor, scores: tl.tensor, KEY_AXIS: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Adds the weights of a tile's keys, which are along KEY_AXIS of `scores`, to the rows' running sums.
 
-
-@triton.jit
-def add_keys_along(
-    maxima: tl.tensor,
-    sums: tl.tensor,
-    acc: tl.tensor,
-    scores: tl.tensor,
-    value_rows: tl.tensor,
-    powers: tl.tensor | None = None,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Does the same as `add_keys_across`, but `scores` is [rows, keys] and `acc` is [rows, channels]."""
-    new_maxima = tl.maximum(maxima, tl.max(scores, 1))
+    Scores are -inf for keys that a row does not see. Returns the new maxima and sums, the weights, and what each row's
+    sums of earlier values are to be multiplied by.
+    """
+    new_maxima = tl.maximum(maxima, tl.max(scores, KEY_AXIS))
     shift = finite_or_zero(new_maxima)
-    weights = tl.exp2(scores - shift[:, None])
+    weights = tl.exp2(scores - tl.expand_dims(shift, KEY_AXIS))
     decay = tl.exp2(maxima - shift)
-    sums = tl.fma(sums, decay, tl.sum(weights, 1))
-    if powers is not None:
-        weights *= powers[None, :]
-    acc = tl.dot(weights.to(value_rows.dtype), value_rows, acc * decay[:, None], input_precision="ieee")
-    return new_maxima, sums, acc
+    return new_maxima, tl.fma(sums, decay, tl.sum(weights, KEY_AXIS)), weights, decay
 
 
 @triton.jit

@@ -43,7 +43,6 @@ class TritonAttention:
         self._attend_piece = attend_piece
         self._page_size = page_size
         self._max_positions = max_positions
-        self._split_keys = choose_split_keys(max_positions)
         self._reference = TorchTreeAttention(page_size, max_positions)
         self.latent: LatentAttentionBackend | None = TritonLatentAttention(
             TorchLatentAttention(self._reference), page_size, max_positions
@@ -93,7 +92,7 @@ class TritonAttention:
             metadata.lens_in(window),
             self._page_size,
             metadata.max_seq_len,
-            self._split_keys,
+            choose_split_keys(self._max_positions, cache.kv.element_size()),
             scale,
             window,
             None if tree is None else tree.path_slots,
