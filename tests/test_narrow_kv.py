@@ -10,7 +10,6 @@ import torch
 import triton
 import triton.language as tl
 
-from spec_kernels.attention import _division
 from spec_kernels.narrow_kv import in_two_parts
 from spec_kernels.narrow_kv_reference import narrowed, widened, write_rows
 from spec_kernels.rope_write import rope_write, write_kv
@@ -19,7 +18,7 @@ from tests.covering import each_value
 from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
 from tests.lab import make_config, make_engine, make_pair, part, random_requests, with_depth_as_k
 from tests.lossless_cases import TREES
-from tests.test_triton_attention import SPLIT, attend, fill, reference
+from tests.test_triton_attention import SPLIT, attend, fill, reference, set_tiles_to_fill
 
 
 def rounded(row: torch.Tensor) -> torch.Tensor:
@@ -100,8 +99,7 @@ def test_attention_over_e4m3_has_the_bits_of_the_numbers_that_it_stands_for(
 ) -> None:
     """Powers of two change no rounding, but where weights times them leave float16's range."""
     num_queries, window, head_dim, has_sinks, num_tiles_to_fill = shape
-    monkeypatch.setattr("spec_kernels.attention.NUM_TILES_TO_FILL", num_tiles_to_fill)
-    _division.cache_clear()
+    set_tiles_to_fill(monkeypatch, num_tiles_to_fill)
     narrow = fill([40, 77, 300], num_kv_heads=2, head_dim=head_dim, dtype=dtype).narrowed()
     assert narrow.powers is not None
     wide = replace(narrow, kv=widened(narrow.kv, narrow.powers, dtype), powers=None)
@@ -111,7 +109,6 @@ def test_attention_over_e4m3_has_the_bits_of_the_numbers_that_it_stands_for(
     if dtype is torch.float32 and DEVICE.type == "cpu":  # a GPU may multiply and add at once
         assert torch.equal(out, attend(wide, queries, split=2 * SPLIT, **given))
     assert_near(out, reference(narrow, queries, **given))
-    _division.cache_clear()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -81,6 +81,12 @@ def fill(
     return Paged(kv.to(DEVICE), page_table.to(DEVICE), torch.tensor(lens, device=DEVICE), page_size)
 
 
+def set_tiles_to_fill(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Have so many tiles fill a GPU, whatever was kept of another number."""
+    monkeypatch.setattr("spec_kernels.attention.NUM_TILES_TO_FILL", number)
+    monkeypatch.setattr("spec_kernels.attention._division", _division.__wrapped__)
+
+
 def attend(
     paged: Paged,
     queries: torch.Tensor,
@@ -162,8 +168,7 @@ def test_sinks_take_their_share(
     num_queries: int, num_tiles_to_fill: int, window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In whole programs, in splits and in prompt chunks; one sink outweighs everything and one nothing."""
-    monkeypatch.setattr("spec_kernels.attention.NUM_TILES_TO_FILL", num_tiles_to_fill)
-    _division.cache_clear()
+    set_tiles_to_fill(monkeypatch, num_tiles_to_fill)
     paged = fill([70, 200])
     queries = randn(2 * num_queries, 4, 16, seed=1)
     sinks = torch.tensor([0.5, 200.0, -200.0, 3.0], device=DEVICE)
@@ -172,7 +177,6 @@ def test_sinks_take_their_share(
     by_head = out.view(-1, 4, 16)
     assert by_head[:, 1].abs().max() == 0
     assert torch.equal(by_head[:, 2], attend(paged, queries, window).view(-1, 4, 16)[:, 2])
-    _division.cache_clear()
 
 
 @pytest.mark.parametrize(("head_dim", "dtype"), each_value([8, 24, 64, 128, 256, 512], DTYPES, times=2))
@@ -201,7 +205,7 @@ def test_how_many_programs_share_the_splits_changes_no_bit(
     queries = randn(6, 2, 64, seed=1, dtype=dtype)
     shared = attend(paged, queries, window, split=split)
     assert_near(shared, reference(paged, queries, window))
-    monkeypatch.setattr("spec_kernels.attention.NUM_TILES_TO_FILL", 3)
+    set_tiles_to_fill(monkeypatch, 3)
     assert torch.equal(attend(paged, queries, window, split=split), shared)
 
 

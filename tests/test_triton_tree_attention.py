@@ -21,7 +21,7 @@ from spec_lab.options.trees import DynamicTreeConfig
 from tests.covering import each_value
 from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
 from tests.lab import Reference, generate, make_config, make_pair, part, random_requests
-from tests.test_triton_attention import SPLIT, Paged, attend, fill, reference
+from tests.test_triton_attention import SPLIT, Paged, attend, fill, reference, set_tiles_to_fill
 
 
 def tree_rows(paged: Paged, parents: list[list[int]], num_before: int = 0) -> TreeRows:
@@ -122,7 +122,7 @@ def test_rows_of_a_new_level_see_earlier_rows_of_the_tree(monkeypatch: pytest.Mo
         shared = attend(paged, queries, window, tree=tree)
         assert_near(shared, reference(paged, queries, window, tree))
         with monkeypatch.context() as many_tiles:
-            many_tiles.setattr("spec_kernels.attention.NUM_TILES_TO_FILL", 0)
+            set_tiles_to_fill(many_tiles, 0)
             assert torch.equal(attend(paged, queries, window, tree=tree), shared)
 
 
