@@ -606,8 +606,7 @@ def main() -> None:
     for dtype, pointers, forms in (("bf16", None, both), ("bf16", NARROW, both), ("fp32", None, ((True, True),))):
         plain = layouts_of_sums(dtype, False, False, pointers)
         assert len(plain) == 2, "of its maximum and of its sum"
-        same = [layouts_of_sums(dtype, *form, pointers) == plain for form in forms]
-        assert all(same), "a row is the same bits in every form"
+        assert all(layouts_of_sums(dtype, *form, pointers) == plain for form in forms), "a row's bits are of no form"
     assert "mma." not in compile_attention("fp32", 4, 64, 4, is_whole=False), "no TF32"
     tree = compile_attention("bf16", 16, 128, 4, is_whole=True, is_tree=True)
     assert "wgmma.mma_async" in tree and "cp.async.cg" in tree, "a tree's keys are read as a chain's are"
@@ -626,8 +625,7 @@ def main() -> None:
     compile_chunk("bf16", 512, is_windowed=True)
     for is_tree in (False, True):
         narrow = compile_attention("bf16", 16, 128, 4, is_whole=is_tree, is_tree=is_tree, pointers=NARROW)
-        assert ".f32.e4m3.e4m3" in narrow, "keys as they are"
-        assert "cp.async.cg" in narrow and ".trans" in narrow, "fetched ahead, and values turned as words"
+        assert all(has in narrow for has in (".f32.e4m3.e4m3", "cp.async.cg", ".trans")), "turned as words, by ldmatrix"
     compile_attention("fp16", 4, 256, 7, is_whole=True, has_sinks=True, pointers=NARROW)
     compile_chunk("bf16", 128, is_windowed=False, pointers=NARROW)
     heads = {"HEAD_DIM": 128, "CHANNEL_TILE": 128}

@@ -139,21 +139,6 @@ def test_equals_that_of_torch_on_and_beside_split_borders(num_queries: int, grou
     assert_near(attend(paged, queries, window), reference(paged, queries, window))
 
 
-def test_the_backend_of_torch_equals_a_loop_over_rows() -> None:
-    paged = fill([5, 21], page_size=4)
-    queries = randn(6, 4, 16, seed=1)
-    rows = reference(paged, queries, window=7).view(6, 4, 16)
-    for row in range(6):
-        request, j = divmod(row, 3)
-        end = int(paged.seq_lens[request]) - (2 - j)
-        positions = torch.arange(max(0, end - 7), end, device=DEVICE)
-        slots = paged.page_table[request, positions // 4] * 4 + positions % 4
-        for head in range(4):
-            keys, values = paged.kv[slots, :, head // 2].unbind(1)
-            expected = (keys @ queries[row, head] * SCALE).softmax(0) @ values
-            torch.testing.assert_close(rows[row, head], expected, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("page_size", [1, 2, 3, 48, 64])
 def test_any_page_size(page_size: int) -> None:
     paged = fill([47, 48, 49, 63], page_size)

@@ -64,7 +64,6 @@ def test_a_tree_that_is_a_chain_gives_the_bits_of_the_chain(
         ((16, 4, None), DTYPES[-1], SPLIT, False),
         ((40, 2, 30), DTYPES[-1], SPLIT, False),
         ((5, 4, None), DTYPES[-1], 2 * SPLIT, False),
-        ((5, 4, None), DTYPES[-1], 2 * SPLIT, True),
         ((16, 4, 30), DTYPES[-1], 2 * SPLIT, True),
     ],
 )
