@@ -205,12 +205,15 @@ def test_whole_prompts_attend_without_a_mask_as_with_one() -> None:
     assert_near(*outs)
 
 
-@pytest.mark.parametrize("changes", [{}, {"q_lora_rank": None, "attention_bias": True, "num_hidden_layers": 1}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"q_lora_rank": None, "attention_bias": True, "num_hidden_layers": 1}, {"kv_lora_rank": 48}]
+)
 @torch.inference_mode()
 def test_a_target_of_16_bits_gives_what_it_gives_without_fused_products(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    """Prompt rows first, more than are few, then a round of two requests; a row of it is bit-equal alone."""
+    """Short prompts, then prompt rows that are more than few, then a round of two requests; a row of it is bit-equal
+    alone."""
     architecture = {"model_type": "deepseek_v3", "num_hidden_layers": 2}
     (tmp_path / "config.json").write_text(json.dumps(SIZES | architecture | changes))
     config = read_model_config(tmp_path)
@@ -219,20 +222,23 @@ def test_a_target_of_16_bits_gives_what_it_gives_without_fused_products(
         lane = Lane.of(config.layers)
         target = make_target(config, lane, kernels)
         lane.cache.kv.zero_()
+        short = target.forward(prompt(2, 6).flatten(), Pass(lane.cache, lane.metadata([0, 0], 6)), FEATURES)
         target.forward(prompt(2, 34).flatten(), Pass(lane.cache, lane.metadata([0, 0], 34)), FEATURES)
         round_ = target.forward(prompt(2, 4).flatten(), Pass(lane.cache, lane.metadata([30, 9], 4)), FEATURES)
-        outputs.append(target.logits(round_.hidden))
+        outputs.append(target.logits(torch.cat((round_.hidden, short.hidden))))
         lanes.append(lane)
         targets.append(target)
     assert_alike(outputs[1], outputs[0])
     assert_alike(lanes[1].cache.kv, lanes[0].cache.kv)
     alone = targets[1].forward(prompt(2, 4)[0, :1], Pass(lanes[1].cache, lanes[1].metadata([30], 1)), FEATURES)
-    if DEVICE.type == "cpu":  # on a GPU the products of heads are the library's, which may differ
+    # On a GPU the products of heads are the library's, which may differ. With the larger rank keys of four rows are
+    # unfolded, and those of one row are not.
+    if DEVICE.type == "cpu" and "kv_lora_rank" not in changes:
         assert torch.equal(targets[1].logits(alone.hidden)[0], outputs[1][0])
         rounds = prompt(2, 4).flatten(), Pass(lanes[1].cache, lanes[1].metadata([30, 9], 4)), FEATURES
         graph = TapeRecorder(num_warmups=0).capture(lambda: targets[1].logits(targets[1].forward(*rounds).hidden))
         graph.replay()
-        assert torch.equal(graph.outputs, outputs[1]), "on a tape too"
+        assert torch.equal(graph.outputs, outputs[1][:8]), "on a tape too"
 
 
 def test_a_query_with_its_norm_inside_gives_what_it_gives_without() -> None:

@@ -216,7 +216,7 @@ def _constants(tiles: Tiles, num_heads: int, rank: int, row_width: int, page_siz
         "NUM_HEADS": num_heads,
         "RANK": rank,
         "ROW_WIDTH": row_width,
-        "RANK_TILE": max(16, triton.next_power_of_2(rank)),
+        "RANK_TILE": max(64, triton.next_power_of_2(rank)),
         "ROTATED_TILE": max(16, triton.next_power_of_2(row_width - rank)),
         "PAGE_SIZE": page_size,
         "ROW_TILE": tiles.rows,

@@ -147,7 +147,7 @@ class FusedLatentAttention(LatentAttention):
     def written_and_attended(self, queries: torch.Tensor, projected: torch.Tensor, at: Pass) -> torch.Tensor:
         is_unfolded = self.sizes.unfolding_is_cheaper(at.metadata.num_queries, at.metadata.max_seq_len)
         if is_unfolded or not 0 < len(queries) <= self.kernels.max_head_rows:
-            return super().written_and_attended(queries, projected, at)
+            return LatentAttention.written_and_attended(self, queries, projected, at)  # slots break `super()`
         heads = queries.unflatten(-1, (-1, self.sizes.query_width))
         absorbed = self.kernels.absorb_and_write(
             heads,
