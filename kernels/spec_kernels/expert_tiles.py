@@ -51,7 +51,7 @@ MANY = (
 _OF_CODES = ProductTiles(64, 128, 4, 4)
 NARROW = ExpertTiles(16, _OF_CODES, _OF_CODES), ExpertTiles(32, _OF_CODES, _OF_CODES)
 """Tiles for weights of 4 bits: channels are a block, and the weight is on the left, straight from registers."""
-MOST_NARROW_PAIRS = 16
+MOST_NARROW_PAIRS = 128
 """Up to this mean number of pairs of an expert, weights of 4 bits are widened by the program that multiplies them."""
 FLOAT32 = ExpertTiles(16, ProductTiles(32, 32, 4, 2), ProductTiles(32, 32, 4, 2))
 """Tiles for float32. It has no tensor core product, and the unrolled product of a larger tile takes long to compile."""
