@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spec_lab.core.errors import (
-    describe_error,
-    one_line,
-    without_folders,
-)
+from spec_lab.core.errors import describe_error, without_folders
 
 
 @pytest.mark.parametrize(
@@ -24,17 +20,3 @@ from spec_lab.core.errors import (
 def test_a_record_shows_no_folders(text: str, shown: str) -> None:
     assert without_folders(text) == shown
     assert describe_error(ValueError(text)) == f"ValueError: {shown}"
-
-
-@pytest.mark.parametrize(
-    ("message", "line"),
-    [
-        ("two\nlines\r\n\x0b\u2028of it", "two lines of it"),
-        ("\x1b[31mred\x07\x9b2J", "\\x1b[31mred\\x07\\x9b2J"),
-        ("\u202eevil\u200b", "\\u202eevil\\u200b"),
-        ("a byte \udcff, a plane \U000f13dd", "a byte \\udcff, a plane \\U000f13dd"),
-        ("Zürich, 東京, \N{GRINNING FACE}", "Zürich, 東京, \N{GRINNING FACE}"),
-    ],
-)
-def test_a_line_steers_no_terminal(message: str, line: str) -> None:
-    assert one_line(message) == line

@@ -23,6 +23,7 @@ from spec_lab.models.experts import ExpertProduct, SortedExperts
 from spec_lab.models.linear import gelu_tanh
 from spec_lab.models.routers import Routing
 from spec_lab.models.target_loader import WeightSource
+from spec_lab.operators import triton_experts
 from spec_lab.operators.triton_experts import TritonExperts
 from tests.kernel_lab import DEVICE, DTYPES, LaunchedKernels, assert_near, randn
 from tests.lab import generate, make_config, part, random_requests
@@ -67,7 +68,8 @@ def test_triton_gives_what_torch_gives(
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_rows_of_a_prompt_are_multiplied_by_widened_weights(form: str) -> None:
+def test_rows_of_a_prompt_are_multiplied_by_widened_weights(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_experts, "MOST_NARROW_PAIRS", 16)
     rows, kept = randn(80, HIDDEN, dtype=torch.float16), [*products(form, 32, torch.float16)]
     with LaunchedKernels() as launched:
         got = TritonExperts(*kept, gelu_tanh)(rows, routing(80))

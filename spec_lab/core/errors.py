@@ -62,11 +62,6 @@ def describe_error(error: BaseException) -> str:
     return f"{kind} at {Path(places[-1].filename).name}:{places[-1].lineno}" if places else kind
 
 
-def one_line(message: object) -> str:
-    r"""Return a message without line breaks, and with control characters escaped like `\x1b`."""
-    return visible(" ".join(str(message).split()))
-
-
 def visible(text: str, keep: str = "") -> str:
     r"""Return text from outside with control characters, which would affect a terminal or a page, escaped like `\x1b`.
 

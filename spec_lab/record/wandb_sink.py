@@ -15,7 +15,7 @@ from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spec_lab.core.errors import UserError, one_line, without_folders
+from spec_lab.core.errors import UserError, without_folders
 from spec_lab.record.metric import ratio
 from spec_lab.record.names import REQUESTS_FILE, ROUNDS_FILE
 from spec_lab.record.recorder import write_run
@@ -87,7 +87,7 @@ class WandbSink:
             self._run = self._init(run, usual if self.mode == "auto" else self.mode)
         except (wandb.errors.Error, ValueError) as error:
             secret = os.environ.get("WANDB_API_KEY") or "\0"
-            problem = one_line(str(error).partition("\n")[0]).replace(secret, "...") or type(error).__name__
+            problem = str(error).partition("\n")[0].replace(secret, "...") or type(error).__name__
             if self.mode != "auto":
                 raise UserError(f"logger.mode={self.mode}: W&B cannot start ({problem}); use logger=jsonl") from error
             print(f"warning: W&B cannot start ({problem}); logging offline", file=sys.stderr)
