@@ -424,11 +424,11 @@ def compile_latent_attention() -> None:
     from spec_kernels import head_products, latent_attention, latent_merge, latent_rows
     from spec_kernels.attention_tiles import choose_latent_tiles
 
-    for num_heads, dtype, is_whole in ((20, "bf16", False), (128, "bf16", True)):
-        tiles = choose_latent_tiles(num_heads, 128, 2)
+    for num_heads, is_whole in ((16, True), (20, False), (20, True), (128, False), (128, True)):
+        tiles = choose_latent_tiles(num_heads, 2)
         ptx = compile_kernel(
             latent_attention,
-            dtype,
+            "bf16",
             tiles.num_warps,
             given=ENDS,
             NUM_HEADS=num_heads,
@@ -440,10 +440,10 @@ def compile_latent_attention() -> None:
             ROW_TILE=tiles.rows,
             KEY_TILE=tiles.keys,
             STAGES=tiles.num_stages,
-            KEYS_ACROSS=tiles.rows < 64,
             IS_WHOLE=is_whole,
         )
-        assert 0 < ptx.rfind("cp.async.cg") < ptx.find("wgmma.mma"), "the next tile is asked for before a tile is added"
+        products = ptx[ptx.rindex("cp.async.cg") :].count("wgmma.mma_async")
+        assert products == 576 // 16, "the next tile is asked for before the products of scores"
     merged = {"NUM_HEADS": 20, "RANK": 512, "SPLIT_TILE": 32, "CHANNEL_TILE": 128}
     compile_kernel(latent_merge, "bf16", given=ENDS, **merged)
     halves = {"HALF": 32, "HALF_TILE": 32}

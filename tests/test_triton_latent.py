@@ -95,13 +95,15 @@ def test_equals_that_of_torch(num_heads: int, rows: tuple[int, int | None]) -> N
     assert_near(attend(paged, queries, window), reference(paged, queries, window))
 
 
-@pytest.mark.parametrize("num_heads", [3, 40])
+@pytest.mark.parametrize("num_heads", [16, 20, 128])
+@pytest.mark.parametrize("num_queries", [1, 4])
 @pytest.mark.parametrize("dtype", DTYPES[1:])
-def test_any_dtype_equals_that_of_torch(dtype: torch.dtype, num_heads: int) -> None:
-    """Few pairs of a row and a head are columns of the kernels, and many are rows."""
-    paged = fill_latents([13, 70], dtype)
-    queries = random_queries(6, num_heads, dtype)
-    assert_near(attend(paged, queries), reference(paged, queries))
+def test_any_dtype_equals_that_of_torch(dtype: torch.dtype, num_queries: int, num_heads: int) -> None:
+    """The number of heads sets the height of a tile, which may hold the heads of several rows, or some of a row's."""
+    paged = fill_latents([13, 64, 150], dtype)
+    queries = random_queries(3 * num_queries, num_heads, dtype)
+    for window in (None, 70):
+        assert_near(attend(paged, queries, window), reference(paged, queries, window))
 
 
 def test_more_splits_than_are_merged_at_once_and_a_whole_one() -> None:

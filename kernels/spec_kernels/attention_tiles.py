@@ -83,33 +83,27 @@ def choose_split_keys(max_positions: int) -> int:
     return _SPLIT_UNIT * triton.cdiv(max_positions, _SPLIT_UNIT * _MAX_SPLITS)
 
 
-def choose_latent_tiles(num_heads: int, split_keys: int, element_size: int) -> Tiles:
+def choose_latent_tiles(num_heads: int, element_size: int) -> Tiles:
     """Returns tiles of (query row, head) pairs over latent rows, for any number of query rows.
 
-    With few heads, keys and channels fill the tensor cores' operands, and pairs are the short side, as in decoding. Two
-    tiles of keys fit shared memory beside the queries. With 17 to 32 heads, the shortest splits get narrow tiles, which
-    start sooner. Longer splits get wide tiles, which share the reads of keys. With more heads, 64 pairs are the rows of
-    the products, which took three quarters of the time on an H200.
+    Keys and channels fill the tensor cores' operands, and pairs are the short side, as in decoding. Two tiles of keys
+    fit shared memory beside the queries.
     """
     if element_size == 4:  # there is no tensor core product, and an unrolled one takes long to compile
         return Tiles(rows=16, keys=16, num_warps=4, num_stages=1)
-    if num_heads <= 16 or (num_heads <= 32 and split_keys <= _SPLIT_UNIT):
-        return Tiles(rows=16, keys=64, num_warps=4, num_stages=2)
-    if num_heads <= 32:
-        return Tiles(rows=32, keys=64, num_warps=8, num_stages=2)
-    return Tiles(rows=64, keys=64, num_warps=8, num_stages=2)
+    rows = min(64, max(16, triton.next_power_of_2(num_heads)))
+    return Tiles(rows, keys=64, num_warps=4 if rows == 16 else 8, num_stages=2)
 
 
 def choose_latent_split_keys(max_positions: int, batch_size: int, num_heads: int) -> int:
     """Returns the number of keys in a split of latent attention, which is constant in a run.
 
-    It is chosen so that four rows of `batch_size` requests keep a GPU busy, or two rows with more than 32 heads. The
-    partial result of a split for one row and head takes about as many bytes as two cache rows, so more splits would not
-    help.
+    It is chosen so that one row of `batch_size` requests keeps a GPU busy. Up to four requests get as many splits as
+    four. The partial result of a split for one row and head takes about as many bytes as two cache rows, and a verify
+    has several rows to merge. So splits are no shorter than 16 keys for each request.
     """
-    if num_heads <= 32:
-        num_tiles = triton.cdiv(4 * num_heads, 16 if num_heads <= 16 else 32)
-    else:
-        num_tiles = triton.cdiv(2 * num_heads, 64)
-    num_splits = max(1, NUM_TILES_TO_FILL // (num_tiles * batch_size))
-    return _SPLIT_UNIT * triton.cdiv(max_positions, _SPLIT_UNIT * num_splits)
+    num_tiles = triton.cdiv(num_heads, 64)
+    num_splits = max(1, NUM_TILES_TO_FILL // (num_tiles * max(4, batch_size)))
+    return _SPLIT_UNIT * max(
+        triton.cdiv(max_positions, _SPLIT_UNIT * num_splits), triton.cdiv(16 * batch_size, _SPLIT_UNIT)
+    )

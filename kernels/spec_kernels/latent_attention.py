@@ -19,7 +19,7 @@ import triton.language as tl
 from spec_kernels.attention_tiles import Tiles, choose_latent_tiles
 from spec_kernels.early import placed_if_few, wait_behind_others
 from spec_kernels.latent_merge import MOST_EARLY_PROGRAMS, merge_latents
-from spec_kernels.online_softmax import add_keys_across, add_keys_along, divisor, key_slots
+from spec_kernels.online_softmax import add_keys_across, divisor, key_slots
 from spec_kernels.operators import operator
 from spec_kernels.split_merge import empty_partials
 from spec_kernels.utils import assert_rows_of, launch_on
@@ -55,14 +55,13 @@ def _attend_latents(
     ROW_TILE: tl.constexpr,
     KEY_TILE: tl.constexpr,
     STAGES: tl.constexpr,
-    KEYS_ACROSS: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     EARLY: tl.constexpr,
 ) -> None:
     """Attends one tile of (query row, head) pairs over the keys of one split.
 
-    It writes the result if IS_WHOLE, else unnormalised sums and the largest scores. If KEYS_ACROSS, the pairs are the
-    columns of all products, else the rows.
+    It writes the result if IS_WHOLE, else unnormalised sums and the largest scores. The pairs are the columns of all
+    products.
     """
     tiles_per_request = tl.cdiv(num_queries * NUM_HEADS, ROW_TILE)
     request = tl.program_id(0) // tiles_per_request
@@ -92,20 +91,15 @@ def _attend_latents(
     turned = RANK + tl.arange(0, ROTATED_TILE)
     is_channel = (channels < RANK) | (RANK == RANK_TILE)
     is_turned = (turned < ROW_WIDTH) | (ROW_WIDTH - RANK == ROTATED_TILE)
-    # The axis along which pairs are repeated, and that along which channels and keys are.
-    OF_PAIRS: tl.constexpr = 0 if KEYS_ACROSS else 1
-    OF_OTHERS: tl.constexpr = 1 - OF_PAIRS
-    is_entry = tl.expand_dims(is_row, OF_PAIRS) & tl.expand_dims(is_channel, OF_OTHERS)
-    query_ptrs = tl.expand_dims(query_rows, OF_PAIRS) + tl.expand_dims(channels, OF_OTHERS)
-    queries = tl.load(query_ptrs, mask=is_entry, other=0.0)
-    is_turned_entry = tl.expand_dims(is_row, OF_PAIRS) & tl.expand_dims(is_turned, OF_OTHERS)
-    query_ptrs = tl.expand_dims(query_rows, OF_PAIRS) + tl.expand_dims(turned, OF_OTHERS)
-    turned_queries = tl.load(query_ptrs, mask=is_turned_entry, other=0.0)
+    query_ptrs = query_rows[None, :] + channels[:, None]
+    queries = tl.load(query_ptrs, mask=is_row[None, :] & is_channel[:, None], other=0.0)
+    query_ptrs = query_rows[None, :] + turned[:, None]
+    turned_queries = tl.load(query_ptrs, mask=is_row[None, :] & is_turned[:, None], other=0.0)
     pages_ptr = page_table_ptr + request * page_table_stride
 
     maxima = tl.full((ROW_TILE,), float("-inf"), tl.float32)
     sums = tl.zeros((ROW_TILE,), tl.float32)
-    acc = tl.zeros((RANK_TILE, ROW_TILE) if KEYS_ACROSS else (ROW_TILE, RANK_TILE), tl.float32)
+    acc = tl.zeros((RANK_TILE, ROW_TILE), tl.float32)
     for first_key in tl.range(low // KEY_TILE * KEY_TILE, high, KEY_TILE, num_stages=STAGES):
         keys = first_key + tl.arange(0, KEY_TILE)
         # Keys out of range are never loaded, since they may be NaN.
@@ -115,32 +109,29 @@ def _attend_latents(
         latents = tl.load(row_ptrs + channels[None, :], mask=is_key[:, None] & is_channel[None, :], other=0.0)
         turned_keys = tl.load(row_ptrs + turned[None, :], mask=is_key[:, None] & is_turned[None, :], other=0.0)
 
-        # This is never false. The compiler puts a branch behind the loads of the next tile, so they run while this tile
-        # is added. Without it they would begin when the tile has been added, and the next tile would wait for them.
+        # None of these branches is ever false. The compiler puts the outer one behind the loads of the next tile, so
+        # they run while this tile is added. Without it they would begin when the tile has been added, and the next tile
+        # would wait for them. A product gets all warps along its keys if another one follows in its block, and 64 keys
+        # have room for four. So the products of scores have blocks of their own: other warps take other columns there.
         if first_key < high:
-            if KEYS_ACROSS:
+            scores = tl.zeros((KEY_TILE, ROW_TILE), tl.float32)
+            if low < high:
                 scores = tl.dot(latents, queries, input_precision="ieee")
-                scores = tl.dot(turned_keys, turned_queries, scores, input_precision="ieee") * scale
-            else:
-                scores = tl.dot(queries, tl.trans(latents), input_precision="ieee")
-                scores = tl.dot(turned_queries, tl.trans(turned_keys), scores, input_precision="ieee") * scale
-            places = tl.expand_dims(keys, OF_OTHERS)
-            is_visible = (places >= tl.expand_dims(start, OF_PAIRS)) & (places < tl.expand_dims(end, OF_PAIRS))
-            scores = tl.where(is_visible & tl.expand_dims(is_key, OF_OTHERS), scores, float("-inf"))
-            if KEYS_ACROSS:
-                maxima, sums, acc = add_keys_across(maxima, sums, acc, scores, latents)
-            else:
-                maxima, sums, acc = add_keys_along(maxima, sums, acc, scores, latents)
+            if first_key >= 0:
+                scores = tl.dot(turned_keys, turned_queries, scores, input_precision="ieee")
+            is_visible = (keys[:, None] >= start[None, :]) & (keys[:, None] < end[None, :]) & is_key[:, None]
+            scores = tl.where(is_visible, scores * scale, float("-inf"))
+            maxima, sums, acc = add_keys_across(maxima, sums, acc, scores, latents)
 
     out_head = out_row * NUM_HEADS + pairs % NUM_HEADS
     if IS_WHOLE:
-        acc = acc / tl.expand_dims(divisor(sums), OF_PAIRS)
+        acc = acc / divisor(sums)[None, :]
     else:
         out_head += split.to(tl.int64) * split_stride
         tl.store(sums_ptr + out_head, sums, mask=is_row)
         tl.store(maxima_ptr + out_head, maxima, mask=is_row)
-    out_ptrs = out_ptr + tl.expand_dims(out_head, OF_PAIRS) * RANK + tl.expand_dims(channels, OF_OTHERS)
-    tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=is_entry)
+    out_ptrs = out_ptr + out_head[None, :] * RANK + channels[:, None]
+    tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=is_row[None, :] & is_channel[:, None])
 
 
 @operator("latent_attention")
@@ -179,7 +170,7 @@ def latent_attention(
     assert cache.is_contiguous() and queries.stride(2) == 1 and page_table.stride(1) == 1
     assert num_rows % batch == 0 and rank < row_width and queries.dtype == cache.dtype
     out = queries.new_empty(num_rows, num_heads, rank)
-    tiles = choose_latent_tiles(num_heads, split_keys, queries.element_size())
+    tiles = choose_latent_tiles(num_heads, queries.element_size())
     assert split_keys % tiles.keys == 0
     num_queries = num_rows // batch
     num_readable = min(max_seq_len, (num_columns - 1) * page_size)
@@ -230,6 +221,5 @@ def _constants(tiles: Tiles, num_heads: int, rank: int, row_width: int, page_siz
         "ROW_TILE": tiles.rows,
         "KEY_TILE": tiles.keys,
         "STAGES": tiles.num_stages,
-        "KEYS_ACROSS": tiles.rows < 64,
         "num_warps": tiles.num_warps,
     }
