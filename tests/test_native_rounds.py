@@ -91,7 +91,9 @@ class HeadLane:
         """`settings` are fields of the head's config."""
         self.lane = Lane(FULL, TORCH_FORMS)
         target = self.lane.target
-        config, tensors = random_eagle3(target.config, 35, torch.float32, torch.device("cpu"), 1)
+        config, tensors = random_eagle3(
+            replace(target.config, layers=target.config.layers * 4), 35, torch.float32, torch.device("cpu"), 1
+        )
         config = replace(config, **settings)
         tensors = {name: t if t.dtype is torch.int64 else 4 * t.bfloat16().float() for name, t in tensors.items()}
         tensors["input_norm.weight"] = torch.ones(3 * HIDDEN_SIZE)  # where `norm_before_fc`
