@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 from spec_lab.__main__ import main
 from spec_lab.checkpoints import keep_narrow
 from spec_lab.checkpoints.checkpoint import open_tensors
-from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.keep_narrow import (
     SCALES,
@@ -104,15 +103,12 @@ def folder(tmp_path: Path) -> Path:
 
 def read(folder: Path, is_fp8: bool = True, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
     source = WeightSource(folder, dtype, CPU, kept_in=keep_narrow.FP8 if is_fp8 else None)
-    return dict(source.read(shapes_of(read_model_config(folder))))
-
-
-def shapes_of(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    return decoder_tensor_shapes(config)
+    return dict(source.read(decoder_tensor_shapes(read_model_config(folder))))
 
 
 def kept(folder: Path) -> dict[str, torch.Tensor]:
-    return dict(open_tensors(folder, shapes_of(read_model_config(folder)), torch.bfloat16, CPU, narrow=keep_narrow.FP8))
+    shapes = decoder_tensor_shapes(read_model_config(folder))
+    return dict(open_tensors(folder, shapes, torch.bfloat16, CPU, narrow=keep_narrow.FP8))
 
 
 def test_on_a_cpu_products_have_the_values_of_e4m3_in_the_runs_dtype(folder: Path) -> None:

@@ -28,7 +28,7 @@ from spec_lab.operators.triton_experts import TritonExperts
 from tests.kernel_lab import DEVICE, DTYPES, LaunchedKernels, assert_near, randn
 from tests.lab import generate, make_config, part, random_requests
 from tests.test_four_bits import FORMS, in_groups
-from tests.tiny_checkpoints import make_tiny_eagle3
+from tests.tiny_checkpoints import make_tiny_eagle3, refused, rewrite_tensors
 from tests.tiny_experts import make_tiny_experts
 from tests.tiny_gpt_oss import by_formula, make_tiny_gpt_oss, pack_experts
 
@@ -78,10 +78,11 @@ def test_rows_of_a_prompt_are_multiplied_by_widened_weights(form: str, monkeypat
     assert torch.equal(got, TritonExperts(*wide, gelu_tanh)(rows, routing(80)))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", FORMS)
-def test_a_row_does_not_depend_on_the_rows_beside_it(form: str) -> None:
+def test_a_row_does_not_depend_on_the_rows_beside_it(form: str, dtype: torch.dtype) -> None:
     """And an expert that nobody chose is not read."""
-    rows, chosen, kept = randn(16, HIDDEN), routing(16), [*products(form, 32, torch.float32)]
+    rows, chosen, kept = randn(16, HIDDEN, dtype=dtype), routing(16), [*products(form, 32, dtype)]
     experts = TritonExperts(*kept, gelu_tanh)
     together = experts(rows, chosen)
     for each in kept:
@@ -121,6 +122,9 @@ def test_a_checkpoint_in_mxfp4_keeps_its_own_codes_and_exponents(tmp_path: Path,
         assert torch.equal(kept.widened_by(widen_reference, torch.float32), by_formula(blocks, exponents)[:, order])
     assert all(torch.equal(auto[name], tensors[name]) for name in set(auto) - narrow)
     assert weights_in_words(WeightDtype.mxfp4, "bfloat16", ["mxfp4"]) == "mxfp4, as stored"
+    rewrite_tensors(tmp_path, {f"{name}_scales": torch.full_like(exponents, 192)})
+    with refused(f"{name}_scales has values of 4e+19", "which no trained model has"):
+        read(tmp_path, MXFP4)
 
 
 def test_an_mxfp4_checkpoint_is_rounded_anew_to_int4(tmp_path: Path) -> None:

@@ -122,6 +122,7 @@ def attend_split(
     pages_ptr = page_table_ptr + request * page_table_stride
     # Values in e4m3 are read in words, each of an even channel and the odd one behind: the tensor cores take no turned
     # numbers of 8 bits, and only those of 16 are turned on their way to registers. Products of 8 bits sum 32 channels.
+    # With heads over 256 Triton widens both of their operands in registers.
     IS_NARROW: tl.constexpr = powers_ptr is not None
     IS_NATIVE: tl.constexpr = IS_NARROW and queries.dtype != tl.float32 and CHANNEL_TILE >= 32
     HALF_FACTOR: tl.constexpr = 2.0**60 if queries.dtype == tl.bfloat16 else 1.0

@@ -8,7 +8,8 @@ import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 MAX_INVARIANT_ROWS = 16
-"""Up to this number of rows `few_experts` runs, and a row's bits do not depend on the number. Above, `experts` runs."""
+"""Up to this number of rows a row's bits do not depend on the number. `few_experts` runs, but `experts` if weights are
+narrow or gates clamped. Above, `experts` runs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
-"""Routed experts (mixture of experts) for any number of rows. Up to 16 rows, runs use `few_experts` instead.
+"""Routed experts (mixture of experts) for any number of rows. Up to 16 rows, runs use `few_experts` instead, except for
+experts that are narrow or clamped.
 
 Pairs of a row and a chosen expert are sorted by expert on the device. A program takes a tile of one expert's pairs and
 columns, and finds its pairs by itself. So nothing synchronises with the host, and the size of no buffer depends on the
@@ -242,6 +243,8 @@ def routed_experts(
     (num_rows, hidden_size), (num_experts, height, _) = rows.shape, gate_up.shape
     num_chosen, num_pairs, inner_size = expert_ids.shape[1], expert_ids.numel(), height // 2
     inner = rows.new_empty((num_pairs, inner_size))
+    assert (limit is None) == (gate_up_bias is None) == (down_bias is None)
+    assert (gate_up_scales is None) == (down_scales is None)
     scaled = scaled_of_experts(rows, inner, gate_up, down, expert_ids, weights, gate_up_scales, down_scales)
     out = rows.new_empty(rows.shape)
     if not num_rows:

@@ -20,7 +20,7 @@ from spec_lab.checkpoints.checkpoint_files import (
     checkpoint_files,
     tensors_of,
 )
-from spec_lab.checkpoints.expert_checkpoint import with_experts_of_gpt_oss, with_stacked_experts
+from spec_lab.checkpoints.expert_checkpoint import EXPONENT_BIAS, with_experts_of_gpt_oss, with_stacked_experts
 from spec_lab.checkpoints.gguf import gguf_tensors
 from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.checkpoints.keep_narrow import NarrowForm
@@ -200,8 +200,10 @@ def refuse_impossible(kept: torch.Tensor, value: torch.Tensor, file: Path, tenso
 
 
 def _largest(tensor: torch.Tensor) -> float:
-    """Return the largest absolute value, or the bits of it in e4m3: infinity if a value is NaN, 0 for a tensor that is
-    empty or of integers."""
+    """Return the largest absolute value, or the bits of it in e4m3, or the largest power of two in MXFP4: infinity if a
+    value is NaN, 0 for a tensor that is empty or of other integers."""
+    if tensor.dtype is torch.uint8 and tensor.numel():  # exponents, where 255 is NaN; or codes, which are below 16
+        return 2.0 ** (int(tensor.max()) - EXPONENT_BIAS)
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return 0.0
     if tensor.dtype is torch.float8_e4m3fn:  # it has NaN and no infinity, and nothing above 448

@@ -130,26 +130,25 @@ MXFP4 = NarrowForm(torch.uint8, narrowed_to_mxfp4, four_bits_widened)
 def with_narrow_products(tensors: Mapping[str, torch.Tensor], form: NarrowForm) -> Mapping[str, torch.Tensor]:
     """Convert every product that is not yet narrow when it is read; other tensors are unchanged.
 
-    A weight's scales are kept from when it is read until they are. What an MXFP4 checkpoint has in 16 bits beside its
-    experts stays so, since these alone were trained for 4 bits.
+    A weight is read before its scales, which are kept until they are read, once. What an MXFP4 checkpoint has in 16
+    bits beside its experts stays so, since these alone were trained for 4 bits.
     """
     if form is MXFP4 and any(name.endswith(SCALES_SUFFIX) for name in tensors):
         return tensors
-    names = {f"{name}{SCALES_SUFFIX}": name for name in tensors if is_product(name)}
-    made = {scales: name for scales, name in names.items() if scales not in tensors}
+    scales_of_products = (f"{name}{SCALES_SUFFIX}" for name in tensors if is_product(name))
+    made = [scales for scales in scales_of_products if scales not in tensors]
     waiting: dict[str, torch.Tensor] = {}
 
     def read(name: str) -> torch.Tensor:
-        if name in waiting:
+        if name in made:
             return waiting.pop(name)
-        weight = tensors[made.get(name, name)]
-        scales = f"{made.get(name, name)}{SCALES_SUFFIX}"
+        weight, scales = tensors[name], f"{name}{SCALES_SUFFIX}"
         if scales not in made:
             return weight
         matrices = [form.narrowed(matrix) for matrix in (weight if weight.ndim == 3 else weight.unsqueeze(0))]
         parts = zip(*matrices, strict=True)
         values, waiting[scales] = (torch.stack(each) if weight.ndim == 3 else each[0] for each in parts)
-        return waiting.pop(name) if name == scales else values
+        return values
 
     return LazyTensors((*tensors, *made), read)
 

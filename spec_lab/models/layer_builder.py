@@ -139,5 +139,6 @@ def build_mlp(
         return [tensors[f"{prefix}{name}.{kind}"] for name in ("gate_proj", "up_proj")]
 
     is_narrow = f"{prefix}gate_proj.{SCALES}" in tensors
-    biases, scales = both("bias") if plan.mlp_bias else None, both(SCALES) if is_narrow else None
-    return GatedMLP(fused_linear(both("weight"), biases, scales), _output(tensors, f"{prefix}down_proj.", partition))
+    biases = both("bias") if plan.mlp_bias else None
+    gate_up = fused_linear(both("weight"), biases, both(SCALES) if is_narrow else None)
+    return GatedMLP(gate_up, _output(tensors, f"{prefix}down_proj.", partition))

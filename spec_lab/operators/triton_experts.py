@@ -144,8 +144,8 @@ class ResidualExperts:
     """Adds the experts of the normed stream to the stream.
 
     With 2 to 16 rows it takes two launches: one for norm and router, one for the experts with their sum, the shared
-    expert and the residual. With a single row it takes three, since the experts take two. A shared expert that is gated
-    or has another size takes its own launches.
+    expert and the residual. With a single row it takes three, since the experts take two. Experts that are narrow or
+    clamped take four launches, and their shared expert its own. So does one that is gated or has another size.
     """
 
     __slots__ = ("_eps", "_experts", "_mlp", "_norm_weight", "_router", "_share", "_shared")
