@@ -37,6 +37,7 @@ def test_every_position_of_a_run_accepts_what_is_left_of_it() -> None:
 
 
 def test_a_round_that_accepted_all_goes_on_in_the_next() -> None:
+    assert runs_of([RecordedRound(0, 0)] * 2, 3)[0] == [0, 0], "nothing offered is nothing accepted"
     left, survival = runs_of([RecordedRound(1, 1, (0.8,)), *ROUNDS], 3)
     assert left == [4, 3, 2, 1, 0, 0]
     assert [pytest.approx(row) for row in survival[:2]] == [[0.8, 0.64, 0.512], [0.8, 0.64, 0.32]]

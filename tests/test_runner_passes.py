@@ -112,6 +112,8 @@ def test_references_are_those_that_differ_from_the_run(
 ) -> None:
     lab = load_lab(configure(drafter, **changes))
     assert set(lab.engines) == {MAIN} | references
+    for name in references & {"k1", "k2"}:
+        assert lab.engines[name].rounds.most.num_made == int(name[1:])
 
 
 def test_a_repeated_run_with_references_records_all_of_it(execute: Execute, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def runs_of(rounds: Sequence[RecordedRound], num_draft_tokens: int) -> tuple[lis
     for index, each in reversed(list(enumerate(rounds))):
         before = (1.0, *each.survival[:-1])
         own = [now / max(last, 1e-9) for now, last in zip(each.survival, before, strict=False)]
-        goes_on = each.accepted == each.offered and index + 1 < len(rounds)
+        goes_on = 0 < each.offered == each.accepted and index + 1 < len(rounds)
         length, ahead = (each.accepted + 1 + length, [*own, *own[-1:], *ahead]) if goes_on else (each.accepted, own)
         del ahead[each.accepted + 1 + num_draft_tokens :]
         for offset in reversed(range(each.accepted + 1)):

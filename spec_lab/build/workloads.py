@@ -34,6 +34,8 @@ def open_workload(run: Run) -> tuple[Tokenizer, list[Request]]:
     target = read_model_config(folder)
     tokenizer = _tokenizer(run, folder, target.vocab_size)
     requests = load_requests(run, tokenizer)
+    if run.workload.by_category:
+        requests.sort(key=lambda request: request.category)
     if run.workload.unusable == Unusable.skip:
         requests = keep_usable(requests, partial(require_room, most=longest_sequence(run)), Unusable.skip)
     check_requests(run, requests, target)

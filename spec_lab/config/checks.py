@@ -126,6 +126,8 @@ def _offers(run: Run) -> Iterator[str]:
         yield f"record.topk={run.record.topk} needs all drafts to be offered, not {fewer}; use record.topk=0"
     if drafter.plan == "cost" and drafter.drafts_on_host:
         yield f"drafter.plan=cost does not know how much drafter={drafter.name} finds; use drafter.plan=none"
+    if drafter.plan == "cost" and run.target.tensor_parallel > 1:
+        yield "drafter.plan=cost would choose by other times in each process; use drafter.plan=none"
     if drafter.plan != "none" and run.sizes is not None and (drafter.plan, run.tree.name) != ("cost", "dynamic"):
         yield f"{fewer} is for chains, not tree={run.tree.name}; use tree=none"
 
@@ -135,6 +137,10 @@ def _turns(run: Run) -> Iterator[str]:
     most = run.drafter.num_draft_tokens
     if run.fixed_k and (max(run.fixed_k) > most or run.sizes is not None):
         yield f"fixed_k={run.fixed_k} must be chains of at most drafter.num_draft_tokens={most} drafts, with tree=none"
+    if run.fixed_k and run.acceptance.name == "synthetic":
+        yield "fixed_k needs the acceptance of one head at every K; use acceptance=replay instead of synthetic"
+    if run.fixed_k and run.engine.name != "lab":
+        yield f"fixed_k is not measured with engine={run.engine.name}; sweep drafter.num_draft_tokens"
 
 
 def _graphs(run: Run) -> Iterator[str]:

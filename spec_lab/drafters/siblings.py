@@ -16,6 +16,7 @@ from spec_kernels.tree_reference import first_in_order, rank_tokens_reference
 from spec_lab.acceptance.draft_sampling import DraftLogits
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.core.draft_paths import DraftPaths
+from spec_lab.core.errors import UserError
 from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
 from spec_lab.drafters.picking import DraftedRows, GivenDrafts
 from spec_lab.models.scored_tokens import ScoredTokens
@@ -86,6 +87,10 @@ class LikeliestSiblings(GivenDrafts):
     def pick(self, head: BranchHead, hidden: torch.Tensor, rows: DraftedRows, depth: int) -> Ranked:
         scored, (batch, branches) = head.scored_tokens(hidden.flatten(0, 1)), hidden.shape[:2]
         ids, logits = scored.token_ids, scored.logits
+        if self._topk > logits.shape[-1]:
+            raise UserError(
+                f"a tree with {self._topk} branches, but the drafter scores {logits.shape[-1]} tokens; lower tree.topk"
+            )
         ranked = empty_ranks(logits, (logits.shape[0], self._topk))
         of_rows = ids is not None and ids.dim() == 2
         self._rank_tokens(ranked.tokens, ranked.log_probs, logits, None if of_rows else ids)

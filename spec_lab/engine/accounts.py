@@ -152,7 +152,8 @@ class RoundAccounts:
             running = self._emit(launched, result, read.at)
             if self.plan is not None and running:
                 shape = LaunchShape(launched.round.num_verified - 1, launched.round.num_drafted)
-                self.plan.note([launched.sequences[index] for index in running], shape, read.seconds)
+                seconds = None if self.overlap else read.seconds  # which would be those of a capture too
+                self.plan.note([launched.sequences[index] for index in running], shape, seconds)
             self._record(read, result, running, len(results), stages)
         has_ended = [sequence.finish_reason is not None for sequence in launched.sequences]
         assert len(results) == num_launched or all(has_ended), "the device ended a request that goes on"

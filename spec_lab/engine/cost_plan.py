@@ -81,9 +81,9 @@ class CostPlan(Plan):
         self._allowance += TRIALS * self.costs.seconds(count, shape)
         return PlannedLaunch(shape, num_tokens)
 
-    def note(self, sequences: List[Sequence], shape: LaunchShape, seconds: float) -> None:
+    def note(self, sequences: List[Sequence], shape: LaunchShape, seconds: float | None) -> None:
         assert self.costs is not None
-        if shape.num_offered or shape == OFF:
+        if seconds is not None and (shape.num_offered or shape == OFF):
             count = len(sequences)
             self._drift.note(count, shape.num_offered, seconds / self.costs.seconds(count, shape))
         slots = [sequence.slot for sequence in sequences]
@@ -135,7 +135,8 @@ class CostPlan(Plan):
             return best
         above = self._drafts.counts[self._drafts.counts > best]
         larger = int(above[0]) if best else self._best_of(above, worth)
-        if self._rates.num_judged(ids, larger - 1) >= UNKNOWN_BELOW:
+        ids = ids[self._own_most[ids] >= larger]
+        if not len(ids) or self._rates.num_judged(ids, larger - 1) >= UNKNOWN_BELOW:
             return best
         loss = REVIEW_ROUNDS * float(seconds[larger]) * max(1.0 - float(worth[larger] / worth[best]), 0.0) + way_back
         if loss > self._allowance:

@@ -30,7 +30,7 @@ def beside_table(runs: Sequence[Found], keys: Mapping[str, str]) -> Table:
     """Return a line for each category of each run: the rates of its fixed K and of its plan over plain decoding's.
     `keys`: columns of the frame, by the headers under which they name a run."""
     rows = own(frame(runs))
-    rows = rows.loc[rows["K"] > 0, rows.columns.intersection(list(keys.values()), sort=False)].dropna(axis=1)
+    rows = rows.loc[rows["K"] > 0, rows.columns.intersection(list(keys.values()), sort=False)].dropna(axis=1, how="all")
     names = rows.rename(columns={column: head for head, column in keys.items()}).astype(str).to_dict("records")
     cells = []
     for name, found in zip(names, drafting(runs), strict=True):
@@ -43,7 +43,7 @@ def beside_table(runs: Sequence[Found], keys: Mapping[str, str]) -> Table:
             rates = pd.Series({part: each.get(RATE) for part, each in numbers.items()}, dtype=float)
             if rates.isna().any() or "plain" not in rates:
                 continue
-            fixed = rates.drop(THIS_RUN)
+            fixed = rates.filter(regex=r"^(plain|k\d+)$")
             over = {part: rate / rates["plain"] for part, rate in fixed.items() if part != "plain"}
             plan = {"plan": rates[THIS_RUN] / rates["plain"], "over best": rates[THIS_RUN] / fixed.max()}
             lengths = {"best": fixed.idxmax(), "length": numbers[THIS_RUN]["acceptance_length"]}

@@ -43,8 +43,6 @@ def in_turn(prompts: list[Prompt], run: Run, tokenizer: Tokenizer) -> list[Reque
         )
 
     chosen = select_prompts(prompts, run.workload.categories, run.workload.limit)
-    if run.workload.by_category:
-        chosen.sort(key=lambda prompt: prompt.category)
     return keep_usable(chosen, request, run.workload.unusable)
 
 

@@ -31,6 +31,8 @@ class Synthetic(AcceptanceConfig):
     rates: list[float] | None = knob(None, "unconditional rate of each draft position, not increasing")
 
     def check(self, run: Run) -> Iterator[str]:
+        if self.rates is not None and self.mean_length != type(self)().mean_length:
+            yield f"acceptance.mean_length={self.mean_length} is not read beside acceptance.rates; use one of them"
         try:
             self._rates(run)
         except UserError as error:
@@ -71,6 +73,8 @@ class Replay(AcceptanceConfig):
             accepted, offered = request.accepted_per_round or [], request.offered_per_round or []
             survival = request.confidence_per_round or [[]] * len(accepted)
             recorded[request.id] = [RecordedRound(*each) for each in zip(accepted, offered, survival, strict=True)]
+        if not any(each.offered for rounds in recorded.values() for each in rounds):
+            raise UserError(f"acceptance.path={self.path} offered no drafts; give the folder of a run with a drafter")
         if lab.confidences is not None and not any(each.survival for rounds in recorded.values() for each in rounds):
             raise UserError(
                 f"acceptance.path={self.path} has no confidences to replay; record it with record.confidences=true, "

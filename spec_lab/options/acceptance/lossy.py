@@ -142,6 +142,12 @@ class Fly(LossyConfig):
     entropy: float = knob(0.3, "least entropy of the likeliest tokens, in nats, for a miss to pass", least=0)
     topk: int = knob(3, "number of likeliest tokens for the entropy", least=2)
 
+    def check(self, run: Run) -> Iterator[str]:
+        least = min([run.drafter.num_draft_tokens, *run.fixed_k])
+        if 0 < least <= self.window:
+            more = f"drafter.num_draft_tokens={self.window + 1}"
+            yield f"acceptance.window={self.window} forgives nothing with K={least}; use {more}"
+
     def law(self, laws: Any) -> TokenLaw:
         return laws.OverlapLaw(laws.exact)
 
