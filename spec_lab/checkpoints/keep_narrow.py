@@ -46,9 +46,8 @@ def problem_of_narrow(model: ModelConfig, form: NarrowForm | torch.dtype | None)
     """Return the kind of layer whose weights cannot be kept in `form`; None if it supports all layers. Experts are kept
     in 4 bits only."""
     gemma = [] if model.gemma4 is None else ["layers of Gemma 4"]
-    unusual = [part for plan in model.layers for part in plan.unusual_parts]
-    experts = [] if form in (INT4, MXFP4) else [EXPERTS for plan in model.layers if plan.experts is not None]
-    return next(iter((*gemma, *unusual, *experts, None)))
+    unusual = (part for plan in model.layers for part in plan.unusual_parts)
+    return next((part for part in (*gemma, *unusual) if part != EXPERTS or form not in (INT4, MXFP4)), None)
 
 
 def is_product(name: str) -> bool:
