@@ -38,8 +38,6 @@ KEPT_IN: Mapping[WeightDtype, NarrowForm | torch.dtype | None] = {
 }
 """What weights are rounded to, by `target.weight_dtype`, as `WeightSource` takes it."""
 
-_HAS_BFLOAT16_PAIRS = (9, 0)
-"""The first compute capability that subtracts and multiplies pairs of bfloat16, Hopper's (`spec_kernels.four_bits`)."""
 POSITIONS_BEHIND = 2 * 64 + 1
 """Least number of positions past the longest sequence in rotary tables, if the target has so many: up to 64 drafts and
 the pending token of a verify pass, then a block of up to 64 rows."""
@@ -169,12 +167,6 @@ def load_models(
         raise UserError(
             f"target.weight_dtype={run.target.weight_dtype} on a GPU needs kernels=triton dtype=bfloat16 "
             "row_invariant=true; use them"
-        )
-    is_older = device.type == "cuda" and torch.cuda.get_device_capability(device) < _HAS_BFLOAT16_PAIRS
-    if is_older and dtype is torch.bfloat16 and kept_in in (INT4, MXFP4):
-        raise UserError(
-            f"target.weight_dtype={run.target.weight_dtype} dtype=bfloat16 needs a GPU of compute capability 9.0 or "
-            "later; use dtype=float16 or target.weight_dtype=auto"
         )
     # Positions past the table's last row are clamped to it. A table reaches past the length before a scaling only if
     # sequences do, since its frequencies depend on that (`models.rope`).
