@@ -15,7 +15,7 @@ from spec_lab.build.limits import rows_behind
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.keep_narrow import FP8, INT4, MXFP4, NarrowForm, problem_of_narrow
-from spec_lab.config.choices import KernelsChoice, WeightDtype, Weights
+from spec_lab.config.choices import WeightDtype, Weights
 from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
 from spec_lab.core.file_stamps import file_stamps
@@ -161,13 +161,6 @@ def load_models(
         torch.backends.cuda.enable_cudnn_sdp(False)
     model_config = read_model_config(run.target.folder)
     _refuse_target(run, model_config)
-    has_products = run.kernels == KernelsChoice.triton and dtype is not torch.float32 and run.row_invariant
-    kept_in = KEPT_IN[run.target.weight_dtype]
-    if isinstance(kept_in, NarrowForm) and device.type == "cuda" and not has_products:
-        raise UserError(
-            f"target.weight_dtype={run.target.weight_dtype} on a GPU needs kernels=triton dtype=bfloat16 "
-            "row_invariant=true; use them"
-        )
     # Positions past the table's last row are clamped to it. A table reaches past the length before a scaling only if
     # sequences do, since its frequencies depend on that (`models.rope`).
     ropes = (plan.rope for plan in model_config.layers if plan.rope.scaling in ("dynamic", "longrope"))
@@ -178,7 +171,9 @@ def load_models(
     if backend.latent is not None:
         backend.latent.expect(run.batch_size)
     checkpoint = None if run.target.weights == Weights.random else run.target.folder
-    source = WeightSource(checkpoint, dtype, device=device, partition=partition, seed=run.seed, kept_in=kept_in)
+    source = WeightSource(
+        checkpoint, dtype, device=device, partition=partition, seed=run.seed, kept_in=KEPT_IN[run.target.weight_dtype]
+    )
     own = kernels if partition is WHOLE else kernels.without_parts()
     target = load_target(model_config, source, backend, max_positions, own)
     models = Models(
