@@ -6,6 +6,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from spec_kernels.online_softmax import weigh_keys
+
 
 @triton.jit
 def narrowed(rows: tl.tensor, largest: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
@@ -41,6 +43,34 @@ def load_powers(
     ahead as it does keys."""
     pairs = tl.load(pairs_ptr + slots * NUM_KV_HEADS + kv_head, mask=is_key, other=0)
     return (pairs << 16).to(tl.float32, bitcast=True), (pairs & -0x10000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def weigh_narrow_keys(
+    maxima: tl.tensor,
+    sums: tl.tensor,
+    scores: tl.tensor,
+    powers: tl.tensor,
+    KEY_AXIS: tl.constexpr,
+    DTYPE: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Do as `weigh_keys`, but multiply the weights by the powers of the keys' values.
+
+    The products would leave float16's range: where values are small, or where one key outweighs many. There the powers
+    are added to the scores as logarithms, so the largest product of a row is 1. The sums, in float32, are divided by
+    them again. So maxima are those of the products, and sums are relative to them as ever.
+    """
+    powers = tl.expand_dims(powers, 1 - KEY_AXIS)
+    if tl.float16 == DTYPE:
+        exponents = powers.to(tl.int32, bitcast=True) >> 23
+        scores += (exponents - 127).to(tl.float32)
+        maxima, _, weights, decay = weigh_keys(maxima, sums, scores, KEY_AXIS)
+        shares = weights * ((254 - exponents) << 23).to(tl.float32, bitcast=True)
+        sums = tl.fma(sums, decay, tl.sum(shares, KEY_AXIS))
+    else:
+        maxima, sums, weights, decay = weigh_keys(maxima, sums, scores, KEY_AXIS)
+        weights *= powers
+    return maxima, sums, weights, decay
 
 
 @triton.jit
