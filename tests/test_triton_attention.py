@@ -194,14 +194,6 @@ def test_how_many_programs_share_the_splits_changes_no_bit(
     assert torch.equal(attend(paged, queries, window, split=split), shared)
 
 
-def test_a_prompt_chunk_is_tiled_over_its_rows() -> None:
-    num_queries = MAX_DECODE_QUERIES + 25
-    paged = fill([num_queries, 90])
-    for window in (None, 11):
-        queries = randn(2 * num_queries, 4, 16, seed=1)
-        assert_near(attend(paged, queries, window), reference(paged, queries, window))
-
-
 def test_strided_queries() -> None:
     """The query heads are a view of the rotated query and key heads."""
     paged = fill([13, 70])
