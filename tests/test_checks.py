@@ -48,7 +48,6 @@ REFUSED = [  # overrides, and what must appear in what is said
     ("acceptance=rejection sampling=sampled drafter=ngram", "acceptance.method=standard drafter=ngram"),
     (f"acceptance=rejection acceptance.method=block kernels=triton {DRAWN}", "acceptance.method=block kernels=torch"),
     ("acceptance=typical", "acceptance=typical sampling.temperature=0"),
-    ("acceptance=fly acceptance.lossless_only=true", "acceptance=fly acceptance.lossless_only=true"),
     ("acceptance=synthetic acceptance.mean_length=5", "acceptance.mean_length=5.0"),
     ("acceptance=synthetic acceptance.rates=[0.5]", "acceptance.rates=[0.5]"),
     (f"{TREE} drafter.num_draft_tokens=5", "drafter.num_draft_tokens=5 tree=dynamic"),
@@ -78,7 +77,6 @@ REFUSED = [  # overrides, and what must appear in what is said
     ("graph=round record.topk=16", "record.topk=16 graph=round graph=eager"),
     ("kernels=native device=cpu drafter=frozen_kv tree=dynamic", "kernels=native tree=dynamic"),
     ("kernels=native attention=triton device=cpu", "kernels=native attention=triton"),
-    ("target.weight_dtype=bfloat16 kernels=torch device=cpu", "target.weight_dtype=bfloat16 kernels=native"),
     ("target.tensor_parallel=2", "target.tensor_parallel=2 torchrun"),
 ]
 TAKEN = [

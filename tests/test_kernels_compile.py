@@ -108,10 +108,11 @@ def compile_kernel(
     takes: str = "",
     tiles: Mapping[str, tuple[int, int]] | None = None,
     is_lowered: bool = False,
+    capability: int = 90,
     **constants: int | bool | None,
 ) -> str:
-    """Compile the kernel of a module that has these constants to PTX, for compute capability 9.0; with `is_lowered` to
-    TTGIR, and no further.
+    """Compile the kernel of a module that has these constants to PTX for GPUs of a `capability` of ten times the
+    version, 90 for 9.0; with `is_lowered` to TTGIR, and no further.
     Its arguments are aligned as the launchers' tensors are, and as the size of most vocabularies is. `pointers` are
     those of other types than usual, `tiles` what the copy engine brings of other tensors.
 
@@ -152,7 +153,7 @@ def compile_kernel(
         attrs={place: [["tt.divisibility", 16]] for place in aligned},
     )
     options = {"num_warps": num_warps, "num_stages": num_stages}
-    target = GPUTarget("cuda", 90, 32)
+    target = GPUTarget("cuda", capability, 32)
     if is_lowered:
         stopped, anew = mock.patch.object(CUDABackend, "make_llir", stop_at), triton.knobs.compilation.scope()
         with stopped, anew, pytest.raises(Lowered) as lowered:
@@ -515,7 +516,8 @@ def compile_narrow_products() -> None:
         ptx = compile_kernel(product, "bf16", 4, pointers=pointers, **sizes, **options | {"SCALED": -group}, **rest)
         assert "wgmma" in ptx and "ldmatrix" in ptx, "tensor cores, and words go straight to registers"
         assert "cp.async.ca" in ptx, "scales are fetched ahead"
-        compile_kernel(widen, "bf16", 4, pointers=pointers, SCALED=-group, **sizes_of_widen)
+        for capability in (80, 90):
+            compile_kernel(widen, "bf16", 4, pointers=pointers, SCALED=-group, capability=capability, **sizes_of_widen)
     compile_kernel(widen, "bf16", 4, pointers=pairs, SCALED=128, **sizes_of_widen)
     compile_kernel(widen, "fp16", 4, pointers=pairs, SCALED=128, **sizes_of_widen)
 

@@ -64,11 +64,18 @@ def _in_bfloat16(words: tl.tensor, ASM: tl.constexpr) -> tuple[tl.tensor, tl.ten
 
 @triton.jit
 def _less_times(numbers: tl.tensor, less: tl.tensor, factor: tl.tensor) -> tl.tensor:
-    """Return (numbers - less) * factor in bfloat16, two at a time."""
+    """Return (numbers - less) * factor in bfloat16, two at a time. Compute capability 8 has no other operation on pairs
+    than `fma`; -0, which is added to the product, changes none."""
     return tl.inline_asm_elementwise(
-        "{ .reg .b32 difference; sub.bf16x2 difference, $1, $2; mul.bf16x2 $0, difference, $3; }",
+        """{
+        .reg .b32 one, zero, difference;
+        mov.b32 one, 0x3f803f80;
+        mov.b32 zero, 0x80008000;
+        fma.rn.bf16x2 difference, $1, one, $2;
+        fma.rn.bf16x2 $0, difference, $3, zero;
+        }""",
         "=r,r,r,r",
-        [numbers, tl.broadcast_to(less, numbers.shape), tl.broadcast_to(factor, numbers.shape)],
+        [numbers, tl.broadcast_to(-less, numbers.shape), tl.broadcast_to(factor, numbers.shape)],
         dtype=tl.bfloat16,
         is_pure=True,
         pack=2,
@@ -79,7 +86,13 @@ def _less_times(numbers: tl.tensor, less: tl.tensor, factor: tl.tensor) -> tl.te
 def _times_twice(numbers: tl.tensor, factor: tl.tensor) -> tl.tensor:
     """Return numbers * 2^63 * factor in bfloat16, two at a time."""
     return tl.inline_asm_elementwise(
-        "{ .reg .b32 by, nearer; mov.b32 by, 0x5f005f00; mul.bf16x2 nearer, $1, by; mul.bf16x2 $0, nearer, $2; }",
+        """{
+        .reg .b32 by, zero, nearer;
+        mov.b32 by, 0x5f005f00;
+        mov.b32 zero, 0x80008000;
+        fma.rn.bf16x2 nearer, $1, by, zero;
+        fma.rn.bf16x2 $0, nearer, $2, zero;
+        }""",
         "=r,r,r",
         [numbers, tl.broadcast_to(factor, numbers.shape)],
         dtype=tl.bfloat16,

@@ -6,8 +6,6 @@ import os
 from collections.abc import Sequence
 from math import prod
 
-import torch
-
 from spec_lab.build.limits import Limits
 from spec_lab.build.models import Models
 from spec_lab.checkpoints.plan import LayerPlan
@@ -17,9 +15,6 @@ from spec_lab.core.kernel_set import KernelSet, Op
 from spec_lab.core.kv_cache import CacheRow, PagedKVCache
 from spec_lab.core.types import AttentionKind
 from spec_lab.models.delta_caches import CacheMaker, ReplayedUpdates, StateCheckpoints
-
-_HAS_E4M3 = (8, 9)
-"""The first compute capability for which Triton compiles e4m3, Ada's."""
 
 
 def cache_row(plan: LayerPlan) -> CacheRow | None:
@@ -45,14 +40,11 @@ def build_cache(plans: Sequence[LayerPlan], limits: Limits, models: Models, kept
     `kept_in` is the type of keys and values.
 
     Raises:
-        UserError: the device has no room for it, or latent rows were to be narrow, or numbers on a GPU that has none of
-            8 bits.
+        UserError: the device has no room for it, or latent rows were to be narrow.
     """
     is_narrow = kept_in is CacheDtype.fp8
     if is_narrow and any(plan.latent is not None for plan in plans):
         raise UserError("cache.dtype=fp8 is for keys and values, not latent attention (MLA); use cache.dtype=auto")
-    if is_narrow and models.device.type == "cuda" and torch.cuda.get_device_capability(models.device) < _HAS_E4M3:
-        raise UserError("cache.dtype=fp8 needs a GPU of compute capability 8.9 or later; use cache.dtype=auto")
     make = cache_maker(models.kernels, limits.rollback)
     problem = (
         f"{models.device} has too little memory for a cache of cache.num_pages={limits.num_pages} pages of "

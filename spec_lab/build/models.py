@@ -15,7 +15,7 @@ from spec_lab.build.limits import rows_behind
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.keep_narrow import FP8, INT4, MXFP4, NarrowForm, problem_of_narrow
-from spec_lab.config.choices import KernelsChoice, WeightDtype, Weights
+from spec_lab.config.choices import WeightDtype, Weights
 from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
 from spec_lab.core.file_stamps import file_stamps
@@ -38,8 +38,6 @@ KEPT_IN: Mapping[WeightDtype, NarrowForm | torch.dtype | None] = {
 }
 """What weights are rounded to, by `target.weight_dtype`, as `WeightSource` takes it."""
 
-_HAS_BFLOAT16_PAIRS = (9, 0)
-"""The first compute capability that subtracts and multiplies pairs of bfloat16, Hopper's (`spec_kernels.four_bits`)."""
 POSITIONS_BEHIND = 2 * 64 + 1
 """Least number of positions past the longest sequence in rotary tables, if the target has so many: up to 64 drafts and
 the pending token of a verify pass, then a block of up to 64 rows."""
@@ -163,19 +161,6 @@ def load_models(
         torch.backends.cuda.enable_cudnn_sdp(False)
     model_config = read_model_config(run.target.folder)
     _refuse_target(run, model_config)
-    has_products = run.kernels == KernelsChoice.triton and dtype is not torch.float32 and run.row_invariant
-    kept_in = KEPT_IN[run.target.weight_dtype]
-    if isinstance(kept_in, NarrowForm) and device.type == "cuda" and not has_products:
-        raise UserError(
-            f"target.weight_dtype={run.target.weight_dtype} on a GPU needs kernels=triton dtype=bfloat16 "
-            "row_invariant=true; use them"
-        )
-    is_older = device.type == "cuda" and torch.cuda.get_device_capability(device) < _HAS_BFLOAT16_PAIRS
-    if is_older and dtype is torch.bfloat16 and kept_in in (INT4, MXFP4):
-        raise UserError(
-            f"target.weight_dtype={run.target.weight_dtype} dtype=bfloat16 needs a GPU of compute capability 9.0 or "
-            "later; use dtype=float16 or target.weight_dtype=auto"
-        )
     # Positions past the table's last row are clamped to it. A table reaches past the length before a scaling only if
     # sequences do, since its frequencies depend on that (`models.rope`).
     ropes = (plan.rope for plan in model_config.layers if plan.rope.scaling in ("dynamic", "longrope"))
@@ -186,7 +171,9 @@ def load_models(
     if backend.latent is not None:
         backend.latent.expect(run.batch_size)
     checkpoint = None if run.target.weights == Weights.random else run.target.folder
-    source = WeightSource(checkpoint, dtype, device=device, partition=partition, seed=run.seed, kept_in=kept_in)
+    source = WeightSource(
+        checkpoint, dtype, device=device, partition=partition, seed=run.seed, kept_in=KEPT_IN[run.target.weight_dtype]
+    )
     own = kernels if partition is WHOLE else kernels.without_parts()
     target = load_target(model_config, source, backend, max_positions, own)
     models = Models(

@@ -86,11 +86,6 @@ def _rules(run: Run) -> Iterator[str]:
             "drafter.draft_sampling=distribution draws at sampling.temperature, which is 0; use "
             "drafter.draft_sampling=greedy, or sampling.temperature=1 acceptance=rejection"
         )
-    if rule.lossless_only and not rule.keeps_the_law:
-        yield (
-            f"acceptance={rule.name} may change the output, which acceptance.lossless_only=true refuses; use "
-            f"{lossless_rule(run)}"
-        )
 
 
 def _trees(run: Run) -> Iterator[str]:
@@ -173,8 +168,6 @@ def _kernels(run: Run) -> Iterator[str]:
     for knob in (knob for knob, is_wrong in wrong.items() if is_wrong and run.kernels == KernelsChoice.native):
         yield f"kernels=native is for float32 chains on a CPU, not {knob}; use kernels=torch"
     narrow = run.target.weight_dtype
-    if narrow == WeightDtype.bfloat16 and run.kernels not in (KernelsChoice.native, KernelsChoice.auto):
-        yield f"target.weight_dtype=bfloat16 is for kernels=native, not kernels={run.kernels}; use dtype=bfloat16"
     if narrow not in (WeightDtype.auto, WeightDtype.bfloat16) and run.target.tensor_parallel > 1:
         yield f"target.weight_dtype={narrow} cannot be split; use target.tensor_parallel=1"
 

@@ -111,24 +111,18 @@ class AcceptanceConfig(Part):
     Class variables:
         greedy_only: why it needs sampling.temperature=0; None if it does not.
         keeps_greedy_text: whether its output is plain greedy decoding's, token for token, whatever is drafted.
+        keeps_the_law: whether the output follows the target's distribution exactly.
         takes_fewer_drafts: whether it accepts only drafts that are offered (`AcceptanceInputs.num_drafts`).
         judges_trees: whether `build` makes a rule for trees in a run with a tree.
     """
 
     greedy_only: ClassVar[str | None] = None
     keeps_greedy_text: ClassVar[bool] = False
+    keeps_the_law: ClassVar[bool] = False
     takes_fewer_drafts: ClassVar[bool] = False
     judges_trees: ClassVar[bool] = False
 
     name: str = MISSING
-    lossless_only: bool = knob(
-        False, "refuse every rule that may change the output; for outputs that a model will be trained on"
-    )
-
-    @property
-    def keeps_the_law(self) -> bool:
-        """Whether the output follows the target's distribution exactly."""
-        return False
 
     def build(self, lab: Lab) -> AcceptanceRule:
         """Make the rule of one engine."""
