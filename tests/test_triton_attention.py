@@ -189,7 +189,6 @@ def test_how_many_programs_share_the_splits_changes_no_bit(
     paged = fill([9, 300, 128], num_kv_heads=1, head_dim=64, dtype=dtype)
     queries = randn(6, 2, 64, seed=1, dtype=dtype)
     shared = attend(paged, queries, window, split=split)
-    assert_near(shared, reference(paged, queries, window))
     set_tiles_to_fill(monkeypatch, 3)
     assert torch.equal(attend(paged, queries, window, split=split), shared)
 
