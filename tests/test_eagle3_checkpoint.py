@@ -126,8 +126,8 @@ def test_default_taps() -> None:
 @pytest.mark.parametrize(
     ("changes", "fragments"),
     [
-        ({"hidden_size": 64}, ("target_hidden_size is 64, the target has 32",)),
-        ({"target_hidden_size": 48}, ("target_hidden_size is 48, the target has 32",)),
+        ({"hidden_size": 64}, ("hidden_size is 64, the target has 32",)),
+        ({"target_hidden_size": 48}, ("hidden_size is 48, the target has 32",)),
         ({"vocab_size": 200}, ("vocab_size is 200, the target has 160",)),
         ({"vocab_size": 200, "hidden_size": 64}, ("is 64, the target has 32; vocab_size is 200",)),
         ({"speculators_model_type": "eagle", "transformer_layer_config": {}}, ("speculators_model_type 'eagle'",)),

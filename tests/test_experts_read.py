@@ -14,7 +14,6 @@ from spec_lab.core.results import ExpertCounts
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.experts_read import ExpertsRead, ReadingStage, count_distinct
 from spec_lab.engine.tape import TapeRecorder
-from spec_lab.models.routers import Routing
 from tests.lab import make_config, make_engine, random_requests
 from tests.tiny_experts import make_tiny_nextn
 from tests.tiny_gemma4 import make_tiny_gemma4
@@ -45,7 +44,7 @@ def test_counting_leaves_rows_out(num_active: int) -> None:
 def test_rows_of_padded_requests_are_left_out_and_a_graph_counts_anew() -> None:
     """Stages run 1, N or more rows a request; verify's graph leaves what a later one of another size reads."""
     counter = ExpertsRead(torch.device("cpu"))
-    counter.watch([AnyPart()])
+    saw = counter.watch(16, 10)
     active = torch.tensor([True, True, False, False])
     choices = {rows: random_choices(1, 4 * rows, 16, 2)[0] for rows in (1, 3)}
 
@@ -54,10 +53,8 @@ def test_rows_of_padded_requests_are_left_out_and_a_graph_counts_anew() -> None:
         for stage, rows in ((ReadingStage.VERIFY, 3), (ReadingStage.CATCHUP, 1)):
             with counter.stage(stage):
                 for _ in range(2):
-                    counter.saw(Routing(choices[rows], torch.ones(0)), 16, AnyPart.expert_bytes)
-        counter.saw(
-            Routing(choices[1], torch.ones(0)), 16, AnyPart.expert_bytes
-        )  # outside a stage, as in a prompt pass
+                    saw(choices[rows])
+        saw(choices[1])  # outside a stage, as in a prompt pass
 
     graph = TapeRecorder().capture(run_round)
     counter.restart()
@@ -70,17 +67,6 @@ def test_rows_of_padded_requests_are_left_out_and_a_graph_counts_anew() -> None:
     }
     assert counter.read() == ExpertCounts(verify=expected[3], catchup=expected[1], recur=0)
     assert counter.read_bytes() == ExpertCounts(10 * expected[3], 10 * expected[1], 0)
-
-
-class AnyPart:
-    """A part that can be watched, and its experts."""
-
-    observer: Any = None
-    expert_bytes = 10
-
-    @property
-    def experts(self) -> AnyPart:
-        return self
 
 
 def counts_of(engine: Engine) -> tuple[ExpertCounts, int]:
@@ -99,8 +85,10 @@ def test_one_request_reads_what_its_rows_choose(folder: Path) -> None:
     engine = make_engine(nextn_config(folder, "none"), requests)
     plain, rounds = counts_of(engine)
     assert plain == ExpertCounts(rounds * NUM_LAYERS * NUM_CHOSEN, 0, 0)
-    sizes = {shape for part in engine.parts.target.expert_parts for shape in [part.experts.expert_bytes]}
-    assert engine.parts.experts_read.read_bytes() == ExpertCounts(plain.verify * sizes.pop(), 0, 0) and not sizes
+    config = engine.parts.target.config
+    (inner,) = {plan.experts.intermediate_size for plan in config.layers}
+    expert_bytes = 3 * inner * config.hidden_size * 4
+    assert engine.parts.experts_read.read_bytes() == ExpertCounts(plain.verify * expert_bytes, 0, 0)
     assert counts_of(engine) == (plain, rounds), "every pass counts for itself"
     pruned, rounds = counts_of(make_engine(nextn_config(folder), requests))
     assert (pruned.catchup, pruned.recur) == (rounds * NUM_CHOSEN, rounds * 2 * NUM_CHOSEN)

@@ -17,7 +17,7 @@ from spec_lab.checkpoints.mtp_checkpoint import load_mtp
 from spec_lab.checkpoints.quantised import Fp8Blocks
 from spec_lab.checkpoints.target_tensors import without_mtp
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
-from spec_lab.models.partition import Whole
+from spec_lab.models.partition import Partition
 from tests.tiny_checkpoints import refused, rewrite_config, rewrite_tensors
 from tests.tiny_experts import add_nextn
 from tests.tiny_latent import make_latent_target
@@ -127,7 +127,7 @@ def test_scales_in_another_file(checkpoint: Path) -> None:
 def test_a_part_of_a_matrix_is_a_part_of_what_it_stands_for(checkpoint: Path) -> None:
     """Its border need not be one of a block."""
 
-    class LowerRows(Whole):
+    class LowerRows(Partition):
         def part(self, name: str, shape: tuple[int, ...]) -> Part | None:
             return (slice(7, None),) if "up_proj" in name else None
 

@@ -20,7 +20,7 @@ from spec_lab.core.errors import UserError
 from spec_lab.doctor.checkpoints import check_tokenizer
 from spec_lab.doctor.findings import Verdict
 from spec_lab.doctor.subject import load_subject
-from spec_lab.models.partition import WHOLE
+from spec_lab.models.partition import Partition
 from tests.lab import Reference, generate, make_config, random_requests
 from tests.tiny_checkpoints import Family, make_tiny_eagle3, make_tiny_target
 from tests.tiny_gguf import WHOLE_BLOCKS, finish, in_transformers, tokenizer_keys, write_gguf, write_head
@@ -193,9 +193,7 @@ def test_a_tensor_is_read_alone(models: dict[str, Any], tmp_path: Path) -> None:
 
 
 def test_a_part_is_cut_from_rows_in_order(models: dict[str, Any], tmp_path: Path) -> None:
-    class FirstRows:
-        share, output, head = WHOLE.share, WHOLE.output, WHOLE.head
-
+    class FirstRows(Partition):
         def part(self, name: str, shape: tuple[int, ...]) -> tuple[slice, ...] | None:
             return (slice(0, 16),) if name.endswith("q_proj.weight") else None
 

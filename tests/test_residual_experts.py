@@ -36,16 +36,20 @@ def test_it_gives_what_its_parts_give(changes: dict[str, Any], num_rows: int, fo
         for seed, (name, shape) in enumerate(expert_tensor_shapes(sizes, HIDDEN).items())
     }
     kept = tensors if form is None else with_narrow_products(tensors, form)
-    mlp = build_experts(sizes, kept, "", triton_set().without_parts())
     norm = RMSNorm(1 + randn(HIDDEN, seed=20, dtype=DTYPE), 1e-5)
     stream = 3 * randn(num_rows, HIDDEN, seed=21, dtype=DTYPE)
-    few, many, reads = ResidualExperts(mlp, norm), AddExperts(mlp), []
-    for run in (lambda rows: few(rows, rows), lambda rows: many(rows, norm(rows)), lambda rows: rows + mlp(norm(rows))):
+    reads = []
+    for run in (
+        lambda mlp, rows: ResidualExperts(mlp, norm)(rows, rows),
+        lambda mlp, rows: AddExperts(mlp)(rows, norm(rows)),
+        lambda mlp, rows: rows + mlp(norm(rows)),
+    ):
         counts = ExpertsRead(DEVICE)
-        counts.watch([mlp])
+        kernels = replace(triton_set().without_parts(), watch_experts=counts.watch)
+        mlp = build_experts(sizes, kept, "", kernels)
         counts.begin_round(torch.ones(1, dtype=torch.bool, device=DEVICE))
         with counts.stage(ReadingStage.VERIFY):
-            reads.append((run(stream), counts))
+            reads.append((run(mlp, stream), counts))
     for out, counts in reads[:2]:
         assert_alike(out, reads[2][0])
         assert counts.read() == reads[2][1].read() != ExpertsRead(DEVICE).read()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from spec_lab.checkpoints.widening import E2M1
+from spec_kernels.four_bits_reference import E2M1
 from tests.tiny_checkpoints import make_tiny_target
 
 SIZES: dict[str, Any] = {

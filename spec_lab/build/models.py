@@ -166,7 +166,9 @@ def load_models(
     ropes = (plan.rope for plan in model_config.layers if plan.rope.scaling in ("dynamic", "longrope"))
     ends = {rope.original_max_position_embeddings for rope in ropes} | {model_config.max_position_embeddings}
     max_positions = min(end for end in (*ends, max_seq_len + _behind(run)) if end >= max_seq_len)
-    kernels = make_kernels(run.kernels, device, dtype, run.row_invariant)
+    experts_read = ExpertsRead(device)
+    made = make_kernels(run.kernels, device, dtype, run.row_invariant)
+    kernels = replace(made, watch_experts=experts_read.watch)
     backend = run.attention.build(run, kernels, max_positions)
     if backend.latent is not None:
         backend.latent.expect(run.batch_size)
@@ -176,17 +178,15 @@ def load_models(
     )
     own = kernels if partition is WHOLE else kernels.without_parts()
     target = load_target(model_config, source, backend, max_positions, own)
-    models = Models(
+    return Models(
         target,
         cast(TreeAttentionBackend, backend),
         kernels=kernels,
         device=device,
         dtype=dtype,
-        experts_read=ExpertsRead(device),
+        experts_read=experts_read,
         markers=markers,
     )
-    models.experts_read.watch(target.expert_parts)
-    return models
 
 
 class LastModels(Last):

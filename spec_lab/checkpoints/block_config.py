@@ -35,10 +35,6 @@ class MarkovForm(StrEnum):
     rnn = "rnn"
 
 
-Keys = Mapping[str, str]
-"""The keys of config.json by the names of fields."""
-
-
 class Slots(StrEnum):
     """The conventions about which row of a block predicts which token."""
 
@@ -90,7 +86,7 @@ class ConvSizes:
 
     num_taps: int = 2
     group_size: int = 16
-    keys: ClassVar[Keys] = {"num_taps": "conv_kernel_size", "group_size": "conv_group_size"}
+    keys: ClassVar[Mapping[str, str]] = {"num_taps": "conv_kernel_size", "group_size": "conv_group_size"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +98,7 @@ class HeadSizes:
 
     kind: ClassVar[HeadKind] = HeadKind.none
     architecture: ClassVar[str] = "DFlashDraftModel"
-    keys: ClassVar[Keys] = {}
+    keys: ClassVar[Mapping[str, str]] = {}
 
     def tensor_shapes(self, block: BlockConfig) -> Shapes:
         """Return the names and shapes of its tensors."""
@@ -117,7 +113,7 @@ class MarkovSizes(HeadSizes):
     form: MarkovForm = MarkovForm.vanilla
     kind: ClassVar[HeadKind] = HeadKind.markov
     architecture: ClassVar[str] = "DSparkDraftModel"
-    keys: ClassVar[Keys] = {"rank": "markov_rank", "form": "markov_head_type"}
+    keys: ClassVar[Mapping[str, str]] = {"rank": "markov_rank", "form": "markov_head_type"}
 
     def tensor_shapes(self, block: BlockConfig) -> Shapes:
         rank, hidden = self.rank, block.body.hidden_size
@@ -142,7 +138,7 @@ class GruSizes(HeadSizes):
     state_size: int = 1024
     rank: int = 256
     kind: ClassVar[HeadKind] = HeadKind.gru
-    keys: ClassVar[Keys] = {"state_size": "gru_hidden_dim", "rank": "emb_dim"}
+    keys: ClassVar[Mapping[str, str]] = {"state_size": "gru_hidden_dim", "rank": "emb_dim"}
 
     def tensor_shapes(self, block: BlockConfig) -> Shapes:
         state, hidden = self.state_size, block.body.hidden_size
@@ -162,7 +158,7 @@ class SelectorSizes(HeadSizes):
     topk: int = 16
     kind: ClassVar[HeadKind] = HeadKind.selector
     architecture: ClassVar[str] = "DFlash2DraftModel"
-    keys: ClassVar[Keys] = {"rank": "selector_rank", "topk": "selector_top_k"}
+    keys: ClassVar[Mapping[str, str]] = {"rank": "selector_rank", "topk": "selector_top_k"}
 
     def tensor_shapes(self, block: BlockConfig) -> Shapes:
         return {
@@ -194,7 +190,7 @@ class LatticeSizes(HeadSizes):
     logit_scale: float = 10.0
     kind: ClassVar[HeadKind] = HeadKind.lattice
     architecture: ClassVar[str] = "LiLiCorrDraftModel"
-    keys: ClassVar[Keys] = {
+    keys: ClassVar[Mapping[str, str]] = {
         "topk": "lilicorr_candidate_topk",
         "hidden_size": "lilicorr_hidden_size",
         "num_layers": "lilicorr_num_layers",

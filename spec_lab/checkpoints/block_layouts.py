@@ -71,15 +71,9 @@ BY_ARCHITECTURE: Mapping[str, BlockLayout] = {**{head.architecture: ZLAB for hea
 SPECULATORS_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "dflash": {},
     "dspark": {"markov_rank": 256},
-    "dflash2": {
-        "sliding_window_non_causal": True,
-        "conv_kernel_size": 2,
-        "conv_group_size": 16,
-        "selector_rank": 256,
-        "selector_top_k": 16,
-    },
+    "dflash2": {"sliding_window_non_causal": True, "conv_kernel_size": 2, "selector_rank": 256},
 }
-"""Default values of missing keys, by `speculators_model_type`."""
+"""Default values of missing keys, by `speculators_model_type`; those of other sizes are the fields' own."""
 
 
 def read_block_config(folder: Path, target: ModelConfig) -> tuple[BlockConfig, BlockLayout]:
@@ -109,11 +103,8 @@ def read_block_config(folder: Path, target: ModelConfig) -> tuple[BlockConfig, B
         conv=ConvSizes(**_values(keys, ConvSizes.keys)) if keys.get("conv_kernel_size") else None,
         **{"embedding_scale": target.embedding_scale, **scales},
     )
-    pairs = {
-        "vocab_size": (body.vocab_size, target.vocab_size),
-        "num_target_layers": (keys.get("num_target_layers", target.num_layers), target.num_layers),
-    }
-    refuse_other_target(source, pairs)
+    num_layers = keys.get("num_target_layers", target.num_layers)
+    refuse_other_target(source, target, vocab_size=body.vocab_size, num_layers=num_layers)
     refuse_taps(source, layout.taps_key, taps, target.num_layers)
     return config, layout
 

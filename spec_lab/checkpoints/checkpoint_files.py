@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -20,29 +20,21 @@ Part = tuple[slice, ...]
 """The rows, or rows and columns, of a tensor that are kept."""
 
 
-class Slices(Protocol):
-    """Says which share of a decoder one process reads."""
+class Slices:
+    """Says which share of a decoder one process reads: here all of it."""
+
+    __slots__ = ()
 
     def share(self, plan: LayerPlan) -> LayerPlan:
         """Return the plan of this process's share of a layer, from which its KV cache follows too."""
-        ...
-
-    def part(self, name: str, shape: tuple[int, ...]) -> Part | None:
-        """Return the part of the tensor that a checkpoint calls `name`; None if every process has all of it."""
-        ...
-
-
-class WholeTensors:
-    """The whole of every tensor."""
-
-    def share(self, plan: LayerPlan) -> LayerPlan:
         return plan
 
     def part(self, name: str, shape: tuple[int, ...]) -> Part | None:
+        """Return the part of the tensor that a checkpoint calls `name`; None if every process has all of it."""
         return None
 
 
-WHOLE_TENSORS = WholeTensors()
+WHOLE_TENSORS = Slices()
 
 
 class LazyTensors(Mapping[str, torch.Tensor]):

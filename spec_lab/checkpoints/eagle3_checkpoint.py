@@ -106,11 +106,7 @@ def read_eagle3_config(folder: Path, target: ModelConfig, kind: HeadKind = "eagl
         more_layers=body.layers[1:],
         mask_token_id=None if kind == "eagle3" else keys["mask_token_id"],
     )
-    pairs = {
-        "target_hidden_size": (head.target_hidden_size, target.hidden_size),
-        "vocab_size": (head.target_vocab_size, target.vocab_size),
-    }
-    refuse_other_target(source, pairs)
+    refuse_other_target(source, target, hidden_size=head.target_hidden_size, vocab_size=head.target_vocab_size)
     return head
 
 

@@ -25,7 +25,6 @@ _OF_ONE_EXPERT = re.compile(
 )
 _USUAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}  # Mixtral, MiniMax-M2
 EXPONENT_BIAS = 127
-IN_A_BYTE = 2
 _STACKS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
@@ -65,7 +64,7 @@ def with_experts_of_gpt_oss(stored: Mapping[str, StoredTensor]) -> dict[str, Sto
         own = name.replace(".mlp.router.", ".mlp.gate.").removesuffix("_blocks")
         if name.endswith("_blocks"):
             experts, rows, groups, in_group = tensor.shape
-            shape = experts, rows, groups * in_group * IN_A_BYTE
+            shape = experts, rows, 2 * groups * in_group
             form = Mxfp4Experts(own.endswith("experts.gate_up_proj"))
             tensor = tensor.made(form, stored[f"{own}_scales"], shape=shape, dtype="BF16")
         elif own.endswith(("experts.gate_up_proj", "experts.down_proj")):

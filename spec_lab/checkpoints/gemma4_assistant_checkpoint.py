@@ -87,16 +87,11 @@ def read_assistant_config(folder: Path, target: ModelConfig) -> AssistantConfig:
     refuse_values(source, {**keys["text_config"], "model_type": None, **keys}, PLAIN_OPTIONS)
     body = read_decoder(keys, source)
     assert body.gemma4 is not None
-    pairs = {
-        "backbone_hidden_size": (keys["backbone_hidden_size"], target.hidden_size),
-        "vocab_size": (body.vocab_size, target.vocab_size),
-    }
-    refuse_other_target(source, pairs)
+    refuse_other_target(source, target, hidden_size=keys["backbone_hidden_size"], vocab_size=body.vocab_size)
     sources = _kv_sources(keys, body, target, source)
     for index, (plan, kv_source) in enumerate(zip(body.layers, sources, strict=True)):
-        names = ("num_key_value_heads", "head_dim", "rope")
-        both = zip(names, form_of_kv(plan)[1:], form_of_kv(target.layers[kv_source])[1:], strict=True)
-        refuse_other_target(source, {f"{name} of layer {index}": (ours, its) for name, ours, its in both})
+        form = {name: getattr(plan, name) for name in ("num_kv_heads", "head_dim", "rope")}
+        refuse_other_target(f"{source}, layer {index}", target.layers[kv_source], **form)
     centroids = CentroidHeadConfig(keys.get("num_centroids", 2048), keys.get("centroid_intermediate_top_k", 32))
     body = replace(body, gemma4=replace(body.gemma4, per_layer_width=0))
     return AssistantConfig(target, body, centroids if keys.get("use_ordered_embeddings") else None).reading(sources)
@@ -107,11 +102,13 @@ def _kv_sources(keys: Mapping[str, Any], body: ModelConfig, target: ModelConfig,
     its KV."""
     owners = [index for index, plan in enumerate(target.layers) if owns_kv(plan)]
     if (named := keys.get("kv_source_layers")) is not None:
-        refuse_other_target(source, {"kv_source_layers": (named, [layer for layer in named if layer in owners])})
+        for layer in named:
+            refuse_values(source, {"kv_source_layers": layer}, {"kv_source_layers": owners})
         return tuple(named)
     last = {target.layers[index].window is not None: index for index in owners}
     sliding = [plan.window is not None for plan in body.layers]
-    refuse_other_target(source, {"sliding layers": ({*sliding}, {*sliding} & last.keys())})
+    for is_sliding in sliding:
+        refuse_values(source, {"a sliding layer": is_sliding}, {"a sliding layer": last})
     return [last[is_sliding] for is_sliding in sliding]
 
 

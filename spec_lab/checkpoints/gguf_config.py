@@ -1,4 +1,5 @@
-"""A GGUF file's sizes and options under the keys of a Hugging Face config.json. Imports neither numpy nor torch.
+"""A GGUF file's sizes and options under the keys of a Hugging Face config.json. Imports torch for a rope of tensors
+only.
 
 The meanings of the file's keys, and of missing keys, follow llama.cpp.
 """
@@ -6,10 +7,8 @@ The meanings of the file's keys, and of missing keys, follow llama.cpp.
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -174,13 +173,11 @@ def _rope_scaling(file: GgufFile) -> dict[str, Any]:
 
 def _rope_factors(file: GgufFile, tensor: str) -> list[float] | None:
     """Return the divisor of each frequency; None if there are none."""
+    from spec_lab.checkpoints.gguf import dequantised
+
     place = file.places.get(tensor)
-    if place is None:
-        return None
-    count = prod(place.shape)
-    with file.path.open("rb") as source:
-        source.seek(file.data_start + place.offset)
-        return list(struct.unpack(f"<{count}f", source.read(4 * count)))
+    divisors: list[float] | None = None if place is None else dequantised(file, place).tolist()
+    return divisors
 
 
 def _llama3_rope(file: GgufFile, factors: list[float]) -> dict[str, Any]:

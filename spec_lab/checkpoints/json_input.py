@@ -36,8 +36,10 @@ def refuse_values(source: str, values: Mapping[str, Any], supported: Mapping[str
         raise UserError(f"{source}: {said}")
 
 
-def refuse_other_target(source: str, pairs: Mapping[str, tuple[Any, Any]]) -> None:
-    """Raise UserError if a drafter belongs to another target; `pairs` are a value of it and one of the target."""
+def refuse_other_target(source: str, target: object, **values: Any) -> None:
+    """Raise UserError if a drafter's `values` differ from the fields of the target, or of its layer, with these
+    names."""
+    pairs = {name: (ours, getattr(target, name)) for name, ours in values.items()}
     differing = [f"{name} is {ours}, the target has {its}" for name, (ours, its) in pairs.items() if ours != its]
     if differing:
         raise UserError(f"{source}: trained for another target ({'; '.join(differing)})")

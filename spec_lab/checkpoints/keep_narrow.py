@@ -23,8 +23,6 @@ SCALES_SUFFIX = "_scale_inv"
 SCALES = f"weight{SCALES_SUFFIX}"
 PRODUCTS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 EXPERT_PRODUCTS = ("experts.gate_up_proj", "experts.down_proj")
-LARGEST = 448.0
-"""The largest number in e4m3."""
 MIDDLES = ((0.25, 1.25, 2.5, 5.0), (0.75, 1.75, 3.5))
 """The numbers halfway between two 4-bit floats: those that are rounded down to the even one, and those rounded up."""
 
@@ -48,9 +46,8 @@ def problem_of_narrow(model: ModelConfig, form: NarrowForm | torch.dtype | None)
     """Return the kind of layer whose weights cannot be kept in `form`; None if it supports all layers. Experts are kept
     in 4 bits only."""
     gemma = [] if model.gemma4 is None else ["layers of Gemma 4"]
-    unusual = [part for plan in model.layers for part in plan.unusual_parts]
-    experts = [] if form in (INT4, MXFP4) else [EXPERTS for plan in model.layers if plan.experts is not None]
-    return next(iter((*gemma, *unusual, *experts, None)))
+    unusual = (part for plan in model.layers for part in plan.unusual_parts)
+    return next((part for part in (*gemma, *unusual) if part != EXPERTS or form not in (INT4, MXFP4)), None)
 
 
 def is_product(name: str) -> bool:
@@ -69,7 +66,7 @@ def narrowed_to_fp8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     row_blocks, column_blocks = num_blocks(rows), num_blocks(columns)
     padded = F.pad(weight.float(), (0, column_blocks * BLOCK_SIZE - columns, 0, row_blocks * BLOCK_SIZE - rows))
     blocks = padded.view(row_blocks, BLOCK_SIZE, column_blocks, BLOCK_SIZE)
-    scales = blocks.abs().amax(dim=(1, 3), keepdim=True) / LARGEST
+    scales = blocks.abs().amax(dim=(1, 3), keepdim=True) / torch.finfo(torch.float8_e4m3fn).max
     scales = torch.where(scales > 0, scales, 1.0)
     values = (blocks / scales).view_as(padded)[:rows, :columns].to(torch.float8_e4m3fn)
     return values, of_each_row(scales.view(row_blocks, column_blocks), BLOCK_SIZE, rows)

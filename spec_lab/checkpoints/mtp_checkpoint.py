@@ -134,11 +134,7 @@ def load_mtp(
         raise UserError(f"{folder}: has fewer MTP modules than the {num_modules} that are needed; use fewer drafts")
     modules = [layout.module(stored, number, num_layers) for number in range(num_modules)]
     layer = _layer_config(decoder, layout, modules[0], source)
-    pairs = {
-        "hidden_size": (layer.hidden_size, target.hidden_size),
-        "vocab_size": (layer.vocab_size, target.vocab_size),
-    }
-    refuse_other_target(source, pairs)
+    refuse_other_target(source, target, hidden_size=layer.hidden_size, vocab_size=layer.vocab_size)
     shapes = mtp_tensor_shapes(layer)
     return MtpConfig(layer), [read_wanted(own, shapes, dtype, device, source) for own in modules]
 

@@ -237,18 +237,18 @@ class LayerPlan:
 
     @property
     def unusual_parts(self) -> tuple[str, ...]:
-        """Return the parts, in words, whose weights can neither be split nor kept in fewer bits; of experts, which can
-        be kept in 4, there are none."""
+        """Return the parts, in words, whose weights can neither be split nor kept in fewer bits, except that experts
+        can be kept in 4."""
         parts = {
             "layers that keep a state (gated delta net)": self.delta_net,
             "latent attention (MLA)": self.latent,
+            EXPERTS: self.experts,
         }
         return tuple(words for words, part in parts.items() if part is not None)
 
     def problem_of_split(self, size: int) -> str | None:
         """Return why a layer cannot be split over `size` processes; None if it can."""
-        others = {EXPERTS: self.experts is not None, "norms over all heads": self.wide_qk_norm}
-        for part in (*self.unusual_parts, *(words for words, is_there in others.items() if is_there)):
+        for part in (*self.unusual_parts, *(["norms over all heads"] if self.wide_qk_norm else ())):
             return f"target.tensor_parallel={size} cannot split {part}; use target.tensor_parallel=1"
         divided = {
             "num_key_value_heads": self.num_kv_heads,

@@ -24,13 +24,13 @@ from spec_lab.checkpoints.expert_checkpoint import Mxfp4Experts
 from spec_lab.checkpoints.gguf import quantizations
 from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.checkpoints.json_input import read_json, refuse_values
-from spec_lab.checkpoints.keep_narrow import FP8, MXFP4, SCALES_SUFFIX, NarrowForm, is_product, of_each_row
+from spec_lab.checkpoints.keep_narrow import FP8, MXFP4, SCALES, SCALES_SUFFIX, NarrowForm, is_product, of_each_row
 from spec_lab.checkpoints.widening import awq, gptq, narrow_numbers, nvfp4, packed_integers, scaled_blocks
 from spec_lab.core.errors import UserError
 
 PLAIN = frozenset({"F64", "F32", "F16", "BF16", "I64", "BOOL"})
 """The types of tensors in a checkpoint that is not quantised."""
-OF_SCALES = {"weight_scale", "scales"}
+OF_SCALES = {"weight_scale", "scales", SCALES}
 """The parts that every quantised matrix has one of."""
 NUMBERS = ("weight", "weight_scale", "weight_zero_point")
 NOT_OF_WEIGHTS = (".input_scale", ".output_scale", ".input_global_scale", ".input_zero_point", ".k_scale", ".v_scale")
@@ -67,20 +67,14 @@ class Fp8Blocks:
     def __call__(self, values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
         return scaled_blocks(values, scales.float(), (self.rows, self.columns))
 
-    def with_scales(self, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-        """Return tensors in which each matrix that has scales is widened."""
-        result = dict(stored)
-        for name in stored:
-            scales = result.pop(f"{name}{SCALES_SUFFIX}", None)
-            if scales is not None:
-                (rows, columns), found = stored[name].shape, list(scales.shape)
-                if found != [-(-rows // self.rows), -(-columns // self.columns)]:
-                    raise UserError(
-                        f"{scales.file}: {scales.name} is {found}, which does not fit {[rows, columns]} in blocks of "
-                        f"{[self.rows, self.columns]}; take weights and config.json from the same checkpoint"
-                    )
-                result[name] = stored[name].made(self, scales, shape=(rows, columns), dtype="F32")
-        return result
+    def shape(self, values: Shape, scales: Shape, *, name: str) -> Shape:
+        """Return the shape of the matrix, and refuse scales of another number of blocks; `name` is theirs."""
+        if scales != (-(-values[0] // self.rows), -(-values[1] // self.columns)):
+            raise UserError(
+                f"{name} is {list(scales)}, which does not fit {list(values)} in blocks of "
+                f"{[self.rows, self.columns]}; take weights and config.json from the same checkpoint"
+            )
+        return values
 
 
 def with_quantised(stored: Mapping[str, StoredTensor], folder: Path) -> dict[str, StoredTensor]:
@@ -96,8 +90,6 @@ def with_quantised(stored: Mapping[str, StoredTensor], folder: Path) -> dict[str
     if not options or options.get("quant_method") == OF_GPT_OSS:
         return result
     refuse_values(source, {"quant_method": str(options.get("quant_method"))}, {"quant_method": METHODS})
-    if (blocks := _fp8_blocks(options)) is not None:
-        return blocks.with_scales(result)
     modules: dict[str, dict[str, StoredTensor]] = {}
     for name, tensor in result.items():
         module, _, part = name.rpartition(".")
@@ -106,6 +98,8 @@ def with_quantised(stored: Mapping[str, StoredTensor], folder: Path) -> dict[str
         if OF_SCALES & parts.keys():
             form, name = _form_of(module, options, source), f"{module}.weight"
             used = [parts[part] for part in itertools.takewhile(parts.__contains__, form.parts)]
+            if len(used) < 2:
+                continue  # scales of another method
             for tensor in used:
                 del result[tensor.name]
             shape = form.shape(*(tensor.shape for tensor in used))
@@ -148,8 +142,6 @@ def stored_types(path: Path) -> list[str] | None:
     options, source = _options(path), str(path / "config.json")
     if kinds <= PLAIN or not options:
         return None
-    if (blocks := _fp8_blocks(options)) is not None:
-        return [f"fp8 in blocks of {blocks.rows} x {blocks.columns}"]
     if options["quant_method"] == OF_GPT_OSS:
         return [OF_GPT_OSS]
     if "config_groups" in options:
@@ -163,12 +155,6 @@ def _options(folder: Path) -> dict[str, Any]:
     return options or (config.get("text_config") or {}).get("quantization_config") or {}
 
 
-def _fp8_blocks(options: Mapping[str, Any]) -> Fp8Blocks | None:
-    """Return the blocks that have a scale; None for other schemes."""
-    block = options.get("weight_block_size") if options["quant_method"] == "fp8" else None
-    return Fp8Blocks(*block) if block else None
-
-
 def _form_of(module: str, options: Mapping[str, Any], source: str) -> Form:
     """Return the form of a module's matrix."""
     method = options["quant_method"]
@@ -176,6 +162,10 @@ def _form_of(module: str, options: Mapping[str, Any], source: str) -> Form:
         return _awq(options, source)
     if method == "gptq":
         return _gptq(options, source)
+    if method == "fp8" and (block := options.get("weight_block_size")):
+        blocks = Fp8Blocks(*block)
+        shape = partial(blocks.shape, name=f"{source}: {module}.{SCALES}")
+        return Form(f"fp8 in blocks of {blocks.rows} x {blocks.columns}", ("weight", SCALES), blocks, shape)
     if method == "fp8":
         return Form("fp8 by tensor", NUMBERS, narrow_numbers)
     groups: list[Mapping[str, Any]] = list(options["config_groups"].values())

@@ -17,8 +17,6 @@ from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.checkpoints.plan import LayerPlan
 
-Stored = dict[str, StoredTensor]
-
 OTHER_SENSES = re.compile(
     r"(model\.)?(visual|vision_tower|audio_tower|embed_vision|embed_audio|multi_modal_projector|mm_projector)\."
 )
@@ -33,7 +31,7 @@ NAMES: Names = (
 DEAD = ("k_proj.weight", "v_proj.weight", "k_norm.weight")
 
 
-def without_mtp(stored: Mapping[str, StoredTensor]) -> Stored:
+def without_mtp(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
     """Return the tensors without those of MTP modules, which belong to a drafter.
 
     DeepSeek names a module like a layer, but only a module has an `eh_proj`. Other families name modules by a prefix.
@@ -44,7 +42,7 @@ def without_mtp(stored: Mapping[str, StoredTensor]) -> Stored:
     return {name: tensor for name, tensor in stored.items() if not name.startswith(prefixes)}
 
 
-def target_tensors(stored: Mapping[str, StoredTensor], config: ModelConfig) -> Stored:
+def target_tensors(stored: Mapping[str, StoredTensor], config: ModelConfig) -> dict[str, StoredTensor]:
     """Return the decoder's tensors of a checkpoint of any family."""
     own = {name: tensor for name, tensor in without_mtp(stored).items() if not OTHER_SENSES.match(name)}
     tensors = renamed(own, NAMES)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""The absolute values of 4-bit floats; the highest bit is the sign."""
+from spec_kernels.four_bits_reference import E2M1
+
 AWQ_COLUMNS = (0, 4, 1, 5, 2, 6, 3, 7)
 """The place in a word of each of eight columns."""
 
@@ -60,8 +60,7 @@ def nvfp4(packed: Tensor, scales: Tensor, divisor: Tensor) -> Tensor:
 
 def e2m1(packed: Tensor) -> Tensor:
     """The 4-bit floats [..., 2 * bytes] in bytes, the lower half first."""
-    table = torch.tensor((*E2M1, *(-value for value in E2M1)))
-    return table[torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(-2).int()]
+    return torch.tensor(E2M1)[torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(-2).int()]
 
 
 def awq(words: Tensor, zeros: Tensor, scales: Tensor) -> Tensor:

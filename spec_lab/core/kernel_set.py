@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, TypeVar, cast
 
+import torch
+
 from spec_lab.core.prompts import NO_ROUNDING, PromptRounding
 
 Form = TypeVar("Form")
+ChoicesSeen = Callable[[torch.Tensor], None]
 
 
 class Op(Enum):
@@ -71,6 +74,8 @@ class KernelSet:
         parts: makes the replacement of a part with weights from its torch form, or returns that.
         invariant_rows: the most rows of a forward in which a row's bits may be independent of the others.
         is_row_invariant: whether in layers of a plan, for up to `invariant_rows` rows, they are.
+        watch_experts: called for each layer with experts, with their number and the bytes of one. It returns what is
+            shown the layer's choices [rows, top_k] before the experts run.
         prompt_rounding: if not `NO_ROUNDING`, makes a prompt's row get the same bits whatever rows share its forward,
             in layers for which `is_row_invariant` holds.
     """
@@ -80,6 +85,7 @@ class KernelSet:
     invariant_rows: int = 1
     is_row_invariant: Callable[[Any], bool] = lambda plan: False
     prompt_rounding: PromptRounding = NO_ROUNDING
+    watch_experts: Callable[[int, int], ChoicesSeen] = lambda num_experts, expert_bytes: lambda expert_ids: None
 
     def get(self, op: Op, torch_form: Form) -> Form:
         """Return the kernel that replaces `torch_form`, or `torch_form` if there is none."""
@@ -89,7 +95,7 @@ class KernelSet:
 
     def without_parts(self) -> KernelSet:
         """Return the set whose parts with weights are those of torch."""
-        return KernelSet(self.functions)
+        return KernelSet(self.functions, watch_experts=self.watch_experts)
 
 
 TORCH_FORMS = KernelSet()

@@ -9,15 +9,14 @@ takes some ten small operators a stage, without a sync with the host. The sums a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 
 import torch
 
+from spec_lab.core.kernel_set import ChoicesSeen
 from spec_lab.core.results import ExpertCounts
-from spec_lab.models.experts import ExpertMLP
-from spec_lab.models.routers import Routing
 
 
 class ReadingStage(IntEnum):
@@ -29,7 +28,7 @@ class ReadingStage(IntEnum):
 
 
 class ExpertsRead:
-    """A `RoutingObserver` that counts the experts read by the models of a run.
+    """Counts the experts read by the models of a run that are made with its `watch` (`KernelSet.watch_experts`).
 
     The engines of the run share it, so it counts for one pass at a time. Outside a stage, as in the prompt pass, it
     counts nothing.
@@ -45,16 +44,17 @@ class ExpertsRead:
         # It stays at one address, since the graph of a later stage reads what the graph of verify wrote.
         self._active = torch.zeros(self.MOST_REQUESTS, dtype=torch.bool, device=device)
         self._num_requests = torch.zeros(1, dtype=torch.int64, device=device)
-        self._is_watching = False
         self._seen: dict[tuple[torch.Size, int, int], list[torch.Tensor]] | None = None
 
-    def watch(self, parts: Iterable[ExpertMLP]) -> None:
-        """Count the choices of these parts from now on."""
-        for part in parts:
-            num_bytes = part.experts.expert_bytes
-            self._expert_and_bytes[num_bytes] = torch.tensor([1, num_bytes], device=self._counts.device)
-            part.observer = self
-            self._is_watching = True
+    def watch(self, num_experts: int, expert_bytes: int) -> ChoicesSeen:
+        """Return what counts the choices of a layer among so many experts, each of `expert_bytes`."""
+        self._expert_and_bytes[expert_bytes] = torch.tensor([1, expert_bytes], device=self._counts.device)
+
+        def saw(expert_ids: torch.Tensor) -> None:
+            if self._seen is not None:
+                self._seen.setdefault((expert_ids.shape, num_experts, expert_bytes), []).append(expert_ids)
+
+        return saw
 
     def restart(self) -> None:
         """Forget what was counted."""
@@ -62,27 +62,22 @@ class ExpertsRead:
 
     def read(self) -> ExpertCounts | None:
         """Wait for the device, and return the number of experts of each stage; None if no layer has experts."""
-        return ExpertCounts(*self._counts[:, 0].tolist()) if self._is_watching else None
+        return ExpertCounts(*self._counts[:, 0].tolist()) if self._expert_and_bytes else None
 
     def read_bytes(self) -> ExpertCounts | None:
         """Return the bytes of these experts' weights in the same way."""
-        return ExpertCounts(*self._counts[:, 1].tolist()) if self._is_watching else None
+        return ExpertCounts(*self._counts[:, 1].tolist()) if self._expert_and_bytes else None
 
     def begin_round(self, active: torch.Tensor) -> None:
         """Note which requests of the batch count: `active` [batch] bool is False for padding."""
-        if self._is_watching:
+        if self._expert_and_bytes:
             self._active[: len(active)].copy_(active)
             self._num_requests.fill_(len(active))
-
-    def saw(self, routing: Routing, num_experts: int, expert_bytes: int) -> None:
-        if self._seen is not None:
-            kind = (routing.expert_ids.shape, num_experts, expert_bytes)
-            self._seen.setdefault(kind, []).append(routing.expert_ids)
 
     @contextmanager
     def stage(self, stage: ReadingStage) -> Iterator[None]:
         """Count the experts that layers choose inside the context. Every request has equally many rows."""
-        if not self._is_watching:
+        if not self._expert_and_bytes:
             yield
             return
         seen: dict[tuple[torch.Size, int, int], list[torch.Tensor]] = {}

@@ -53,11 +53,8 @@ def write_mtp(path: Path, folder: Path, target: Path) -> None:
     if file.sizes.get("nextn_predict_layers"):
         raise UserError(f"{target}: has an MTP module; take the file without it")
     model = read_model_config(folder)
-    sizes = {
-        "hidden_size": (model.hidden_size, file.sizes["embedding_length"]),
-        "vocab_size": (model.vocab_size, file.places["token_embd.weight"].shape[0]),
-    }
-    refuse_other_target(str(folder / "config.json"), sizes)
+    its, source = read_model_config(target), str(folder / "config.json")
+    refuse_other_target(source, its, hidden_size=model.hidden_size, vocab_size=model.vocab_size)
     _, (module,) = load_mtp(folder, model, 1, torch.float32, "cpu")
     keys, tensors = target_parts(file)
     layer = file.sizes["block_count"]

@@ -15,7 +15,6 @@ from spec_lab.core.passes import Pass
 from spec_lab.core.rows import rows_at
 from spec_lab.core.types import FeatureSpec, NormSide, TargetOutput
 from spec_lab.models.delta_net import GatedDeltaNet
-from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.launching import launching_of
 from spec_lab.models.layer_builder import build_layer
 from spec_lab.models.layer_stack import LayerStack, Stack
@@ -93,11 +92,6 @@ class Decoder(ABC):
         """The gated delta nets of all layers that have one instead of attention."""
         plans = zip(self.layers, self.layer_plans, strict=True)
         return tuple(layer.mixer for layer, plan in plans if plan.delta_net is not None)
-
-    @property
-    def expert_parts(self) -> tuple[ExpertMLP, ...]:
-        """The parts with experts of all layers."""
-        return tuple(layer.experts for layer in self.layers if layer.experts is not None)
 
 
 class DecoderTarget(Decoder):

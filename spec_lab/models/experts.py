@@ -37,42 +37,34 @@ class RoutedExperts(Protocol):
         ...
 
 
-class RoutingObserver(Protocol):
-    """Sees every choice of the routers that it watches (`spec_lab.engine.experts_read`)."""
-
-    def saw(self, routing: Routing, num_experts: int, expert_bytes: int) -> None:
-        """Record a choice among `num_experts`, each of `expert_bytes`. The experts run afterwards."""
-        ...
-
-
 class ExpertMLP:
     """Returns for each row [rows, hidden_size] the weighted sum of its experts, plus the shared expert if there is one.
 
     Attributes:
-        observer: sees every choice; None if nothing is counted.
+        saw: is shown every choice before the experts run (`KernelSet.watch_experts`).
     """
 
-    __slots__ = ("experts", "observer", "router", "shared", "sizes")
+    __slots__ = ("experts", "router", "saw", "shared", "sizes")
 
     def __init__(
-        self, sizes: ExpertSizes, router: Router, experts: RoutedExperts, shared: SharedExpert | None = None
+        self,
+        sizes: ExpertSizes,
+        router: Router,
+        experts: RoutedExperts,
+        kernels: KernelSet,
+        shared: SharedExpert | None = None,
     ) -> None:
         self.sizes = sizes
         self.router = router
         self.experts = experts
         self.shared = shared
-        self.observer: RoutingObserver | None = None
+        self.saw = kernels.watch_experts(sizes.num_experts, experts.expert_bytes)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         routing = self.router(rows)
-        self.observe(routing)
+        self.saw(routing.expert_ids)
         out = self.experts(rows, routing)
         return out if self.shared is None else out + self.shared(rows)
-
-    def observe(self, routing: Routing) -> None:
-        """Show a choice to the observer, if there is one."""
-        if self.observer is not None:
-            self.observer.saw(routing, self.sizes.num_experts, self.experts.expert_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +200,7 @@ def build_experts(
     router = build_router(sizes, tensors, f"{prefix}gate.", kernels)
     gate_up, down = (ExpertProduct.of(tensors, f"{prefix}experts.{name}_proj") for name in ("gate_up", "down"))
     experts: RoutedExperts = kernels.get(Op.EXPERTS, SortedExperts)(gate_up, down, F.silu, sizes.clamp)
-    return ExpertMLP(sizes, router, experts, _shared_expert(sizes, tensors, prefix, kernels))
+    return ExpertMLP(sizes, router, experts, kernels, _shared_expert(sizes, tensors, prefix, kernels))
 
 
 def _shared_expert(

@@ -88,5 +88,6 @@ def build_experts_beside(
             norm("pre_feedforward_layernorm_2"),
             kernels.get(Op.EXPERTS, SortedExperts)(gate_up, down, gelu_tanh),
         ),
+        kernels,
     )
     return ExpertsBeside(norm("post_feedforward_layernorm_1"), experts, norm("post_feedforward_layernorm_2"))

@@ -18,7 +18,6 @@ from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.core.kernel_set import KernelSet, Op
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.passes import Pass
-from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.gemma4_experts import ExpertsBeside, build_experts_beside
 from spec_lab.models.layers import Attention, FusedRopeAndWrite, RopeAndWrite
 from spec_lab.models.linear import GatedMLP, Linear, fused_linear, gelu_tanh, make_linear
@@ -95,10 +94,6 @@ class Gemma4Layer:
             assert embedded is not None and parts.after_gate is not None
             stream = parts.after_gate(stream, parts.gate(stream, at.kept.residual(embedded)))
         return stream
-
-    @property
-    def experts(self) -> ExpertMLP | None:
-        return None if self.beside is None else self.beside.experts
 
 
 def build_gemma4_layer(

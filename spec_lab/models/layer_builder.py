@@ -24,7 +24,7 @@ from spec_lab.models.layers import (
     RopeThenWrite,
 )
 from spec_lab.models.linear import GatedMLP, Linear, fused_linear
-from spec_lab.models.norms import WeightedNorm, WideHeadNorm, head_weights, make_norm, per_head_norm
+from spec_lab.models.norms import RowsPart, WeightedNorm, WideHeadNorm, head_weights, make_norm, per_head_norm
 from spec_lab.models.partition import WHOLE, Partition
 
 
@@ -55,13 +55,16 @@ def build_layer(
     def norm(name: str) -> WeightedNorm:
         return make_norm(tensors[f"{prefix}{name}_layernorm.weight"], eps, plan.float32_norms)
 
-    experts = None if plan.experts is None else build_experts(plan.experts, tensors, f"{prefix}mlp.", kernels)
-    mlp = experts or build_mlp(plan, tensors, f"{prefix}mlp.", partition)
+    mlp: RowsPart
+    if plan.experts is None:
+        mlp = build_mlp(plan, tensors, f"{prefix}mlp.", partition)
+    else:
+        mlp = build_experts(plan.experts, tensors, f"{prefix}mlp.", kernels)
     if plan.norms_outputs:
         first = AddNormedPart(mixer.o, norm("post_attention"))
-        return DecoderLayer(plan, None, mixer, first.close, AddNormedPart(mlp, norm("post_feedforward")), experts)
+        return DecoderLayer(plan, None, mixer, first.close, AddNormedPart(mlp, norm("post_feedforward")))
     close = AddThenNorm(mixer.o, norm("post_attention"))
-    return DecoderLayer(plan, norm("input"), mixer, close, AddPart(mlp), experts)
+    return DecoderLayer(plan, norm("input"), mixer, close, AddPart(mlp))
 
 
 def build_attention(

@@ -10,15 +10,11 @@ import torch
 
 from spec_lab.core.kept import ALL_ROWS
 from spec_lab.core.passes import Pass
-from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.rope import RotaryTable
 
 
 class Layer(Protocol):
     """A decoder layer: `DecoderLayer`, or a kernel that replaces it."""
-
-    @property
-    def experts(self) -> ExpertMLP | None: ...
 
     def __call__(self, stream: torch.Tensor, at: Pass, rows: torch.Tensor | None = None) -> torch.Tensor: ...
 

@@ -16,7 +16,6 @@ from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.core.layer_protocols import AttentionBackend, RopeWrite
 from spec_lab.core.passes import Pass
 from spec_lab.core.ragged import attend
-from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.linear import Linear
 from spec_lab.models.norms import RowsPart, WeightedNorm
 
@@ -186,7 +185,6 @@ class DecoderLayer:
         norm: the norm before `mixer`; None if `mixer` includes it, or if its input is already normed.
         close: ends the first half: in torch `AddThenNorm`, or `AddNormedPart.close` if outputs are normed.
         finish: runs the second half and adds it to the stream, maybe in place: in torch `AddPart` or `AddNormedPart`.
-        experts: the experts within `finish`; None if there are none.
     """
 
     plan: LayerPlan
@@ -194,7 +192,6 @@ class DecoderLayer:
     mixer: Mixer
     close: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
     finish: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    experts: ExpertMLP | None = None
 
     def __call__(self, stream: torch.Tensor, at: Pass, rows: torch.Tensor | None = None) -> torch.Tensor:
         """Turn the residual stream [rows, hidden_size] into [kept rows, hidden_size], possibly no rows.

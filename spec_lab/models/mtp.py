@@ -16,7 +16,6 @@ from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.passes import Pass
 from spec_lab.core.types import NormSide
 from spec_lab.models.draft_parts import ChainAtOnce, DraftInput, GreedyHead, LikeliestToken
-from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.launching import launching_of
 from spec_lab.models.layer_builder import build_layer
 from spec_lab.models.linear import Linear, make_linear
@@ -55,10 +54,6 @@ class MtpModule(GreedyHead):
         self._norm, self._head = kernels.get(Op.NORM, norm), kernels.get(Op.LINEAR, head)
         self._recycles_normed = config.recycled_hidden is NormSide.POST_NORM
         self.likeliest = kernels.get(Op.LIKELIEST, LikeliestToken(None if self._recycles_normed else norm, head))
-
-    @property
-    def expert_parts(self) -> tuple[ExpertMLP, ...]:
-        return () if self.layer.experts is None else (self.layer.experts,)
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """Return the target's hidden states [rows, hidden_size] as they are."""

@@ -6,16 +6,17 @@ other shares. With one process these are the whole tensor and the plain product,
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 
-from spec_lab.checkpoints.checkpoint_files import Slices, WholeTensors
+from spec_lab.checkpoints.checkpoint_files import Slices
 from spec_lab.models.linear import Linear, make_linear
 
 
-class Partition(Slices, Protocol):
-    """Decides which share of a decoder one process has, and makes the products that need the other shares."""
+class Partition(Slices):
+    """Decides which share of a decoder one process has, and makes the products that need the other shares. Here the
+    whole model is in one process."""
+
+    __slots__ = ()
 
     def output(
         self, weight: torch.Tensor, bias: torch.Tensor | None = None, scales: torch.Tensor | None = None
@@ -25,23 +26,11 @@ class Partition(Slices, Protocol):
 
         `scales` is as in `make_linear`.
         """
-        ...
-
-    def head(self, weight: torch.Tensor) -> Linear:
-        """Make the product for the logits of all tokens, from the whole weight [vocab, hidden_size]."""
-        ...
-
-
-class Whole(WholeTensors):
-    """The whole model is in one process."""
-
-    def output(
-        self, weight: torch.Tensor, bias: torch.Tensor | None = None, scales: torch.Tensor | None = None
-    ) -> Linear:
         return make_linear(weight, bias, scales)
 
     def head(self, weight: torch.Tensor) -> Linear:
+        """Make the product for the logits of all tokens, from the whole weight [vocab, hidden_size]."""
         return make_linear(weight)
 
 
-WHOLE = Whole()
+WHOLE = Partition()

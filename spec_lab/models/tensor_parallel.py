@@ -22,6 +22,7 @@ from spec_lab.checkpoints.checkpoint_files import Part
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.core.errors import UserError
 from spec_lab.models.linear import Linear, make_linear
+from spec_lab.models.partition import Partition
 
 BY_COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 BY_ROWS = ("o_proj", "down_proj")
@@ -73,7 +74,7 @@ class GatheredLinear:
 
 
 @dataclass(frozen=True, slots=True)
-class TensorParallel:
+class TensorParallel(Partition):
     """The share of a model that process `rank` of `size` has."""
 
     rank: int

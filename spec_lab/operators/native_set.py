@@ -27,7 +27,6 @@ from spec_lab.core.kept import Drop
 from spec_lab.core.kernel_set import KernelSet, Op
 from spec_lab.core.passes import Pass
 from spec_lab.models.draft_parts import DraftLayers, HeadLayer, Likeliest
-from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.layer_stack import Layer, LayerStack, Stack
 from spec_lab.models.layers import AddPart, AddThenNorm, Attention, DecoderLayer, RopeThenWrite
 from spec_lab.models.linear import GatedMLP, Linear
@@ -65,10 +64,6 @@ class NativeDecoderLayer:
         """`many` is the layer for many rows, and for ragged forwards (`are_few`)."""
         self.layer = layer
         self._many = many
-
-    @property
-    def experts(self) -> ExpertMLP | None:
-        return self._many.experts
 
     @property
     def plan(self) -> LayerPlan:

@@ -162,7 +162,7 @@ class ResidualExperts:
     def __call__(self, stream: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         mlp = self._mlp
         routing, rows = self._router.of_few(stream, self._norm_weight, self._eps)
-        mlp.observe(routing)
+        mlp.saw(routing.expert_ids)
         if self._share is not None:
             stream = self._share(stream, rows)
         elif mlp.shared is not None and self._shared is None:
@@ -197,7 +197,7 @@ class AddExperts:
     def __call__(self, stream: torch.Tensor, normed: torch.Tensor) -> torch.Tensor:
         mlp = self._mlp
         routing = mlp.router(normed)
-        mlp.observe(routing)
+        mlp.saw(routing.expert_ids)
         if mlp.shared is not None:
             stream = stream + mlp.shared(normed)
         return self._experts.added_to(stream, normed, routing, None)

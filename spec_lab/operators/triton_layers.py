@@ -62,10 +62,6 @@ class TwoWays:
     def mixer(self) -> object:
         return self.many.mixer
 
-    @property
-    def experts(self) -> ExpertMLP | None:
-        return self.many.experts
-
     def __call__(self, stream: torch.Tensor, at: Pass, rows: torch.Tensor | None = None) -> torch.Tensor:
         way = self.few if are_few(stream, self.max_rows) else self.many
         return way(stream, at, rows)

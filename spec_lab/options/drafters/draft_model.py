@@ -78,6 +78,4 @@ class DraftModel(WeightsConfig):
         from spec_lab.models.target_loader import WeightSource, load_target
 
         source = WeightSource(self.folder(lab.run), lab.dtype, lab.device)
-        model = load_target(config, source, lab.backend, lab.target.num_positions, lab.draft_model_kernels)
-        lab.experts_read.watch(model.expert_parts)
-        return model, tensors
+        return load_target(config, source, lab.backend, lab.target.num_positions, lab.draft_model_kernels), tensors

@@ -98,7 +98,7 @@ class MtpConfigBase(WeightsConfig):
         target, plan = lab.target, config.layer.only_layer
         head = make_linear(target.head_weight)
         rotary = rotary_table(plan.rope, plan.head_dim, target.num_positions, lab.dtype, lab.device)
-        modules = [
+        return [
             MtpModule(
                 config,
                 of_module,
@@ -110,9 +110,6 @@ class MtpConfigBase(WeightsConfig):
             )
             for of_module in tensors
         ]
-        for module in modules:
-            lab.experts_read.watch(module.expert_parts)
-        return modules
 
 
 @option("drafter", "mtp_eagle")
