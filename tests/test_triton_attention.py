@@ -189,8 +189,17 @@ def test_how_many_programs_share_the_splits_changes_no_bit(
     paged = fill([9, 300, 128], num_kv_heads=1, head_dim=64, dtype=dtype)
     queries = randn(6, 2, 64, seed=1, dtype=dtype)
     shared = attend(paged, queries, window, split=split)
+    assert_near(shared, reference(paged, queries, window))
     set_tiles_to_fill(monkeypatch, 3)
     assert torch.equal(attend(paged, queries, window, split=split), shared)
+
+
+def test_a_prompt_chunk_is_tiled_over_its_rows() -> None:
+    num_queries = MAX_DECODE_QUERIES + 25
+    paged = fill([num_queries, 90])
+    for window in (None, 11):
+        queries = randn(2 * num_queries, 4, 16, seed=1)
+        assert_near(attend(paged, queries, window), reference(paged, queries, window))
 
 
 def test_strided_queries() -> None:
