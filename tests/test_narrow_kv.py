@@ -113,6 +113,18 @@ def test_attention_over_e4m3_has_the_bits_of_the_numbers_that_it_stands_for(
     assert_near(out, expected)
 
 
+@pytest.mark.parametrize("num_queries", [2, 40])
+def test_small_values_keep_their_bits_in_float16(num_queries: int) -> None:
+    """Weights times powers of two would leave its range. An infinite query is not made finite."""
+    paged = fill([300], head_dim=64, dtype=torch.float16)
+    paged.kv[:, 1] *= 2.0**-13
+    queries = randn(num_queries, 4, 64, seed=1).bfloat16().half()
+    queries[0, 0, 0] = float("inf")
+    out, expected = attend(paged.narrowed(), queries, split=2 * SPLIT), reference(paged.narrowed(), queries)
+    assert_near(out[1:] * 2.0**13, expected[1:] * 2.0**13)
+    assert out[0, :64].isnan().all()
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_that_sees_one_key_gives_its_value_to_the_bit(dtype: torch.dtype) -> None:
     """In bfloat16 values are widened by shifts. Each number of e4m3 stands in an even channel and in an odd one."""

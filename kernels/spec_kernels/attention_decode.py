@@ -9,7 +9,7 @@ import triton.language as tl
 
 from spec_kernels.attention_tree import tree_keys, tree_slots, tree_tile
 from spec_kernels.early import wait_for_inputs
-from spec_kernels.narrow_kv import in_two_parts, load_powers, widened_words
+from spec_kernels.narrow_kv import in_two_parts, load_powers, weigh_narrow_keys, widened_words
 from spec_kernels.online_softmax import divisor, key_slots, merge, weigh_keys, with_sink
 
 
@@ -173,13 +173,14 @@ def attend_split(
                 _, _, total_odd = merge(total_maxima, total_sums, total_odd, done, sums, odd, 0)
             total_maxima, total_sums, total_acc = merge(total_maxima, total_sums, total_acc, done, sums, acc, 0)
             maxima = tl.where(is_first, float("-inf"), maxima)
-        maxima, sums, weights, decay = weigh_keys(maxima, sums, scores, 0)
         if IS_NARROW:
             # In bfloat16 weights make good half of what values are too small by, and the sums the rest.
-            weights *= (powers * HALF_FACTOR)[:, None]
+            powers *= HALF_FACTOR
+            maxima, sums, weights, decay = weigh_narrow_keys(maxima, sums, scores, powers, 0, queries.dtype)
             values, odd_values = widened_words(words, queries.dtype)
             odd = tl.dot(odd_values, weights.to(queries.dtype), odd * decay[None, :], input_precision="ieee")
         else:
+            maxima, sums, weights, decay = weigh_keys(maxima, sums, scores, 0)
             values = tl.trans(value_rows)
         acc = tl.dot(values, weights.to(queries.dtype), acc * decay[None, :], input_precision="ieee")
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from spec_kernels.narrow_kv import load_powers
+from spec_kernels.narrow_kv import load_powers, weigh_narrow_keys
 from spec_kernels.online_softmax import divisor, key_slots, weigh_keys, with_sink
 
 
@@ -93,9 +93,10 @@ def attend_chunk(
             if is_masked:
                 is_visible = (keys[None, :] >= start[:, None]) & (keys[None, :] < end[:, None])
                 scores = tl.where(is_visible & is_key[None, :], scores, float("-inf"))
-            maxima, sums, weights, decay = weigh_keys(maxima, sums, scores, 1)
             if powers_ptr is not None:
-                weights *= powers[None, :]
+                maxima, sums, weights, decay = weigh_narrow_keys(maxima, sums, scores, powers, 1, queries.dtype)
+            else:
+                maxima, sums, weights, decay = weigh_keys(maxima, sums, scores, 1)
             acc = tl.dot(weights.to(value_rows.dtype), value_rows, acc * decay[:, None], input_precision="ieee")
     if HAS_SINKS:
         sums = with_sink(maxima, sums, sinks_ptr, head + query * 0, is_row)

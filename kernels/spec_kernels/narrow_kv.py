@@ -6,6 +6,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from spec_kernels.online_softmax import weigh_keys
+
 
 @triton.jit
 def narrowed(rows: tl.tensor, largest: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
@@ -13,13 +15,13 @@ def narrowed(rows: tl.tensor, largest: tl.tensor) -> tuple[tl.tensor, tl.tensor]
 
     Returns these, which are float32 still, and the powers in bfloat16. The rounding is spelt out, so that the cast
     behind it is exact: Triton 3.7's interpreter drops a carry into the exponent. Below 2^-6 numbers are multiples of
-    2^-9, which adding 1.5 * 2^14 rounds to.
+    2^-9, which adding 1.5 * 2^14 rounds to. NaN takes that way too, since as bits it can carry into the sign and be 0.
     """
     biased = tl.maximum(((largest.to(tl.float32).to(tl.int32, bitcast=True) + 0x1FFFFF) >> 23) - 8, 27)
     wide = rows.to(tl.float32) * ((254 - biased) << 23).to(tl.float32, bitcast=True)[:, None]
     bits = wide.to(tl.int32, bitcast=True)
     even = ((bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000).to(tl.float32, bitcast=True)
-    values = tl.where(tl.abs(wide) < 0.015625, wide + 24576.0 - 24576.0, even)
+    values = tl.where(tl.abs(wide) >= 0.015625, even, wide + 24576.0 - 24576.0)
     return values, (biased << 7).to(tl.int16).to(tl.bfloat16, bitcast=True)
 
 
@@ -44,13 +46,42 @@ def load_powers(
 
 
 @triton.jit
+def weigh_narrow_keys(
+    maxima: tl.tensor,
+    sums: tl.tensor,
+    scores: tl.tensor,
+    powers: tl.tensor,
+    KEY_AXIS: tl.constexpr,
+    DTYPE: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Do as `weigh_keys`, but multiply the weights by the powers of the keys' values.
+
+    The products would leave float16's range: where values are small, or where one key outweighs many. There the powers
+    are added to the scores as logarithms, so the largest product of a row is 1. The sums, in float32, are divided by
+    them again. So maxima are those of the products, and sums are relative to them as ever.
+    """
+    powers = tl.expand_dims(powers, 1 - KEY_AXIS)
+    if tl.float16 == DTYPE:
+        exponents = powers.to(tl.int32, bitcast=True) >> 23
+        scores += (exponents - 127).to(tl.float32)
+        maxima, _, weights, decay = weigh_keys(maxima, sums, scores, KEY_AXIS)
+        shares = weights * ((254 - exponents) << 23).to(tl.float32, bitcast=True)
+        sums = tl.fma(sums, decay, tl.sum(shares, KEY_AXIS))
+    else:
+        maxima, sums, weights, decay = weigh_keys(maxima, sums, scores, KEY_AXIS)
+        weights *= powers
+    return maxima, sums, weights, decay
+
+
+@triton.jit
 def in_two_parts(queries: tl.tensor, DTYPE: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """Split queries [channels, rows] into two parts in e4m3: the queries are (first + second * ratio) * power, with
     powers of two [rows].
 
     Two numbers of four significant bits, with signs of their own, hold nine. So numbers in bfloat16 stay as they are,
     and those in float16 are rounded, unless they are less than 2^-13 of their row's largest: there the error is up to
-    2^-22 of that. Keys need not be widened, since the tensor cores multiply numbers of 8 bits too. Returns first,
+    2^-22 of that. Keys need not be widened, since the tensor cores multiply numbers of 8 bits too. Of an infinite
+    number e4m3 keeps 448 as the first part, and NaN as the second, so its row is NaN as in torch. Returns first,
     second, ratio and power.
     """
     rows = tl.trans(queries).to(tl.float32)
