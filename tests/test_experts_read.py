@@ -86,7 +86,7 @@ def test_one_request_reads_what_its_rows_choose(folder: Path) -> None:
     plain, rounds = counts_of(engine)
     assert plain == ExpertCounts(rounds * NUM_LAYERS * NUM_CHOSEN, 0, 0)
     config = engine.parts.target.config
-    (inner,) = {plan.experts.intermediate_size for plan in config.layers}
+    (inner,) = {plan.experts.intermediate_size for plan in config.layers if plan.experts}
     expert_bytes = 3 * inner * config.hidden_size * 4
     assert engine.parts.experts_read.read_bytes() == ExpertCounts(plain.verify * expert_bytes, 0, 0)
     assert counts_of(engine) == (plain, rounds), "every pass counts for itself"
