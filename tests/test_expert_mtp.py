@@ -76,7 +76,6 @@ def test_the_module_equals_transformers(nextn: Nextn) -> None:
     cache = MtpCache(config=nextn.model.config.get_mtp_config())
     expected = nextn.modules.forward_layer(0, hidden[None], positions, cache, input_ids=token_ids[None])[0]
     module = nextn.head(TorchAttention(4, LENGTH))
-    assert module.layer.experts is not None
     assert read_model_config(nextn.folder).layers[0].experts is None
     lane = make_lane(nextn, "none", [0])
     backend, table = lane.drafter.backend, lane.table
