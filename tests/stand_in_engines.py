@@ -39,7 +39,7 @@ import time
 @dataclass
 class SamplingParams:
     temperature: float; max_tokens: int; ignore_eos: bool; detokenize: bool
-    stop_token_ids: list | None = None; seed: int | None = None; top_k: int = 0; top_p: float = 1.0
+    stop_token_ids: list | None = None; seed: int = 0; top_k: int = 0; top_p: float = 1.0
 
 class LLM:
     def __init__(self, speculative_config=None, **arguments):
@@ -49,6 +49,7 @@ class LLM:
         assert arguments["disable_log_stats"] is False
 
     def generate(self, prompts, params, use_tqdm):
+        assert len({one.seed for one in params}) == len(params)
         return [self.one(prompt["prompt_token_ids"], one) for prompt, one in zip(prompts, params, strict=True)]
 
     def one(self, prompt, params):
@@ -66,8 +67,7 @@ class LLM:
         return Of(outputs=[completion], metrics=stats)
 
     def get_metrics(self):
-        names = NAMES
-        found = [Of(name=f"vllm:spec_decode_{name}", value=value) for name, value in zip(names, self.counts)]
+        found = [Of(name=f"vllm:spec_decode_{name}", value=value) for name, value in zip(NAMES, self.counts)]
         return [*found, Of(name="vllm:spec_decode_num_accepted_tokens_per_pos", values=self.by_position)]
 """
 NAMES = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")

@@ -149,7 +149,7 @@ class LlamaCppEngine:
             "top_k": told["top_k"] or 0,
             "top_p": told["top_p"] or 1.0,
             "min_p": 0.0,
-            "seed": told["seed"],
+            "seed": request["seed"],
             "cache_prompt": False,
             "stream": True,
             "return_tokens": True,

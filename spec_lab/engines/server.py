@@ -94,7 +94,7 @@ class ServerEngine:
             "prompt": request["prompt_ids"],
             "max_tokens": limit + more,
             "temperature": told["temperature"],
-            "seed": told["seed"],
+            "seed": request["seed"],
             "stream": True,
             **{name: told[name] for name in ("top_k", "top_p") if told[name] is not None},
             **({"ignore_eos": True} if request["ignore_eos"] else {}),

@@ -119,7 +119,7 @@ class TransformersEngine:
         judged: list[tuple[int, int]] = []
         streamer = TokenTimes(now)
         is_sampled = told["temperature"] > 0
-        torch.manual_seed(told["seed"])
+        torch.manual_seed(request["seed"])
         with _noted(self._model, judged):
             output = self._model.generate(
                 prompt,

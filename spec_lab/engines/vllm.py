@@ -96,7 +96,7 @@ class VllmEngine:
                 ignore_eos=request["ignore_eos"],
                 stop_token_ids=None if request["ignore_eos"] else told["eos_ids"],
                 detokenize=False,
-                **({"seed": told["seed"]} if told["temperature"] > 0 else {}),
+                seed=request["seed"],
                 **{name: told[name] for name in ("top_k", "top_p") if told[name] is not None},
             )
             for request in requests

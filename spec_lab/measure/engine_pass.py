@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from spec_lab.acceptance.noise import request_seed
 from spec_lab.core.errors import Breakdown
 from spec_lab.core.results import GenerationResult, GraphCounts, RequestRecord
 from spec_lab.core.types import FinishReason, Request
@@ -36,10 +37,14 @@ def timed_pass(
     requests: Sequence[Request],
     tokenizer: Tokenizer,
     num_draft_tokens: int,
+    seed: int,
     end: Callable[[RequestRecord], None],
 ) -> EnginePass:
     """Have an engine decode the requests, and call `end` with each when it is complete. If it tells no token ids, they
     are those of the text, which may be others.
+
+    Each request gets its own seed, from the run's `seed` and its id. vLLM's noise is a function of a request's seed and
+    the position: with one seed for all of them, requests at the same position would share it.
 
     Raises:
         Breakdown: the engine failed, or did not answer all of them.
@@ -61,6 +66,7 @@ def timed_pass(
             "prompt_ids": list(request.prompt_ids),
             "max_new_tokens": request.max_new_tokens,
             "ignore_eos": request.ignore_eos,
+            "seed": request_seed(seed, request.request_id) % 2**31,  # llama.cpp takes 32 bits, all ones for any seed
             "arrives_at": request.arrives_at,
         }
         for request in requests

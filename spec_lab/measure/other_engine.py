@@ -163,13 +163,13 @@ def _measure(
     num_drafts = {name: plan.num_draft_tokens if name == MAIN else 0 for name in engines}
 
     def timed(name: str, end: Callable[[RequestRecord], None]) -> EnginePass:
-        return timed_pass(engines[name], offered, beside.tokenizer, num_drafts[name], end)
+        return timed_pass(engines[name], offered, beside.tokenizer, num_drafts[name], config.seed, end)
 
     with progress_of(config.repeats * len(engines) * len(offered)) as progress:
         progress.set_description("warm-up")
         if short := warmup_requests(config, beside.requests):
             for engine in engines.values():
-                timed_pass(engine, short, beside.tokenizer, plan.num_draft_tokens, lambda record: None)
+                timed_pass(engine, short, beside.tokenizer, plan.num_draft_tokens, config.seed, lambda record: None)
         for repeat, passes in enumerate(in_turns(config, list(engines), progress, recorder, timed)):
             if repeat > 0:
                 continue
