@@ -71,6 +71,7 @@ class Simulation:
                 emitted += self._emit(sequence, rate, min(shape.num_offered, sequence.num_waiting))
                 sequence.num_waiting = shape.num_made
                 sequence.num_missed = 0 if shape.num_made else num_missed + 1
+            self.plan.review(sequences)
             self.plan.note(sequences, shape, taken)
         return spent * num_tokens * self.batch / emitted
 
@@ -143,6 +144,7 @@ def test_a_tree_has_as_many_rows_as_pay(row: float, best: int) -> None:
         path = [rank for rank in range(1, count + 1) if draw.random() < chances[rank - 1]][:8]
         sequence.tree_per_round.append((count + 1, path))
         sequence.confidence_per_round.append([])
+        plan.review([sequence])
         plan.note([sequence], LaunchShape(count, 15), float(plan.costs.verified[1, count]))
     counts = [num_rows - 1 for num_rows, _ in sequence.tree_per_round]
     assert set(counts) <= {0, 1, 3, 7, 15}
@@ -160,10 +162,8 @@ def test_the_table_has_what_was_timed_and_lines_between() -> None:
 
 def test_a_choice_at_batch_64_takes_microseconds() -> None:
     """The shortest of many, without confidences and with: other work on the machine only adds."""
-    simulation, times = (
-        Simulation(64, [0.6], {"row": 0.0, "draft": 0.01, "catch_up": 0.0}),
-        (list[float](), list[float]()),
-    )
+    simulation = Simulation(64, [0.6], {"row": 0.0, "draft": 0.01, "catch_up": 0.0})
+    times: tuple[list[float], ...] = ([], [])
     sequences = simulation.admitted()
     for turn in range(400):
         for sequence in sequences:

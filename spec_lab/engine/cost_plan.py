@@ -51,35 +51,50 @@ class CostPlan(Plan):
         self._k = self._most
         self._is_calibrated = False
         self._slots: list[int] = []
+        self._admitted: list[int] = []
         self._noted_slots: list[int] = []
         self._noted: list[list[tuple[int, ...]]] = []
 
     def admit(self, slot: int, request: Request) -> None:
         own = request.num_draft_tokens
-        self._learn()
-        self._rates.admit(slot)
         self._own_most[slot] = self._most if own is None else own
-        self._slots = []  # who runs has changed, though slots may not have
+        self._admitted.append(slot)
 
     def choose(self, sequences: List[Sequence]) -> PlannedLaunch:
+        """A request that has just come is treated like the others of its first launch: the device is not to wait for a
+        review."""
         assert self.costs is not None
-        count, slots = len(sequences), [sequence.slot for sequence in sequences]
+        if not self._slots:
+            self.review(sequences)
+        count = len(sequences)
         is_behind = any(sequence.num_missed for sequence in sequences)
-        if slots != self._slots:
-            self._review(slots, is_behind)
         confidences = [sure for sequence in sequences if (sure := sequence.waiting_confidences)]
         if self._k == 0 or is_behind:
             shape, num_tokens = LaunchShape(0, self._k), float(count)
-        elif len(confidences) == count and not self._is_trial:
+        elif len(confidences) == count and not self._is_trial and self._is_reviewed(sequences):
             if not self._is_calibrated:
                 self._confidences.calibrate(self._own_rates)
                 self._is_calibrated = True
             known = self._confidences.survival(_rows_of(confidences))
             shape, num_tokens = self._worth_verifying(known, sequences)
         else:
-            shape, num_tokens = self._steady, float(self._tokens[self._k])
+            shape, num_tokens = self._steady, float(self._tokens[self._k]) * count / len(self._slots)
         self._allowance += TRIALS * self.costs.seconds(count, shape)
         return PlannedLaunch(shape, num_tokens)
+
+    def review(self, sequences: List[Sequence]) -> None:
+        """Choose K for the next rounds, if it is time or other requests run."""
+        if len(self._noted) >= REVIEW_ROUNDS or not self._is_reviewed(sequences):
+            self._learn()
+            for slot in self._admitted:
+                self._rates.admit(slot)
+            self._admitted.clear()
+            slots = [sequence.slot for sequence in sequences]
+            self._choose_k(slots, any(sequence.num_missed for sequence in sequences))
+
+    def _is_reviewed(self, sequences: List[Sequence]) -> bool:
+        """Return whether K was chosen for these requests."""
+        return not self._admitted and [sequence.slot for sequence in sequences] == self._slots
 
     def note(self, sequences: List[Sequence], shape: LaunchShape, seconds: float | None) -> None:
         assert self.costs is not None
@@ -95,10 +110,6 @@ class CostPlan(Plan):
         if any(confidences):
             padded = [[*row, *[1.0] * (self._most - len(row))] for row in confidences]
             self._confidences.note(_rows_of(padded), *self._drafts.flags(np.array(self._noted[-1])))
-        if len(self._noted) == REVIEW_ROUNDS:  # here, where the device is busy with the next round
-            self._learn()
-            if slots == self._slots:
-                self._review(slots, any(sequence.num_missed for sequence in sequences))
 
     def _learn(self) -> None:
         """Count the rounds that were noted."""
@@ -107,7 +118,7 @@ class CostPlan(Plan):
             self._rates.renew_prior()
             self._noted.clear()
 
-    def _review(self, slots: list[int], is_behind: bool) -> None:
+    def _choose_k(self, slots: list[int], is_behind: bool) -> None:
         """Choose K for the next rounds of the requests in `slots`."""
         assert self.costs is not None
         self._slots = slots

@@ -152,6 +152,8 @@ class _GenerationRun:
             ready = [s for s in ready if not s.is_prefilling]
         launched = self._launch(ready, follows=not prefilling) if ready else None
         self._accounts.catch_up()
+        if ready:
+            self._engine.rounds.review(ready)
         if self._engine.overlap:
             launched, self._in_flight = self._in_flight, launched
         if launched is not None:

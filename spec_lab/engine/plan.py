@@ -66,6 +66,9 @@ class Plan:
         """Choose for the next launch of `sequences`. The host's fields of a sequence say what its slot holds."""
         raise NotImplementedError
 
+    def review(self, sequences: List[Sequence]) -> None:
+        """Prepare for the next choices, while the device runs the launch of `sequences` that was chosen last."""
+
     def note(self, sequences: List[Sequence], shape: LaunchShape, seconds: float | None) -> None:
         """Learn from a round of `sequences` that has been accounted for: the last entry of their lists by round, and
         how long it took; None if that was not measured by itself."""

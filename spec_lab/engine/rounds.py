@@ -80,6 +80,11 @@ class Rounds:
             sequence.waiting_confidences = None
         return replace(choice, shape=shape)
 
+    def review(self, sequences: List[Sequence]) -> None:
+        """Let the plan prepare its next choices, while the device runs a launch of `sequences`."""
+        if self.plan is not None:
+            self.plan.review(sequences)
+
     def possible(self, wanted: LaunchShape, num_missed: int) -> LaunchShape:
         """Return the shape nearest to `wanted` that can follow `num_missed` rounds without the drafter."""
         if wanted == OFF and (self.missed is None or num_missed + 1 < self.missed.size):
