@@ -115,6 +115,7 @@ class Watch:
 
     def _watch(self, parts: Any) -> None:
         rule, drafter = parts.rule, parts.drafter
+        self._scratch_slot = parts.slots.table.scratch_slot
         _around(rule, FIRST, before=self._first)
         for name in JUDGE:
             if hasattr(rule, name):
@@ -122,8 +123,9 @@ class Watch:
         _around(drafter, BEGIN, before=self._begun, behind=lambda state, *_: self._state(state))
         _around(drafter, STEP, behind=lambda _, state, *__: self._state(state))
 
-    def _first(self, logits: Any, *_: Any) -> None:
-        self._active = None
+    def _first(self, logits: Any, slot_ids: Any, *_: Any) -> None:
+        # Warm-ups of captured prompts have the scratch slot, in whose page rows without a place meet.
+        self._active = slot_ids != self._scratch_slot
         self._keep("first logits", logits)
 
     def _judged(self, verified: Any, *_: Any) -> None:
