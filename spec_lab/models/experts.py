@@ -52,6 +52,7 @@ class ExpertMLP:
         router: Router,
         experts: RoutedExperts,
         kernels: KernelSet,
+        *,
         shared: SharedExpert | None = None,
     ) -> None:
         self.sizes = sizes
@@ -200,7 +201,7 @@ def build_experts(
     router = build_router(sizes, tensors, f"{prefix}gate.", kernels)
     gate_up, down = (ExpertProduct.of(tensors, f"{prefix}experts.{name}_proj") for name in ("gate_up", "down"))
     experts: RoutedExperts = kernels.get(Op.EXPERTS, SortedExperts)(gate_up, down, F.silu, sizes.clamp)
-    return ExpertMLP(sizes, router, experts, kernels, _shared_expert(sizes, tensors, prefix, kernels))
+    return ExpertMLP(sizes, router, experts, kernels, shared=_shared_expert(sizes, tensors, prefix, kernels))
 
 
 def _shared_expert(
