@@ -90,13 +90,16 @@ def with_quantised(stored: Mapping[str, StoredTensor], folder: Path) -> dict[str
     if not options or options.get("quant_method") == OF_GPT_OSS:
         return result
     refuse_values(source, {"quant_method": str(options.get("quant_method"))}, {"quant_method": METHODS})
-    modules: dict[str, dict[str, StoredTensor]] = {}
+    matrices: dict[str, dict[str, StoredTensor]] = {}
     for name, tensor in result.items():
         module, _, part = name.rpartition(".")
-        modules.setdefault(module, {})[part] = tensor
-    for module, parts in modules.items():
+        matrix, scaled = f"{module}.weight", name.removesuffix(SCALES_SUFFIX)
+        if f"{scaled}{SCALES_SUFFIX}" in result:  # a matrix with scales may have any name
+            matrix, part = scaled, "weight" if name == scaled else SCALES
+        matrices.setdefault(matrix, {})[part] = tensor
+    for name, parts in matrices.items():
         if OF_SCALES & parts.keys():
-            form, name = _form_of(module, options, source), f"{module}.weight"
+            form = _form_of(name.removesuffix(".weight"), options, source)
             used = [parts[part] for part in itertools.takewhile(parts.__contains__, form.parts)]
             if len(used) < 2:
                 continue  # scales of another method
