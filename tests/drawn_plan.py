@@ -23,12 +23,17 @@ class DrawnPlan(Plan):
     def restart(self) -> None:
         self._draw = random.Random(0)
         self.chosen: list[LaunchShape] = []
+        self._num_reviews = 0
 
     def choose(self, sequences: List[Sequence]) -> PlannedLaunch:
+        assert self._num_reviews == len(self.chosen), "each launch is reviewed before the next is chosen"
         is_off = self._draw.random() < 0.5
         shape = OFF if is_off else LaunchShape(self._draw.randint(0, self._most), self._draw.randint(1, self._most))
         self.chosen.append(shape)
         return PlannedLaunch(shape)
+
+    def review(self, sequences: List[Sequence]) -> None:
+        self._num_reviews += 1
 
 
 @option("drafter.plan", "drawn")

@@ -142,8 +142,7 @@ def test_an_mtp_module_drafts_within_its_targets_file_as_in_the_lab(tmp_path: Pa
     for record in records:
         said = answer(server, prompt=list(record.prompt_ids), max_tokens=12, ignore_eos=True)
         assert said["choices"][0]["text"] == "".join("FGHI"[token - 40] for token in record.output_ids)
-        ours = (
-            len(record.output_ids) - 1 - len(record.accepted_per_round)
-        )  # each other token ends a round or the prompt
+        # Each other token ends a round or the prompt.
+        ours = len(record.output_ids) - 1 - len(record.accepted_per_round)
         accepted, apart = accepted + ours, apart + abs(said["timings"]["draft_n_accepted"] - ours)
     assert accepted > 30 and apart <= 0.1 * accepted

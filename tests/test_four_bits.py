@@ -94,10 +94,8 @@ def test_a_product_is_that_of_the_wide_numbers(
 ) -> None:
     height, out_features = (160, 80) if gated else (80, 80)
     codes, scales = in_groups(FORMS[form], randn(height, in_features, dtype=dtype) / 16, size)
-    rows, residual = (
-        randn(num_rows, in_features, dtype=dtype, seed=1),
-        randn(num_rows, out_features, dtype=dtype, seed=2),
-    )
+    rows = randn(num_rows, in_features, dtype=dtype, seed=1)
+    residual = randn(num_rows, out_features, dtype=dtype, seed=2)
     norm = None if num_rows > 16 else randn(in_features, seed=3)
     arrivals = torch.zeros(32, dtype=torch.int32, device=DEVICE)
     given = rows, packed_codes(codes), arrivals, None, norm, 1e-5, residual, gated

@@ -531,10 +531,8 @@ def compile_project_heads() -> None:
     normed = {"TURNED": True, "WHOLE_TILES": True, "SCALED": 0, "NORMED": True, "HAS_BIAS": False}
     ptx = compile_kernel(project_heads, "bf16", 4, **tiles, **heads, **normed)
     assert "wgmma" in ptx and "cp.async.cg" in ptx, "tensor cores, and loads of 16 bytes"
-    pairs, modes = (
-        {"weight": "*i16", "scales": "*fp32"},
-        normed | {"SCALED": 128, "NORMED": False, "HAS_BIAS": True},
-    )
+    pairs = {"weight": "*i16", "scales": "*fp32"}
+    modes = normed | {"SCALED": 128, "NORMED": False, "HAS_BIAS": True}
     ptx = compile_kernel(project_heads, "bf16", 4, pointers=pairs, **tiles, **heads, **modes)
     assert "wgmma" in ptx and "ldmatrix" in ptx, "pairs go straight to registers"
 

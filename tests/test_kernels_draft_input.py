@@ -42,10 +42,8 @@ def test_a_sum_and_its_norm_equal_their_torch_form(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(("num_rows", "size"), [(1, 40), (3, 1030)])
 def test_a_gate_equals_its_torch_form(dtype: torch.dtype, num_rows: int, size: int, activation: str) -> None:
     """Gates and what they let through are views of wider rows, of different widths."""
-    gate, up = (
-        3 * randn(num_rows, size + 4, dtype=dtype)[:, :size],
-        randn(num_rows, size + 2, seed=1, dtype=dtype)[:, :size],
-    )
+    gate = 3 * randn(num_rows, size + 4, dtype=dtype)[:, :size]
+    up = randn(num_rows, size + 2, seed=1, dtype=dtype)[:, :size]
     (function,) = (function for function, name in FUNCTIONS.items() if name == activation)
     assert_near(gated(gate, up, activation), function(gate) * up)
 
