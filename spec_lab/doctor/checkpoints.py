@@ -79,7 +79,9 @@ def check_dtype(subject: Subject) -> Finding:
     stored = _stored(subject)
     if stored is None:
         return does_not_apply(check, NO_CHECKPOINT)
-    floating = {name: tensor for name, tensor in _own_tensors(stored).items() if tensor.dtype in FLOAT_DTYPES}
+    trunk = without_mtp(stored)  # the target's own layers, if the folder has them too
+    own = {name: tensor for name, tensor in stored.items() if name not in trunk} or stored
+    floating = {name: tensor for name, tensor in own.items() if tensor.dtype in FLOAT_DTYPES}
     worst_error, worst_name = 0.0, ""
     for name, at in floating.items():  # one in memory at a time, since a draft model may be large
         tensor = read_tensors({name: at}, torch.float32, "cpu")[name]
@@ -121,9 +123,3 @@ def _stored(subject: Subject) -> dict[str, StoredTensor] | None:
         return stored_tensors(subject.drafter_folder)
     except OSError:  # a GGUF file, or none in this format
         return None
-
-
-def _own_tensors(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Return the drafter's tensors alone, if the folder also has the target's own layers."""
-    trunk = without_mtp(stored)
-    return {name: tensor for name, tensor in stored.items() if name not in trunk} or stored

@@ -161,7 +161,8 @@ def counted(
     Raises:
         RuntimeError: the server was restarted meanwhile, has other counters, or drafts more than `most` tokens.
     """
-    if before.get(STARTED) != after.get(STARTED) or any(after.get(key, 0.0) < before[key] for key in _ours(before)):
+    counted = [key for key in before if "spec_decode_num" in key[0]]
+    if before.get(STARTED) != after.get(STARTED) or any(after.get(key, 0.0) < before[key] for key in counted):
         raise RuntimeError("the server was restarted in the middle of a pass, so its counters began anew")
     if kind == "sglang":
         own = after.get(("sglang:spec_accept_length", ""))
@@ -184,10 +185,6 @@ def counted(
     told = {"acceptance_rate": accepted / offered} if offered else {}
     totals = {"rounds": rounds, "accepted": accepted, "by_position": by_position[:most] if places else None}
     return {"totals": totals, "told": told}
-
-
-def _ours(page: Mapping[tuple[str, str], float]) -> list[tuple[str, str]]:
-    return [key for key in page if "spec_decode_num" in key[0]]
 
 
 ENGINE = ServerEngine

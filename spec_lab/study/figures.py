@@ -251,7 +251,7 @@ def cost_model(runs: pd.DataFrame) -> Figure:
 
 def frontier(runs: pd.DataFrame) -> Figure:
     """Draw tokens a second of all requests over those of one, a line for each configuration, by batch size."""
-    rows = runs[runs["status"] == "finished"].assign(label=lambda rows: _without_batch(rows))
+    rows = runs[runs["status"] == "finished"].assign(label=_without_batch)
     rows = rows.drop_duplicates(["label", "batch_size"]).sort_values("batch_size")
     with axes_of() as (figure, axes):
         for name, part in rows.groupby("label", sort=False):

@@ -62,11 +62,8 @@ def read_jsonl(config: Jsonl) -> list[Prompt]:
     """Read the user's prompts, one in each line, in any of `chat_formats.FORMATS`; the first `workload.turns` turns of
     a conversation are used."""
     prompts = _read(Path(str(config.path)), _prompt, config.unusable)
-    return [replace(prompt, later_turns=prompt.later_turns[: _later(config.turns)]) for prompt in prompts]
-
-
-def _later(most_turns: int | None) -> int | None:
-    return None if most_turns is None else most_turns - 1
+    most_later = None if config.turns is None else config.turns - 1
+    return [replace(prompt, later_turns=prompt.later_turns[:most_later]) for prompt in prompts]
 
 
 def read_spec_bench(config: Jsonl) -> list[Prompt]:

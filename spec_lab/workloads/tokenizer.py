@@ -147,14 +147,13 @@ class TargetTokenizer:
     def _refuse_doubled(self, prompt: str, ids: Sequence[int]) -> None:
         """Refuse a text to which a template was already applied, since it would have BOS and the turn markers twice."""
         first = self._tokenizer.id_to_token(ids[0]) if ids else None
-        if first is None or not prompt.lstrip().startswith(first) or ids[0] not in self._special_ids():
+        if first is None or not prompt.lstrip().startswith(first):
+            return
+        added = self._tokenizer.get_added_tokens_decoder().get(ids[0])
+        if added is None or not added.special:
             return
         if list(ids) != self.encode(prompt):
             raise UserError(f"{prompt[:40]!r} begins with {first}, which the tokenizer adds too; leave it out")
-
-    def _special_ids(self) -> set[int]:
-        added = self._tokenizer.get_added_tokens_decoder()
-        return {token_id for token_id, token in added.items() if token.special}
 
     def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
