@@ -14,7 +14,6 @@ from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.passes import Pass
 from spec_lab.core.rows import rows_at
 from spec_lab.core.types import FeatureSpec, NormSide, TargetOutput
-from spec_lab.models.delta_net import GatedDeltaNet
 from spec_lab.models.launching import launching_of
 from spec_lab.models.layer_builder import build_layer
 from spec_lab.models.layer_stack import LayerStack, Stack
@@ -86,12 +85,6 @@ class Decoder(ABC):
 
     def _all_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._head(hidden)
-
-    @property
-    def delta_nets(self) -> tuple[GatedDeltaNet, ...]:
-        """The gated delta nets of all layers that have one instead of attention."""
-        plans = zip(self.layers, self.layer_plans, strict=True)
-        return tuple(layer.mixer for layer, plan in plans if plan.delta_net is not None)
 
 
 class DecoderTarget(Decoder):

@@ -1,6 +1,6 @@
 """The parts of layers whose halves have a norm before and after (Gemma 4 targets and assistants).
 
-Each part groups operations that one or two kernels can compute together, so that `Products` can replace it.
+Each part groups operations that one or two kernels can compute together, so that a kernel set can replace it.
 """
 
 from __future__ import annotations
