@@ -15,14 +15,15 @@ from spec_lab.config.run import RecordConfig
 from spec_lab.core.errors import UserError
 from spec_lab.options.acceptance.imposed import Replay
 from spec_lab.record.models import Request as RequestRow
-from spec_lab.record.names import REQUESTS_FILE
+from spec_lab.record.models import Run
+from spec_lab.record.names import REQUESTS_FILE, SUMMARY_FILE
 from tests import drawn_plan  # noqa: F401  registers a plan
 from tests.acceptance_cases import CPU, make_inputs, request
-from tests.graph_lab import MODES, RULES, Lab, lab, mixed_requests
+from tests.graph_lab import MODES, RULES, Lab, Rule, lab, mixed_requests
 
 __all__ = ["lab"]
 
-ROUNDS = [RecordedRound(2, 3, (0.8, 0.4, 0.1)), RecordedRound(0, 3, (0.5, 0.25, 0.25))]
+ROUNDS = [RecordedRound(3, False, (0.8, 0.4, 0.1)), RecordedRound(1, False, (0.5, 0.25, 0.25))]
 
 
 def test_every_position_of_a_run_accepts_what_is_left_of_it() -> None:
@@ -36,11 +37,12 @@ def test_every_position_of_a_run_accepts_what_is_left_of_it() -> None:
     ]
 
 
-def test_a_round_that_accepted_all_goes_on_in_the_next() -> None:
-    assert runs_of([RecordedRound(0, 0)] * 2, 3)[0] == [0, 0], "nothing offered is nothing accepted"
-    left, survival = runs_of([RecordedRound(1, 1, (0.8,)), *ROUNDS], 3)
-    assert left == [4, 3, 2, 1, 0, 0]
-    assert [pytest.approx(row) for row in survival[:2]] == [[0.8, 0.64, 0.512], [0.8, 0.64, 0.32]]
+def test_a_round_without_a_rejected_draft_goes_on_in_the_next() -> None:
+    """It accepted all its drafts, or the text ended inside it; behind the last round the first begins anew."""
+    left, survival = runs_of([RecordedRound(2, True, (0.8,)), *ROUNDS, RecordedRound(1, True, (0.9, 0.9, 0.9))], 3)
+    assert left == [4, 3, 2, 1, 0, 0, 5]
+    expected = {0: [0.8, 0.64, 0.512], 1: [0.8, 0.64, 0.32], 6: [0.9, 0.72, 0.576]}
+    assert {place: survival[place] for place in expected} == {k: pytest.approx(row) for k, row in expected.items()}
 
 
 @pytest.mark.parametrize("rate", [0.3, 0.7, 0.95])
@@ -58,7 +60,7 @@ def test_a_recording_of_seven_drafts_replays_every_smaller_number_exactly(rate: 
             place += count + 1
         return counts
 
-    left, _ = runs_of([RecordedRound(count, most) for count in accepted_by(most)], most)
+    left, _ = runs_of([RecordedRound(count + 1, count == most) for count in accepted_by(most)], most)
     for num_offered in range(1, most + 1):
         place = 0
         for count in accepted_by(num_offered)[: -most - 1]:  # the last runs are longer than the recording
@@ -70,7 +72,7 @@ def test_a_recording_of_seven_drafts_replays_every_smaller_number_exactly(rate: 
 def test_a_request_goes_through_the_recorded_runs(offers: list[int]) -> None:
     """By a walk over the positions; behind the record's end it begins anew."""
     confidences = DraftConfidences(1, 3, CPU)
-    rule = ReplayAcceptance({"a": ROUNDS}, 1, 40, 3, CPU, confidences)
+    rule = ReplayAcceptance({"a": ROUNDS}, 1, 3, CPU, confidences)
     rule.admit(0, request((7, 7, 7), "b"))
     left, survival = runs_of(ROUNDS, 3)
     place = 0
@@ -84,11 +86,18 @@ def test_a_request_goes_through_the_recorded_runs(offers: list[int]) -> None:
         place += expected + 1
 
 
+def replay_of(folder: Path, rows: list[RequestRow], tree: str = "none") -> Rule:
+    """The rule that replays the requests, in a record of a run with this tree."""
+    (folder / REQUESTS_FILE).write_text("".join(f"{row.model_dump_json()}\n" for row in rows))
+    (folder / SUMMARY_FILE).write_text(Run(status="finished", config={"tree": {"name": tree}}).model_dump_json())
+    return replace(RULES["strict"], acceptance=Replay(path=str(folder)))
+
+
 @pytest.mark.parametrize("plan", ["none", "drawn"])
 def test_a_replayed_run_has_the_recorded_acceptance(lab: Lab, plan: str, tmp_path: Path) -> None:
     """At the recorded K round by round, captured too; with fewer drafts never more than is left of a run."""
     requests = [replace(each, ignore_eos=True, max_new_tokens=14) for each in mixed_requests(3, 14)]
-    keeps = {"batch_size": 2, "record": RecordConfig(confidences=True)}
+    keeps = {"batch_size": 2, "record": RecordConfig(confidences=True), "max_new_tokens": 1}  # they have their own
     recorded = lab.engine(requests, None, **keeps).generate(requests).requests
     rows = [
         RequestRow(
@@ -97,16 +106,16 @@ def test_a_replayed_run_has_the_recorded_acceptance(lab: Lab, plan: str, tmp_pat
             output_ids=each.output_ids,
             offered_per_round=each.offered_per_round,
             accepted_per_round=each.accepted_per_round,
+            judged_per_round=each.judged_per_round,
             confidence_per_round=each.confidence_per_round,
         )
         for each in recorded
     ]
-    (tmp_path / REQUESTS_FILE).write_text("".join(f"{row.model_dump_json()}\n" for row in rows))
-    rule = replace(RULES["strict"], acceptance=Replay(path=str(tmp_path)))
+    rule = replay_of(tmp_path, rows)
     for mode in (None, MODES["round"]):
         engine = lab.engine(requests, mode, "mtp_eagle", rule=rule, options={"plan": plan}, **keeps)
         for got, expected in zip(engine.generate(requests).requests, recorded, strict=True):
-            left, _ = runs_of([RecordedRound(count, 3) for count in expected.accepted_per_round], 3)
+            left, _ = runs_of([RecordedRound(n + 1, n == 3) for n in expected.accepted_per_round], 3)
             place = 0
             for accepted, offered in zip(got.accepted_per_round, got.offered_per_round, strict=True):
                 assert accepted == min(left[place % len(left)], offered)
@@ -116,10 +125,31 @@ def test_a_replayed_run_has_the_recorded_acceptance(lab: Lab, plan: str, tmp_pat
                 assert got.confidence_per_round == [pytest.approx(row) for row in expected.confidence_per_round]
 
 
-def test_a_record_without_what_is_replayed_is_refused(lab: Lab, tmp_path: Path) -> None:
-    requests = mixed_requests(1, 4)
-    row = RequestRow(id="a", prompt_ids=[1], output_ids=[1, 2], accepted_per_round=[0], offered_per_round=[3])
-    (tmp_path / REQUESTS_FILE).write_text(f"{row.model_dump_json()}\n")
-    rule = replace(RULES["strict"], acceptance=Replay(path=str(tmp_path)))
-    with pytest.raises(UserError, match=r"record\.confidences=true"):
-        lab.engine(requests, None, rule=rule, record=RecordConfig(confidences=True))
+@pytest.mark.parametrize(("num_judged", "num_accepted"), [(3, 2), (2, 3)])
+def test_where_a_text_ended_nobody_knows_what_was_predicted(
+    lab: Lab, tmp_path: Path, num_judged: int, num_accepted: int
+) -> None:
+    row = RequestRow(id="r0", prompt_ids=[1], output_ids=[1, 2, 3], offered_per_round=[3], accepted_per_round=[2])
+    row.judged_per_round = [num_judged]
+    requests = mixed_requests(1, 16)
+    (got,) = lab.engine(requests, None, rule=replay_of(tmp_path, [row])).generate(requests).requests
+    assert set(got.accepted_per_round) == {num_accepted}
+
+
+@pytest.mark.parametrize(
+    ("offered", "tree", "remedy"),
+    [
+        ([3, 2], "none", r"drafter\.num_draft_tokens=3 drafter\.plan=none"),
+        ([3], "static", "tree=none"),
+        ([3], "none", r"record\.confidences=true"),
+    ],
+)
+def test_a_record_without_what_is_replayed_is_refused(
+    lab: Lab, tmp_path: Path, offered: list[int], tree: str, remedy: str
+) -> None:
+    counts = {"accepted_per_round": [0] * len(offered), "judged_per_round": [1] * len(offered)}
+    row = RequestRow(id="a", prompt_ids=[1], output_ids=[1, 2], offered_per_round=offered, **counts)
+    with pytest.raises(UserError, match=remedy):
+        lab.engine(
+            mixed_requests(1, 4), None, rule=replay_of(tmp_path, [row], tree), record=RecordConfig(confidences=True)
+        )

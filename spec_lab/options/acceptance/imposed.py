@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,20 +62,29 @@ class Replay(AcceptanceConfig):
     takes_fewer_drafts = True
 
     path: str = knob(
-        MISSING, "folder of the recorded run, of the largest K; record.confidences=true replays its confidences"
+        MISSING, "folder of a run of chains of as many drafts, or more; record.confidences=true replays its confidences"
     )
 
     def build(self, lab: Lab) -> AcceptanceRule:
         from spec_lab.acceptance.replay import RecordedRound, ReplayAcceptance
-        from spec_lab.record.reading import read_requests
+        from spec_lab.record.reading import read_requests, read_run
 
+        folder, num_draft_tokens = Path(self.path).expanduser(), lab.run.drafter.num_draft_tokens
+        requests, needed = read_requests(folder), max(num_draft_tokens, 1)
+        least = min((count for each in requests for count in each.offered_per_round or []), default=0)
+        if least < needed or read_run(folder).config["tree"]["name"] != "none":
+            raise UserError(
+                f"acceptance.path={self.path} has rounds that are not chains of {needed} drafts or more; record "
+                f"it with drafter.num_draft_tokens={needed} drafter.plan=none tree=none"
+            )
         recorded = {}
-        for request in read_requests(Path(self.path).expanduser()):
-            accepted, offered = request.accepted_per_round or [], request.offered_per_round or []
-            survival = request.confidence_per_round or [[]] * len(accepted)
-            recorded[request.id] = [RecordedRound(*each) for each in zip(accepted, offered, survival, strict=True)]
-        if not any(each.offered for rounds in recorded.values() for each in rounds):
-            raise UserError(f"acceptance.path={self.path} offered no drafts; give the folder of a run with a drafter")
+        for request in requests:
+            told = request.accepted_per_round, request.judged_per_round, request.offered_per_round
+            rounds = zip(*(column or [] for column in told), request.confidence_per_round or repeat([]), strict=False)
+            recorded[request.id] = [
+                RecordedRound(judged, accepted >= min(judged, offered), survival)
+                for accepted, judged, offered, survival in rounds
+            ]
         if lab.confidences is not None and not any(each.survival for rounds in recorded.values() for each in rounds):
             raise UserError(
                 f"acceptance.path={self.path} has no confidences to replay; record it with record.confidences=true, "
@@ -83,8 +93,7 @@ class Replay(AcceptanceConfig):
         return ReplayAcceptance(
             recorded,
             lab.limits.num_slots,
-            lab.run.max_new_tokens + lab.run.drafter.num_draft_tokens,
-            num_draft_tokens=lab.run.drafter.num_draft_tokens,
+            num_draft_tokens,
             device=lab.device,
             confidences=lab.confidences,
         )
