@@ -98,6 +98,13 @@ def test_one_request_reads_what_its_rows_choose(folder: Path) -> None:
     assert unpruned.recur == pruned.recur
 
 
+def test_what_a_plan_times_is_not_counted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spec_lab.engine.measured_costs.SECONDS", 0.0)
+    requests, options = random_requests(1, max_new_tokens=1), {"plan": "cost"}
+    result = make_engine(make_config((folder, folder), "mtp_eagle", options=options), requests).generate(requests)
+    assert not result.rounds and result.experts_read == ExpertCounts(0, 0, 0)
+
+
 @pytest.fixture(scope="module")
 def eager_counts(folder: Path) -> ExpertCounts:
     return counts_of(make_engine(nextn_config(folder, batch_size=4), random_requests(4)))[0]

@@ -82,14 +82,14 @@ class Engine:
         """Run all `requests` to their end; the records of requests are in the order of submission."""
         requests = list(requests)
         self.scheduler.submit(requests)
-        run = _GenerationRun(self, on_finish)
-        self.parts.experts_read.restart()
-        if self.host_drafter is not None:
-            self.host_drafter.restart()
-        if self.rounds.plan is not None:
-            self.rounds.plan.restart()
         with torch.inference_mode():
-            tell_costs(self.parts, self.graph, self.rounds, self.scheduler)
+            tell_costs(self.parts, self.graph, self.rounds, self.scheduler)  # before anything counts or is timed
+            run = _GenerationRun(self, on_finish)
+            self.parts.experts_read.restart()
+            if self.host_drafter is not None:
+                self.host_drafter.restart()
+            if self.rounds.plan is not None:
+                self.rounds.plan.restart()
             try:
                 while self.scheduler.has_work:
                     run.step()
