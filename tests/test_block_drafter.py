@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,6 +18,7 @@ from spec_lab.drafters.picking import GreedyPicker
 from spec_lab.options.acceptance.imposed import Synthetic
 from spec_lab.options.acceptance.lossless import Rejection
 from spec_lab.options.graphs import EagerGraph, FullLoop, RoundGraph, SplitSeed
+from tests import drawn_plan  # noqa: F401  registers a plan
 from tests.lab import Reference, make_config, make_engine, random_requests
 from tests.scripted_rule import ScriptedAcceptance, ScriptedRule, compare_drafts
 from tests.slow_block import SlowBlock
@@ -105,20 +106,20 @@ def test_a_block_starts_from_embeddings_as_scaled_as_gemmas(tmp_path: Path, bloc
     assert run_against(slow, of_target, tmp_path / "block").compared > 30
 
 
-def test_a_window_of_the_run_cuts_windows_that_move(target: tuple[Path, Reference], tmp_path: Path) -> None:
-    block = TinyBlock(window=5, is_causal=False)
-    tensors = write_block(tmp_path, block, read_model_config(target[0]))
-    assert run_against(SlowBlock(tensors, block, target[1], most_context=2), target, tmp_path, window=2).compared > 30
-
-
-@pytest.mark.parametrize("of_file", [None, 4])
-def test_a_window_of_the_run_makes_no_layer_causal(
-    target: tuple[Path, Reference], tmp_path: Path, of_file: int | None
+@pytest.mark.parametrize(
+    ("block", "window"),
+    [
+        (TinyBlock(window=5, is_causal=False), 2),
+        (TinyBlock(window=None, non_causal=False), 3),
+        (TinyBlock(window=4, non_causal=False), 3),
+    ],
+    ids=["moves", "none", "causal"],
+)
+def test_a_window_of_the_run_cuts_all_layers_and_makes_none_causal(
+    target: tuple[Path, Reference], tmp_path: Path, block: TinyBlock, window: int
 ) -> None:
-    """The file's windows are causal; layers without one stay as they are."""
-    block = TinyBlock(window=of_file, non_causal=False)
-    tensors = write_block(tmp_path, block, read_model_config(target[0]))
-    assert run_against(SlowBlock(tensors, block, target[1], most_context=3), target, tmp_path, window=3).compared > 30
+    slow = SlowBlock(write_block(tmp_path, block, read_model_config(target[0])), block, target[1], most_context=window)
+    assert run_against(slow, target, tmp_path, window=window).compared > 30
 
 
 @pytest.mark.parametrize("name", ["gated", "lattice"])
@@ -139,6 +140,19 @@ def test_fewer_drafts_are_verified_of_the_same_block(
 ) -> None:
     rule = run_against_slow_block(target, tmp_path, BLOCKS["markov"], num_drafts, KernelsChoice.native)
     assert {0, num_drafts} <= set(rule.accepted)
+
+
+def test_context_rows_are_counted_as_they_were_written(target: tuple[Path, Reference], tmp_path: Path) -> None:
+    """Those of accepted drafts, and of all rounds that the drafter had missed."""
+    write_block(tmp_path, TinyBlock(), read_model_config(target[0]))
+    requests = [replace(request, ignore_eos=True) for request in random_requests(3, 20)]
+    options = TinyBlock().options | {"plan": "drawn"}
+    engine = make_engine(make_config((target[0], tmp_path), "dflash", 3, "catchup", options=options), requests)
+    body, written = cast(Any, engine.parts.drafter).blocks.model.body, [0]
+    write = body.write
+    body.write = lambda features, *rest: (written.append(len(features)), write(features, *rest))[1]
+    counted = sum(record.rows.catchup_attention for record in engine.generate(requests).rounds)
+    assert counted == sum(written) - sum(len(request.prompt_ids) for request in requests)
 
 
 class SlotBySlot(GreedyPicker):

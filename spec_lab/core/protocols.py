@@ -93,8 +93,8 @@ class DrafterRequirements:
             1, and itself advances metadata, if there is any. Else the round runs `step` for each draft.
         has_loop: whether drafts are made one after another; False if all are ready with the first.
         on_host: the drafter that runs on the host, alone or in addition; None if there is none.
-        counts_catchup: its method `count_catchup` counts the rows that a catch-up step computes, from n of each
-            request and the number of verified rows. Else the pruning counts them.
+        counts_catchup: its method `count_catchup` counts the rows that a catch-up step computes, from the number of
+            requests, of their live rows and of the verified rows of each. Else the pruning counts them.
         step_kinds: the kinds of attention in a draft step, for which graph=step_replay builds metadata; empty if it is
             built once.
         prunes_catchup: whether `prune.catchup` changes the catch-up step, if there is one.

@@ -8,7 +8,7 @@ once, so a tree costs it no more than a chain.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -61,7 +61,7 @@ class BlockPass(Protocol):
         """Catch up with a round, and run a block for each request."""
         ...
 
-    def count_catchup(self, num_emitted: Sequence[int], num_verified: int) -> int:
+    def count_catchup(self, num_requests: int, num_live: int, num_verified: int) -> int:
         """Count the rows that a catch-up step computes."""
         ...
 
@@ -90,8 +90,8 @@ class BlockDrafts(ABC, Generic[State]):
     def catch_up(self, verified: VerifiedRound) -> State:
         return self._begin(self.blocks.of_round(verified))
 
-    def count_catchup(self, num_emitted: Sequence[int], num_verified: int) -> int:
-        return self.blocks.count_catchup(num_emitted, num_verified)
+    def count_catchup(self, num_requests: int, num_live: int, num_verified: int) -> int:
+        return self.blocks.count_catchup(num_requests, num_live, num_verified)
 
     @abstractmethod
     def first(self, walk: SlotWalk, block: RunBlock, column: torch.Tensor) -> State:

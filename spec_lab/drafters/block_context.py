@@ -8,7 +8,6 @@ must wait for the number of accepted rows, so a round in a graph writes all rows
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -83,9 +82,9 @@ class ContextPass:
         """Return whether only accepted rows are written."""
         return self.host_waits and self.prune.catchup(num_requests).is_inside
 
-    def count_catchup(self, num_emitted: Sequence[int], num_verified: int) -> int:
+    def count_catchup(self, num_requests: int, num_live: int, num_verified: int) -> int:
         """Count the rows that a catch-up step writes."""
-        return sum(num_emitted) if self._gathers(len(num_emitted)) else len(num_emitted) * num_verified
+        return num_live if self._gathers(num_requests) else num_requests * num_verified
 
     def _write(self, features: torch.Tensor, attention: AttentionMetadata) -> torch.Tensor:
         with self.span("context"):

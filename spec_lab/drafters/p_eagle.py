@@ -7,8 +7,6 @@ from the K rows that draft.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 
@@ -101,7 +99,7 @@ class PEaglePass:
         logits = self.model.logits(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1)
         return RunBlock(BlockRows(hidden, logits, hidden[:, 0]), pending, rows)
 
-    def count_catchup(self, num_emitted: Sequence[int], num_verified: int) -> int:
+    def count_catchup(self, num_requests: int, num_live: int, num_verified: int) -> int:
         """Count the rows of a catch-up step that are computed after its KV writes."""
         most = self.num_draft_tokens
-        return len(num_emitted) * (most if self.prune.catchup(len(num_emitted)).is_inside else num_verified + most - 1)
+        return num_requests * (most if self.prune.catchup(num_requests).is_inside else num_verified + most - 1)

@@ -36,6 +36,7 @@ class Launch:
         began_at: the time from which the launch is timed; if the host read earlier results after that, the time of
             that read counts instead.
         spans: what the timer needs to collect stage times.
+        num_missed: rounds of all requests that the drafter had not seen before the launch.
         num_looked_up: drafts that the host made for the launch.
         num_tokens: the tokens that a plan expects of the launch; None without a plan.
     """
@@ -46,6 +47,7 @@ class Launch:
     round: DecodeRound
     result: PendingResult
     spans: Any
+    num_missed: int = 0
     num_looked_up: int = 0
     num_tokens: float | None = None
 
@@ -218,7 +220,8 @@ class RoundAccounts:
         attending = sum(padded if drop is Drop.BEFORE_ATTENTION else padded * rows for rows in passes)
         going_on = sum(padded if drop.is_inside else padded * rows for rows in passes)
         if requirements.counts_catchup and num_rows:
-            attending = going_on = drafter.count_catchup(result.num_emitted, num_rows)
+            num_live = sum(result.num_emitted) + settled.num_missed  # each missed round emitted one token
+            attending = going_on = drafter.count_catchup(len(result.num_emitted), num_live, num_rows)
         # A draft step runs for the whole batch, padding included; of a tree all rows but the root hold a draft.
         if self.tree_rows is None:
             num_drafted = padded * settled.round.num_drafted + settled.num_looked_up

@@ -222,6 +222,7 @@ class _GenerationRun:
         the host last read results."""
         engine, parts = self._engine, self._engine.parts
         rounds, num_captures = engine.rounds, engine.graph.counts.captures
+        num_missed = sum(sequence.num_missed for sequence in ready)
         choice = rounds.choose(ready)
         shape = choice.shape
         for possible in rounds.to_prepare(shape):
@@ -250,6 +251,7 @@ class _GenerationRun:
             decode_round,
             result,
             parts.timer.spans,
+            num_missed,
             num_looked_up,
             choice.num_tokens,
         )
