@@ -86,6 +86,7 @@ DEPTHS = {"dynamic": 3, "static": 3, "deep": 5, "flat": 1}
 TREE_DRAFTERS = ("frozen_kv", "eagle3", "mtp_eagle", "draft_model", "dflash", "p_eagle")
 
 PLANS = ("none", "drawn", "cost")
+PLANNED = (*TRAINED, "p_eagle", "ngram")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +153,7 @@ def may_stand_together(row: dict[str, Any]) -> bool:
         or (graph == "step_replay" and tree != "none")
         or (graph != "eager" and padding not in (None, PADDINGS[0]))
         or (row.get("options") and drafter not in (None, "frozen_kv"))
-        or (row.get("plan", "none") != "none" and (tree == "static" or drafter not in (None, *TRAINED, "ngram")))
+        or (row.get("plan", "none") != "none" and (tree == "static" or drafter not in (None, *PLANNED)))
         or (drafter in ("dflash", "p_eagle") and graph == "step_replay")
         or (drafter == "dflash" and graph != "eager" and row.get("prune") in GATHERING)
     )
@@ -165,7 +166,7 @@ def every_case() -> Iterator[Case]:
     for turn, row in enumerate(filter(may_stand_together, rows)):
         padding = PADDINGS[turn % 2] if row["graph"] == "eager" else PADDINGS[0]
         sizes = BATCHES[turn // 2 % 3], PAGES[turn // 3 % 3], CHUNKS[turn // 4 % 3]
-        is_planned = row["tree"] != "static" and row["drafter"] in (*TRAINED, "ngram")
+        is_planned = row["tree"] != "static" and row["drafter"] in PLANNED
         yield Case(
             **row,
             target=list(TARGETS)[turn % 3],
