@@ -90,11 +90,14 @@ def test_a_captured_mode_gives_what_eager_gives(pairs: Pairs, mode: str, rollbac
     assert len(accepted_lengths(result)) >= 3
 
 
-@pytest.mark.parametrize(("kind", "mode"), [("qwen3_next", "eager"), ("qwen3_5_moe", "round")])
-def test_text_equals_greedy_of_transformers(pairs: Pairs, kind: str, mode: str) -> None:
+@pytest.mark.parametrize(("kind", "mode", "plan"), [("qwen3_next", "eager", "cost"), ("qwen3_5_moe", "round", "none")])
+def test_text_equals_greedy_of_transformers(
+    pairs: Pairs, kind: str, mode: str, plan: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spec_lab.engine.measured_costs.SECONDS", 0.0)
     folder, _ = pairs[kind]
     reference, requests = Reference(folder), random_requests(4, 10, vocab_size=VOCAB)
     expected = {request.request_id: reference.greedy(request) for request in requests}
-    config = config_of(folder, "catchup", batch_size=3)
+    config = config_of(folder, "catchup", batch_size=3, options={"plan": plan})
     outputs = generate(config if mode == "eager" else replace(config, graph=MODES[mode]), requests)
     reference.assert_lossless(requests, outputs, expected)
