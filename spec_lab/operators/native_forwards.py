@@ -151,7 +151,7 @@ class NativeChain:
         )
         _, positions, slots, lengths, _, live_lens, tokens = places.split(parts)
         max_len = batch.max_kv_len + num_rows + num_draft_tokens - 1
-        attention = AttentionMetadata(positions, slots, lengths, batch.page_table, 1, max_len)
+        attention = AttentionMetadata(positions, slots, lengths, batch.page_table, num_queries=1, max_seq_len=max_len)
         return StartedDraft(tokens, hiddens[:num_requests], attention, live_lens)
 
     def steps(

@@ -125,14 +125,14 @@ class NativeParts:
         rotary_dim = int(plan.head_dim * plan.rope.partial_rotary_factor)
         backend: Any = attention.backend  # native kernels only run with backends of paged keys and values
         native_layer = NativeLayer(
-            own,
-            attention.scale,
-            plan.num_heads,
-            plan.num_kv_heads,
-            plan.head_dim,
-            rotary_dim,
-            backend.page_size,
-            plan.window,
+            parts=own,
+            scale=attention.scale,
+            num_heads=plan.num_heads,
+            num_kv_heads=plan.num_kv_heads,
+            head_dim=plan.head_dim,
+            rotary_dim=rotary_dim,
+            page_size=backend.page_size,
+            window=plan.window,
         )
         native_layer.move(self._memory.take(native_layer.num_bytes))
         # The parts for many rows read the same packed weights, and the library's weights are freed.

@@ -128,7 +128,7 @@ def table_of(
         keys = [key for key in known if known[key] not in (shown, across)]
         raw, cells = (_unstacked(each[[*keys, head]], keys, head, rows[across]) for each in (raw, cells))
         origin = pd.DataFrame()
-    return Table(title, raw, cells, note, origin)
+    return Table(title, raw, cells, note, origin=origin)
 
 
 def cell(row: Mapping[str, Any], name: str) -> str:

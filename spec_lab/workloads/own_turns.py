@@ -98,7 +98,7 @@ def outputs_of(folder: Path, tokenizer: Tokenizer) -> list[Prompt]:
         key = " ".join(words)
         if len(words) >= FEWEST_WORDS and key not in seen:
             seen.add(key)
-            prompts.append(Prompt(request.id, request.category, "chat", text, None))
+            prompts.append(Prompt(request.id, request.category, "chat", text, answer=None))
     return prompts
 
 
