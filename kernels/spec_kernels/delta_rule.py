@@ -230,7 +230,7 @@ def _launch(
             NUM_VALUE_HEADS=num_value_heads,
             KEY_DIM=key_head_dim,
             VALUE_DIM=value_head_dim,
-            # With one key a thread, its product would be fused into the sum over threads, which then hold different sums.
+            # With one key a thread, its product would be fused into the sum over threads, which hold different sums.
             KEY_TILE=max(triton.next_power_of_2(key_head_dim), LEAST_TILE // value_tile),
             VALUE_TILE=value_tile,
             num_warps=NUM_WARPS,
