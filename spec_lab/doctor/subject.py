@@ -107,7 +107,7 @@ def load_subject(typed: Run) -> Subject:
     # The text is decoded with graph=eager, so that faults of a graph mode do not affect the text that judges it.
     plain = build_engine(eager_config(plain_config(config)), models, limits).generate(requests).requests
     reference = models.with_backend(TorchAttention(config.cache.page_size, models.target.num_positions))
-    subject = Subject(config, models, reference, requests, limits, plain)
+    subject = Subject(config, models, reference, requests, limits=limits, plain=plain)
     teacher = subject.greedy_teacher()
     for record in plain:
         teacher.require_finite([*record.prompt_ids, *record.output_ids[:-1]])
