@@ -155,6 +155,24 @@ def test_context_rows_are_counted_as_they_were_written(target: tuple[Path, Refer
     assert counted == sum(written) - sum(len(request.prompt_ids) for request in requests)
 
 
+def accepted_as_imposed(
+    target: tuple[Path, Reference],
+    folder: Path,
+    block: TinyBlock,
+    graph: GraphConfig,
+    picker: GreedyPicker | None = None,
+) -> list[Any]:
+    """Texts and counts, where a rule accepts drafts whatever they are, so that each of them shows in the text."""
+    write_block(folder, block, read_model_config(target[0]))
+    requests = random_requests(4, 9, lengths=(1, 12), seed=2)
+    changes = {"batch_size": 3, "cache": {"page_size": 4}, "options": block.options, "graph": graph}
+    config = make_config((target[0], folder), "dflash", **changes)
+    engine = make_engine(replace(config, acceptance=Synthetic(rates=[0.8, 0.5, 0.3])), requests)
+    if picker is not None:
+        cast(Any, engine.parts.drafter).picker = picker
+    return [(record.output_ids, record.accepted_per_round) for record in engine.generate(requests).requests]
+
+
 class SlotBySlot(GreedyPicker):
     """Picks the likeliest token of one slot after the other."""
 
@@ -165,19 +183,9 @@ class SlotBySlot(GreedyPicker):
 def test_slots_that_do_not_wait_are_drafted_at_once(
     target: tuple[Path, Reference], tmp_path: Path, draft_vocab_size: int | None
 ) -> None:
-    """Drafts are accepted as a rule imposes it, so that each of them shows in the text."""
     block = TinyBlock(layout="speculators", draft_vocab_size=draft_vocab_size)
-    write_block(tmp_path, block, read_model_config(target[0]))
-    requests = random_requests(4, 9, lengths=(1, 12), seed=2)
-    config = make_config((target[0], tmp_path), "dflash", batch_size=3, cache={"page_size": 4}, options=block.options)
-    imposed = Synthetic(rates=[0.8, 0.5, 0.3])
-    texts = []
-    for picker in (GreedyPicker(), SlotBySlot()):
-        engine = make_engine(replace(config, acceptance=imposed), requests)
-        drafter: Any = engine.parts.drafter
-        drafter.picker = picker
-        texts.append([record.output_ids for record in engine.generate(requests).requests])
-    assert texts[0] == texts[1]
+    at_once = accepted_as_imposed(target, tmp_path, block, EagerGraph())
+    assert at_once == accepted_as_imposed(target, tmp_path, block, EagerGraph(), SlotBySlot())
 
 
 @pytest.mark.parametrize(
@@ -192,17 +200,8 @@ def test_slots_that_do_not_wait_are_drafted_at_once(
 def test_captured_rounds_are_eager_ones(
     target: tuple[Path, Reference], tmp_path: Path, name: str, graph: GraphConfig
 ) -> None:
-    """Drafts are accepted as a rule imposes it, so that each of them shows in the text."""
-    write_block(tmp_path, BLOCKS[name], read_model_config(target[0]))
-    requests = random_requests(4, 9, lengths=(1, 12), seed=2)
-    results = []
-    for mode in (EagerGraph(), graph):
-        changes = {"batch_size": 3, "cache": {"page_size": 4}, "options": BLOCKS[name].options, "graph": mode}
-        config = make_config((target[0], tmp_path), "dflash", **changes)
-        imposed = Synthetic(rates=[0.8, 0.5, 0.3])
-        engine = make_engine(replace(config, acceptance=imposed), requests)
-        results.append([(r.output_ids, r.accepted_per_round) for r in engine.generate(requests).requests])
-    assert results[0] == results[1]
+    eager = accepted_as_imposed(target, tmp_path, BLOCKS[name], EagerGraph())
+    assert eager == accepted_as_imposed(target, tmp_path, BLOCKS[name], graph)
 
 
 @dataclass

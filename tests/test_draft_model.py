@@ -45,16 +45,19 @@ DRAFT_MODELS: dict[str, dict[str, Any]] = {
 
 @dataclass
 class SlowModel:
-    """A reference without a cache: the whole text goes through the model for every draft."""
+    """A reference without a cache: the whole text goes through the model for every draft. Tokens from `num_tokens` on
+    have logit -inf."""
 
     reference: Reference
+    num_tokens: int = 160
 
     @torch.inference_mode()
     def draft(self, text: list[int], num_draft_tokens: int) -> tuple[list[int], list[torch.Tensor]]:
         tokens, all_logits = list(text), []
         for _ in range(num_draft_tokens):
-            all_logits.append(self.reference.model(torch.tensor([tokens])).logits[0, -1])
-            tokens.append(int(all_logits[-1].argmax()))
+            logits = self.reference.model(torch.tensor([tokens])).logits[0, -1, : self.num_tokens]
+            all_logits.append(F.pad(logits, (0, 160 - self.num_tokens), value=float("-inf")))
+            tokens.append(int(logits.argmax()))
         return tokens[len(text) :], all_logits
 
 
@@ -183,23 +186,6 @@ def test_rows_past_the_kv_write_of_the_last_layer(pairs: Pairs, prune: str) -> N
     assert first.mlp == [5, 3, 1, 1, 4, 1, 1], "what the last layer's keys and values are made of"
 
 
-@dataclass
-class PaddedModel(SlowModel):
-    """A model whose vocabulary has other padding than the target's: tokens from `num_tokens` on have logit -inf."""
-
-    num_tokens: int
-    vocab_size: int
-
-    @torch.inference_mode()
-    def draft(self, text: list[int], num_draft_tokens: int) -> tuple[list[int], list[torch.Tensor]]:
-        tokens, all_logits = list(text), []
-        for _ in range(num_draft_tokens):
-            logits = self.reference.model(torch.tensor([tokens])).logits[0, -1, : self.num_tokens]
-            all_logits.append(F.pad(logits, (0, self.vocab_size - self.num_tokens), value=float("-inf")))
-            tokens.append(int(logits.argmax()))
-        return tokens[len(text) :], all_logits
-
-
 @pytest.mark.parametrize("vocab_size", [120, 168])
 def test_vocabularies_may_differ_in_padding(pairs: Pairs, tmp_path: Path, vocab_size: int) -> None:
     """The target's has 160 tokens. Tokens that only one of the two has are neither drafted nor emitted."""
@@ -208,10 +194,10 @@ def test_vocabularies_may_differ_in_padding(pairs: Pairs, tmp_path: Path, vocab_
     requests = [replace(each, ignore_eos=True) for each in random_requests(4, vocab_size=num_tokens, lengths=(1, 12))]
     config = make_config((pairs.target, tmp_path), "draft_model", batch_size=3, cache={"page_size": 4})
     engine = make_engine(config, requests)
-    target = PaddedModel(Reference(pairs.target), num_tokens, 160)
+    target = SlowModel(Reference(pairs.target), num_tokens)
     texts = {each.request_id: each.output_ids for each in engine.generate(requests).requests}
     assert texts == {each.request_id: target.draft(list(each.prompt_ids), 24)[0] for each in requests}
-    rule = install(engine, PaddedModel(Reference(tmp_path), num_tokens, 160))
+    rule = install(engine, SlowModel(Reference(tmp_path), num_tokens))
     engine.generate(requests)
     assert rule.compared > 50
     options = {"draft_sampling": DraftSampling.distribution}

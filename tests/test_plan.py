@@ -34,18 +34,24 @@ def text_and_offers(result: GenerationResult) -> dict[str, Any]:
     return {r.request_id: (r.output_ids, r.offered_per_round, r.accepted_per_round) for r in result.requests}
 
 
-@pytest.mark.parametrize(("mode", "drafter"), each_value(MODES, (*DRAFTERS, "ngram")))
-def test_text_is_plain_decodings_whatever_a_plan_chooses(lab: Lab, mode: str, drafter: str) -> None:
+def assert_text_is_plain_decodings(lab: Lab, mode: str, drafter: str, **changes: Any) -> GenerationResult:
+    """Check so whatever a plan chooses, captured and eagerly. Return what was eager."""
     requests = mixed_requests(5, 24)
-    options = {"drafter": drafter, "batch_size": 3, "rule": RULES["strict"], **DRAWN}
+    options = {"drafter": drafter, "batch_size": 3, "rule": RULES["strict"], **DRAWN, **changes}
     captured = lab.engine(requests, MODES[mode], **options).generate(requests)
     eager = lab.engine(requests, None, **options).generate(requests)
     plain = lab.engine(requests, None, "none", batch_size=3).generate(requests)
     assert texts(captured) == texts(eager) == texts(plain)
     if mode != "overlap":  # whose batches also hold requests that have ended
         assert text_and_offers(captured) == text_and_offers(eager)
-    rows = [record.rows for record in captured.rounds]
-    assert {count for r in captured.requests for count in r.offered_per_round} == {0, 1, 2, 3}
+    return eager
+
+
+@pytest.mark.parametrize(("mode", "drafter"), each_value(MODES, (*DRAFTERS, "ngram")))
+def test_text_is_plain_decodings_whatever_a_plan_chooses(lab: Lab, mode: str, drafter: str) -> None:
+    eager = assert_text_is_plain_decodings(lab, mode, drafter)
+    rows = [record.rows for record in eager.rounds]
+    assert {count for r in eager.requests for count in r.offered_per_round} == {0, 1, 2, 3}
     assert any(each.drafted == 0 for each in rows) and any(each.drafted and not each.offered for each in rows)
 
 
@@ -55,15 +61,8 @@ TREE_DRAFTERS = (*(name for name in DRAFTERS if name != "mtp_vanilla"), "ngram")
 
 @pytest.mark.parametrize(("mode", "drafter"), each_value(TREE_MODES, TREE_DRAFTERS))
 def test_a_plan_cuts_a_dynamic_tree_to_its_first_rows(lab: Lab, mode: str, drafter: str) -> None:
-    requests = mixed_requests(5, 24)
-    options = {"drafter": drafter, "batch_size": 3, "rule": RULES["strict"], **DRAWN}
-    options["tree"] = DynamicTreeConfig(topk=3, depth=3, num_rows=8)
-    captured = lab.engine(requests, MODES[mode], **options).generate(requests)
-    eager = lab.engine(requests, None, **options).generate(requests)
-    plain = lab.engine(requests, None, "none", batch_size=3).generate(requests)
-    assert texts(captured) == texts(eager) == texts(plain)
-    if mode != "overlap":
-        assert text_and_offers(captured) == text_and_offers(eager)
+    tree = DynamicTreeConfig(topk=3, depth=3, num_rows=8)
+    eager = assert_text_is_plain_decodings(lab, mode, drafter, tree=tree)
     rounds = [(record.rows.verified // len(record.request_ids), record.rows.drafted) for record in eager.rounds]
     assert len({rows for rows, _ in rounds} - {1}) > 3 and {0, 7} <= {drafted for _, drafted in rounds}
 
