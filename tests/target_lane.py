@@ -15,7 +15,7 @@ import torch
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.build.caches import cache_row
 from spec_lab.checkpoints.families import read_model_config
-from spec_lab.core.kept import ALL_ROWS, Kept
+from spec_lab.core.kept import ALL_ROWS, Drop, Kept
 from spec_lab.core.kv_cache import NULL_PAGE, PagedKVCache
 from spec_lab.core.passes import Pass
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, TargetOutput
@@ -117,3 +117,19 @@ def assert_logits(folder: Path, model: Any, parts: Sequence[int], tolerance: flo
     expected = model(token_ids).logits[0]
     torch.testing.assert_close(logits, expected, rtol=0, atol=tolerance)
     assert torch.equal(logits.argmax(-1), expected.argmax(-1))
+
+
+@torch.inference_mode()
+def assert_last_row_alone(lanes: Sequence[Lane], token_ids: torch.Tensor, taps: FeatureSpec) -> None:
+    """Check that whatever goes on past the last layer's KV write, KV and features of all rows are bit-equal, and the
+    last row's hidden state close: of all rows in the first lane, one in the second, none in the third."""
+    count = token_ids.shape[1]
+    live = Kept(Drop.BEFORE_ATTENTION, torch.tensor([count - 1]), lanes[1].metadata(1, [count - 1]))
+    selections = None, live, Kept(Drop.EVERYTHING)
+    outputs = [lane.run(token_ids, [0], taps, kept) for lane, kept in zip(lanes, selections, strict=True)]
+    assert [len(output.hidden) for output in outputs] == [count, 1, 0]
+    torch.testing.assert_close(outputs[1].hidden[0], outputs[0].hidden[-1], rtol=0, atol=3e-5)
+    for lane, output in zip(lanes, outputs, strict=True):
+        torch.testing.assert_close(output.features, outputs[0].features, rtol=0, atol=0)
+        tensors = ([tensor.nan_to_num(7.0) for tensor in each.cache.tensors] for each in (lane, lanes[0]))
+        torch.testing.assert_close(*tensors, rtol=0, atol=0)

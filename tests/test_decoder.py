@@ -11,12 +11,11 @@ import pytest
 import torch
 
 from spec_lab.checkpoints.plan import RopeConfig
-from spec_lab.core.kept import Drop, Kept
 from spec_lab.core.types import FeatureSpec, NormSide
 from spec_lab.models.linear import make_linear
 from spec_lab.models.rope import rope_tables
 from tests.onednn import needs_rows_alike
-from tests.target_lane import made_once, make_lane, random_tokens
+from tests.target_lane import assert_last_row_alone, made_once, make_lane, random_tokens
 from tests.tiny_checkpoints import Family, make_tiny_target, use_hub_spelling
 
 LLAMA3 = {
@@ -139,26 +138,10 @@ def test_bfloat16_is_as_close_to_float32_as_transformers(checkpoints: Any, kind:
     assert (ours.float() - exact).abs().mean() < 1.3 * (theirs - exact).abs().mean()
 
 
-TAPS = FeatureSpec(layer_inputs=(2, 4, 5))
-
-
 @pytest.mark.parametrize("kind", ["qwen3", "qwen3_sliding"])
-@torch.inference_mode()
 def test_the_last_layer_keeps_the_selected_rows_only(checkpoints: Any, kind: str) -> None:
-    """KV and features of all rows bit-equal, whatever goes on past the last layer's KV write."""
-    folder, _ = checkpoints(kind)
-    token_ids, count = random_tokens(1, LENGTH), 13
-    whole, last, none = (make_lane(folder, LENGTH) for _ in range(3))
-    expected = whole.run(token_ids[:, :count], [0], TAPS)
-    live = Kept(Drop.BEFORE_ATTENTION, torch.tensor([count - 1]), last.metadata(1, [count - 1]))
-    kept = last.run(token_ids[:, :count], [0], TAPS, live)
-    empty = none.run(token_ids[:, :count], [0], TAPS, Kept(Drop.EVERYTHING))
-    assert [len(output.hidden) for output in (expected, kept, empty)] == [count, 1, 0]
-    torch.testing.assert_close(kept.hidden[0], expected.hidden[-1], rtol=1e-5, atol=1e-5)
-    for lane, output in ((last, kept), (none, empty)):
-        assert output.features is not None and expected.features is not None
-        assert torch.equal(output.features, expected.features)
-        assert torch.equal(lane.cache.kv.nan_to_num(7.0), whole.cache.kv.nan_to_num(7.0))
+    lanes = [make_lane(checkpoints(kind)[0], LENGTH) for _ in range(3)]
+    assert_last_row_alone(lanes, random_tokens(1, 13), FeatureSpec(layer_inputs=(2, 4, 5)))
 
 
 @needs_rows_alike

@@ -14,16 +14,13 @@ from spec_kernels.latent_attention import latent_attention
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.attention.triton_backend import TritonAttention
 from spec_lab.checkpoints.families import read_model_config
-from spec_lab.checkpoints.random_weights import random_eagle3, random_tensors
-from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
+from spec_lab.checkpoints.random_weights import random_eagle3
 from spec_lab.config.option import get
-from spec_lab.core.kernel_set import TORCH_FORMS
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.passes import Pass
 from spec_lab.core.prompts import PromptSpan
 from spec_lab.core.ragged import build_metadata, in_even_batches
 from spec_lab.engine.tape import TapeRecorder
-from spec_lab.models.eagle3 import Eagle3Head
 from spec_lab.models.latent import NarrowQuery
 from spec_lab.models.linear import make_linear
 from spec_lab.models.norms import RMSNorm
@@ -36,12 +33,11 @@ from tests.test_triton_attention import Paged, fill
 from tests.test_triton_products import (
     DTYPE,
     FEATURES,
-    MAX_POSITIONS,
     Lane,
     assert_alike,
+    assert_eagle3_alike,
     make_target,
     prompt,
-    run_head,
 )
 from tests.tiny_latent import SIZES
 
@@ -256,16 +252,8 @@ def test_a_query_with_its_norm_inside_gives_what_it_gives_without() -> None:
 def test_an_eagle3_head_of_16_bits_gives_what_it_gives_without_fused_products(tmp_path: Path, selection: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(SIZES | {"model_type": "deepseek_v3", "num_hidden_layers": 8}))
     target = read_model_config(tmp_path)
-    results = []
-    for kernels in (TORCH_FORMS, triton_set()):
-        head_config, tensors = random_eagle3(target, 16, DTYPE, DEVICE, 1)
-        assert head_config.layer.only_layer.latent is not None
-        lane = Lane.of(head_config.layer.layers)
-        weights = random_tensors(decoder_tensor_shapes(target), DTYPE, DEVICE, 3)
-        shared = weights["model.embed_tokens.weight"], weights["lm_head.weight"], lane.backend, MAX_POSITIONS
-        results.append(run_head(Eagle3Head(head_config, tensors, *shared, None, kernels), lane, selection))
-    for got, expected in zip(*reversed(results), strict=True):
-        assert_alike(got, expected)
+    assert random_eagle3(target, 16, DTYPE, DEVICE, 1)[0].layer.only_layer.latent is not None
+    assert_eagle3_alike(target, selection)
 
 
 @pytest.mark.parametrize(

@@ -204,18 +204,23 @@ def run_head(head: Eagle3Head | MtpModule, lane: Lane, name: str) -> list[torch.
     return [out, head.draft_logits(out), lane.cache.kv, tokens.to(DTYPE), probabilities.to(DTYPE)]
 
 
-@pytest.mark.parametrize("selection", ["all", "before", "live", "after"])
-def test_an_eagle3_head_gives_what_it_gives_without(tmp_path: Path, selection: str) -> None:
-    make_tiny_target(tmp_path, "llama")
-    llama, results = read_model_config(tmp_path), []
+def assert_eagle3_alike(target: ModelConfig, selection: str) -> None:
+    """Check that a head for this target gives with kernels what it gives without."""
+    results = []
     for kernels in (TORCH_FORMS, triton_set()):
-        head_config, tensors = random_eagle3(llama, 16, DTYPE, DEVICE, 1)
+        head_config, tensors = random_eagle3(target, 16, DTYPE, DEVICE, 1)
         lane = Lane.of(head_config.layer.layers)
-        weights = random_tensors(decoder_tensor_shapes(llama), DTYPE, DEVICE, 3)
+        weights = random_tensors(decoder_tensor_shapes(target), DTYPE, DEVICE, 3)
         shared = weights["model.embed_tokens.weight"], weights["lm_head.weight"], lane.backend, MAX_POSITIONS
         results.append(run_head(Eagle3Head(head_config, tensors, *shared, None, kernels), lane, selection))
     for got, expected in zip(*reversed(results), strict=True):
         assert_alike(got, expected)
+
+
+@pytest.mark.parametrize("selection", ["all", "before", "live", "after"])
+def test_an_eagle3_head_gives_what_it_gives_without(tmp_path: Path, selection: str) -> None:
+    make_tiny_target(tmp_path, "llama")
+    assert_eagle3_alike(read_model_config(tmp_path), selection)
 
 
 @pytest.mark.parametrize("side", list(NormSide))
