@@ -15,12 +15,11 @@ from spec_lab.build.caches import build_cache
 from spec_lab.build.limits import Limits
 from spec_lab.build.models import Models
 from spec_lab.checkpoints.plan import LayerPlan
-from spec_lab.config.choices import DraftSampling, KernelsChoice
+from spec_lab.config.choices import DraftSampling
 from spec_lab.config.option import get
 from spec_lab.config.run import Run
 from spec_lab.core.draft_paths import DraftPaths
 from spec_lab.core.kept import PrunePolicy
-from spec_lab.core.kernel_set import KernelSet
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.drafters.confidence import ConfidentGreedyPicker, ConfidentPicker
 from spec_lab.drafters.growth import TreeShape
@@ -63,12 +62,6 @@ class Lab(Models):
         """Which rows go on after their KV is written (`prune`)."""
         prune = self.run.prune
         return PrunePolicy(get("prune.prefill", prune.prefill)().build(), get("prune.catchup", prune.catchup)().build())
-
-    @property
-    def draft_model_kernels(self) -> KernelSet:
-        """Return the kernels of a small model that drafts. With kernels=triton, torch computes its parts."""
-        is_native = self.run.kernels == KernelsChoice.native
-        return self.kernels if is_native else self.kernels.without_parts()
 
     @property
     def sampling(self) -> SamplingParams:

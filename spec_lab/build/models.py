@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Self, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -20,7 +20,6 @@ from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
 from spec_lab.core.file_stamps import file_stamps
 from spec_lab.core.kernel_set import KernelSet
-from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.prompts import NO_ROUNDING, PromptRounding
 from spec_lab.core.tree_protocols import TreeAttentionBackend
 from spec_lab.engine.experts_read import ExpertsRead
@@ -70,7 +69,7 @@ class Models:
         experts_read: counters for the layers with experts, of the target and the drafter.
         markers: markers of the thinking phase; None if none are given.
         warnings: what the record must say of this run, in sentences; `build` of an option may add to it.
-        heads: the head that engines share.
+        heads: the head that engines share, which belongs to this backend.
     """
 
     target: Decoder
@@ -105,14 +104,6 @@ class Models:
         """Return how prompt rows are computed. If verify rows are invariant, prompt rows round the same in every
         pack."""
         return self.target.kernels.prompt_rounding if self.row_invariant else NO_ROUNDING
-
-    def with_backend(self, backend: AttentionBackend) -> Self:
-        """Return the same target for drafters that attend with another backend; nothing made for them is shared."""
-        return replace(self, backend=cast(TreeAttentionBackend, backend), heads=Last())
-
-    def once(self, key: Hashable, make: Callable[[], Part]) -> Part:
-        """Return what `make` made when this was called first with `key`, such as a head that several engines use."""
-        return self.heads.once(key, make)
 
     def beside_target(self, model: Callable[..., Part], config: object, tensors: Mapping[str, torch.Tensor]) -> Part:
         """Make a model from its checkpoint's tensors, with the target's embedding, head and number of positions."""

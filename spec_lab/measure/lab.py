@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -13,10 +13,11 @@ from spec_lab.build.auto import why_not_native, with_auto_chosen
 from spec_lab.build.engine import build_engine, build_teacher
 from spec_lab.build.limits import Limits, engine_limits, longest_sequence
 from spec_lab.build.models import LastModels, Models
-from spec_lab.build.references import eager_config, fixed_config, plain_config, unpruned_config
 from spec_lab.build.workloads import check_requests, open_workload
 from spec_lab.config.choices import KernelsChoice
-from spec_lab.config.run import PruneConfig, Run
+from spec_lab.config.groups import TreeConfig
+from spec_lab.config.option import get
+from spec_lab.config.run import PruneConfig, RecurrentConfig, Run
 from spec_lab.core.errors import UserError
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
@@ -65,12 +66,14 @@ def load_lab(typed: Run, world: World = ALONE, last: LastModels | None = None) -
     engines = {MAIN: build_engine(config, models, limits)}
     if "plain" in config.references and config.drafter.num_draft_tokens > 0:
         engines["plain"] = plain_engine(config, models, limits)
-    for fixed in (fixed_config(config, count) for count in config.fixed_k):
-        engines[f"k{fixed.drafter.num_draft_tokens}"] = build_engine(fixed, models, engine_limits(fixed, requests))
+    for count in config.fixed_k:  # so many drafts in every round
+        drafter = replace(config.drafter, plan="none", num_draft_tokens=count)
+        fixed = replace(config, drafter=drafter, record=replace(config.record, confidences=False))
+        engines[f"k{count}"] = build_engine(fixed, models, engine_limits(fixed, requests))
     if "unpruned" in config.references and _prunes(config.prune, engines[MAIN]):
-        engines["unpruned"] = build_engine(unpruned_config(config), models, limits)
+        engines["unpruned"] = build_engine(replace(config, prune=PruneConfig()), models, limits)
     if "eager" in config.references and config.graph.captures:
-        engines["eager"] = build_engine(eager_config(config), models, limits)
+        engines["eager"] = build_engine(replace(config, graph=get("graph", "eager")()), models, limits)
     note_kernels(typed, config, models)
     for warning in models.warnings:
         print(warning, file=sys.stderr)
@@ -118,6 +121,21 @@ def _with_later_turns(config: Run, models: Models, tokenizer: Tokenizer, first_t
     requests = with_later_turns(first_turns, tokenizer, answer, longest_sequence(config), unusable)
     check_requests(config, requests, models.target.config)
     return requests
+
+
+def plain_config(run: Run) -> Run:
+    """Return the same run, but with plain decoding and a lossless rule, for references=[plain] and other plain passes.
+
+    After the last KV write, its prompt pass computes only the last row, and logits for it alone, as in serving engines.
+    """
+    return replace(
+        run,
+        drafter=get("drafter", "none")(),
+        acceptance=get("acceptance", "rejection" if run.sampling.temperature > 0 else "strict")(),
+        prune=get("prune", "prefill")(),
+        tree=TreeConfig(),
+        recurrent=RecurrentConfig(),
+    )
 
 
 def plain_engine(config: Run, models: Models, limits: Limits) -> Engine:
