@@ -31,7 +31,7 @@ from spec_lab.record.recorder import STILL_RUNNING, begun, ended, ending, write_
 from spec_lab.study.run_table import format_run
 
 if TYPE_CHECKING:
-    from spec_lab.build.models import LastModels
+    from spec_lab.build.models import Last
 
 READ_FILE = "read.txt"
 """The file in a run's folder with the digest of what the run read."""
@@ -102,11 +102,11 @@ def run(composed: Composed, folder: Path) -> Run:
 
 
 @cache
-def last_models() -> LastModels:
-    """Return the models of this process' last run: jobs in a row that use the same files read them once."""
-    from spec_lab.build.models import LastModels
+def last_models() -> Last:
+    """Return what keeps the models of this process' last run for the next one."""
+    from spec_lab.build.models import Last
 
-    return LastModels()
+    return Last()
 
 
 class Multirun(Callback):

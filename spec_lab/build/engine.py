@@ -55,6 +55,8 @@ def build_engine(run: Run, models: Models, limits: Limits, make_drafter: Drafter
     sizes = run.sizes
     seeds = SlotSeeds(limits.num_slots, run.seed, models.device)
     limits = dataclasses.replace(limits, num_rows=run.drafter.num_draft_tokens + 1, rollback=run.recurrent.rollback)
+    if models.backend.latent is not None:
+        models.backend.latent.expect(run.batch_size)
     cache = build_cache(models.target.layer_plans, limits, models, run.cache.dtype)
     timer = make_timer(models.device)
     notes = run.record.confidences and run.drafter.notes_confidence and run.sizes is None

@@ -12,7 +12,7 @@ import torch
 from spec_lab.build.auto import why_not_native, with_auto_chosen
 from spec_lab.build.engine import build_engine, build_teacher
 from spec_lab.build.limits import Limits, engine_limits, longest_sequence
-from spec_lab.build.models import LastModels, Models
+from spec_lab.build.models import Last, Models, load_models
 from spec_lab.build.workloads import check_requests, open_workload
 from spec_lab.config.choices import KernelsChoice
 from spec_lab.config.groups import TreeConfig
@@ -50,7 +50,7 @@ class LoadedRun:
     teacher: TeacherForcing
 
 
-def load_lab(typed: Run, world: World = ALONE, last: LastModels | None = None) -> LoadedRun:
+def load_lab(typed: Run, world: World = ALONE, last: Last | None = None) -> LoadedRun:
     """Load prompts, target and drafter, and make the engines. `last` has the models of the run before."""
     config = with_auto_chosen(typed)
     gc.collect()  # frees what an earlier job may have left: engines and their graphs refer to each other
@@ -60,7 +60,7 @@ def load_lab(typed: Run, world: World = ALONE, last: LastModels | None = None) -
     limits = engine_limits(config, first_turns)
     longest = min(longest_conversation(first_turns, tokenizer), longest_sequence(config))
     max_seq_len, markers = max(limits.max_seq_len, longest), thinking_markers(tokenizer, config.target)
-    models = (last or LastModels()).load(config, max_seq_len, markers, world.partition)
+    models = load_models(config, max_seq_len, markers, world.partition, last)
     requests = _with_later_turns(config, models, tokenizer, first_turns)
     limits = engine_limits(config, requests)
     engines = {MAIN: build_engine(config, models, limits)}
