@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from spec_lab.build.auto import why_not_native, with_auto_chosen
+from spec_lab.build.auto import with_auto_chosen
 from spec_lab.build.engine import build_engine, build_teacher
 from spec_lab.build.limits import Limits, engine_limits, longest_sequence
 from spec_lab.build.models import Last, Models, load_models
@@ -144,10 +144,9 @@ def plain_engine(config: Run, models: Models, limits: Limits) -> Engine:
 
 
 def note_kernels(typed: Run, config: Run, models: Models) -> None:
-    """Log which kernels `auto` chose on a CPU and why, and how many layers `kernels=native` does not replace."""
+    """Log which kernels `auto` chose on a CPU, and how many layers `kernels=native` does not replace."""
     if typed.kernels == KernelsChoice.auto and models.device.type == "cpu" and config.target.num_threads is None:
-        against = None if config.kernels == KernelsChoice.native else why_not_native(config)
-        print(f"kernels={config.kernels}{'' if against is None else f', not native: {against}'}", file=sys.stderr)
+        print(f"kernels={config.kernels}", file=sys.stderr)
     if config.kernels != KernelsChoice.native:
         return
     layers = models.target.layers
