@@ -172,15 +172,7 @@ def to_composed(cfg: DictConfig, settings: Any) -> Composed:
             print(f"{prefix}{name} is left out, since {prefix[:-1]}={part.name} does not have it")
     choices = settings.runtime.choices
     chosen = {group: choices[group] for group in (*GROUPS, *ONLY_SET_KEYS) if choices.get(group) is not None}
-    return Composed(_with_k(config), chosen, settings.job.override_dirname)
-
-
-def _with_k(run: Run) -> Run:
-    """Return the run with the depth of its tree as K, if K has its default. A typed K that differs is refused."""
-    drafter, sizes = run.drafter, run.sizes
-    if sizes is None or not drafter.drafts or drafter.num_draft_tokens != type(drafter)().num_draft_tokens:
-        return run
-    return dataclasses.replace(run, drafter=dataclasses.replace(drafter, num_draft_tokens=sizes.depth))
+    return Composed(config, chosen, settings.job.override_dirname)
 
 
 def explained(error: Exception) -> UserError:
