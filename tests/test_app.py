@@ -123,9 +123,8 @@ def test_a_finished_job_is_not_run_again_while_what_it_read_is_unchanged(
     assert len(runner.calls) == 2
     prompts.write_text('{"prompt": "another"}\n')
     assert main(command) == 0 and len(runner.calls) == 4
-    assert main([*command, "fresh=true"]) == 0 and len(runner.calls) == 6
-    assert main(command) == 0 and len(runner.calls) == 6
-    assert len(list((empty_folder / "outputs").iterdir())) == 2, "fresh=true has a folder of its own"
+    assert main([*command, "name=again"]) == 0 and len(runner.calls) == 6
+    assert len(list((empty_folder / "outputs").iterdir())) == 2, "another name has a folder of its own"
     monkeypatch.setattr(names, "sources", lambda extensions=(): "edited code")
     assert main(command) == 0 and len(runner.calls) == 8
     assert len(list((empty_folder / "outputs").iterdir())) == 3, "and so has edited code"

@@ -30,7 +30,6 @@ from spec_lab.config.run import GROUPS, Run
 from spec_lab.core.errors import UserError
 
 VERSION_BASE = "1.3"
-SEARCH_PATH = "hydra.searchpath"
 ONLY_SET_KEYS = ("experiment", "line", "debug")
 """Groups of `conf/` that are not parts of a run."""
 UNKNOWN = pattern(
@@ -97,7 +96,7 @@ def prepared(arguments: Sequence[str], *more: str) -> list[str]:
     acceptance.epsilon=0.1`; `to_composed` leaves it out of the other jobs.
     """
     folders = conf_folders(load_options(extensions_in(arguments)))
-    register_resolvers([*_typed(SEARCH_PATH, arguments), *(folder.as_uri() for folder in folders)])
+    register_resolvers(folders)
     _store("schema", "run", Run)
     for group in GROUPS:
         for name, option in options(group).items():
@@ -105,22 +104,16 @@ def prepared(arguments: Sequence[str], *more: str) -> list[str]:
     _store_lines(arguments, [conf_folder(), *folders])
     overrides = [word for word in arguments if not word.startswith("-") and ("=" in word or word.startswith("~"))]
     flags = [word for word in arguments if word not in overrides]
-    words = [word for word in overrides if not word.startswith(f"{SEARCH_PATH}=")]  # conf/config.yaml has it
-    parts = [word.partition("=") for word in words]
+    parts = [word.partition("=") for word in overrides]
     swept = {key for key, _, value in parts if key in GROUPS and ("," in value or "(" in value)}
     forced = {key for key in keys().keys() - keys(own=False).keys() if key.partition(".")[0] in swept}
-    words = [f"++{word}" if key in forced else word for word, (key, _, _) in zip(words, parts, strict=True)]
+    words = [f"++{word}" if key in forced else word for word, (key, _, _) in zip(overrides, parts, strict=True)]
     return [*words, *more, *flags]
 
 
 def extensions_in(arguments: Sequence[str]) -> tuple[str, ...]:
     """Return the modules that `extensions=[...]` names, which must be loaded before anything is composed."""
-    return _typed("extensions", arguments)
-
-
-def _typed(key: str, arguments: Sequence[str]) -> tuple[str, ...]:
-    """Return the names in the list that `key` is set to."""
-    typed = OverridesParser.create().parse_overrides([word for word in arguments if word.startswith(f"{key}=")])
+    typed = OverridesParser.create().parse_overrides([word for word in arguments if word.startswith("extensions=")])
     return tuple(str(name) for override in typed for name in override.value())  # type: ignore[union-attr]
 
 

@@ -53,7 +53,7 @@ def job(cfg: DictConfig) -> float | None:
         config.logger = get("logger", "jsonl")()
     if in_sweep:
         config.logger.join_sweep(folder.parent.name)
-    done = finished(folder.parent, digest_of(config)) if in_sweep and not config.fresh else None
+    done = finished(folder.parent, digest_of(config)) if in_sweep else None
     try:
         done = done or run(composed, folder)
     except Exception as error:
