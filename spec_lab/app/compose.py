@@ -16,7 +16,6 @@ import hydra
 import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -71,8 +70,7 @@ def compose(overrides: Sequence[str] = ()) -> Composed:
     Raises:
         UserError: it does not compose, or is several runs.
     """
-    callers = GlobalHydra.instance().hydra  # Hydra's state exists once in a process
-    GlobalHydra.instance().clear()
+    GlobalHydra.instance().clear()  # Hydra's state exists once in a process
     try:
         with hydra.initialize_config_dir(str(conf_folder()), job_name="spec_lab", version_base=VERSION_BASE):
             composed = hydra.compose("config", prepared(overrides), return_hydra_config=True)
@@ -84,8 +82,6 @@ def compose(overrides: Sequence[str] = ()) -> Composed:
             return to_composed(composed, settings)
     except (HydraException, OmegaConfBaseException) as error:
         raise explained(error) from error
-    finally:
-        GlobalHydra.instance().hydra = callers
 
 
 def prepared(arguments: Sequence[str], *more: str) -> list[str]:
@@ -113,8 +109,8 @@ def prepared(arguments: Sequence[str], *more: str) -> list[str]:
 
 def extensions_in(arguments: Sequence[str]) -> tuple[str, ...]:
     """Return the modules that `extensions=[...]` names, which must be loaded before anything is composed."""
-    typed = OverridesParser.create().parse_overrides([word for word in arguments if word.startswith("extensions=")])
-    return tuple(str(name) for override in typed for name in override.value())  # type: ignore[union-attr]
+    typed = [word.partition("=")[2] for word in arguments if word.startswith("extensions=")]
+    return tuple(name for names in typed for name in yaml.safe_load(names))
 
 
 @cache
@@ -169,13 +165,10 @@ def to_composed(cfg: DictConfig, settings: Any) -> Composed:
 
 
 def explained(error: Exception) -> UserError:
-    """Return what Hydra or OmegaConf says as a refusal; for a key that does not exist, a line with the nearest one."""
+    """Return what Hydra or OmegaConf says as a refusal; for a key that nothing reads, a line with the nearest one."""
     text = "\n".join(str(one) for one in (error, error.__cause__) if one is not None)
     if (found := UNKNOWN.search(text)) is None:
         return UserError(text)
-    key, known = found["override"] or found["full"], keys()
-    if key in known:
-        return UserError(f"{key} is not read by the chosen options; leave it out, or choose one that has it")
-    names = {name.rpartition(".")[2]: name for name in known} | {name: name for name in known}
-    near = [names[name] for name in get_close_matches(key, names, n=1)]
-    return UserError(f"there is no key {key}; {f'did you mean {near[0]}?' if near else 'see --help'}")
+    key = found["override"] or found["full"]
+    near = get_close_matches(key, keys().keys() - {key}, n=1, cutoff=0.5)
+    return UserError(f"no chosen option has a key {key}; {f'did you mean {near[0]}?' if near else 'see --help'}")

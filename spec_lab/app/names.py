@@ -16,17 +16,18 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields
 from functools import cache
-from importlib.util import find_spec
 from operator import mul
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+import spec_kernels
+import spec_lab
 from spec_lab.config.extensions import load_options
 from spec_lab.config.option import default_of
 from spec_lab.config.run import GROUPS, Run
-from spec_lab.core.errors import KERNELS, UserError
+from spec_lab.core.errors import UserError
 from spec_lab.core.file_stamps import file_stamps
 
 MAX_LENGTH = 120
@@ -104,10 +105,9 @@ def digest(*values: Any) -> str:
 @cache
 def sources(extensions: tuple[str, ...] = ()) -> str:
     """Return a digest of the source files of spec_lab, its kernels and the extensions, as the process began with."""
-    package, kernels = Path(__file__).parents[1], find_spec(KERNELS)
-    files = [package / "__init__.py", *([] if kernels is None else [Path(kernels.origin or "")])]
-    files += [Path(module.__file__ or "") for module in load_options(extensions)]
-    places = [file.parent if file.name == "__init__.py" else file for file in files] + [package.parent / "conf"]
+    modules = [spec_lab, spec_kernels, *load_options(extensions)]
+    places = [Path(place) for module in modules for place in getattr(module, "__path__", [module.__file__])]
+    places.append(places[0].parent / "conf")
     found = hashlib.sha256()
     for place in places:
         for file in sorted(place.rglob("*")) if place.is_dir() else [place]:
