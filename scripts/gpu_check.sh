@@ -52,11 +52,12 @@ test_jobs() {
   marked_files | grep -vxFf <(kernel_files; mode_files) | a_job_each "" "-m gpu"
 }
 
-# Every kernel by itself, under each tool; not those that whole engines launch. Outcomes so far: docs/log/kernels.md.
+# Every kernel by itself, under each tool; not those that whole engines launch, nor torch's attention beside ours, of which
+# racecheck warns. Outcomes so far: docs/log/kernels.md.
 sanitizer_jobs() {
   local tool
   for tool in racecheck memcheck; do
-    kernel_files | grep -E "test_(kernels|triton)_" | grep -vE "wiring|triton_(backend|hybrid|products)" | sort -r \
+    kernel_files | grep -E "test_(kernels|triton|four|narrow)_" | grep -vE "wiring|stops|triton_(backend|hybrid|products)" | sort -r \
       | a_job_each "${tool}_" "$tool -k 'not engine'"
   done
 }
@@ -64,7 +65,7 @@ sanitizer_jobs() {
 pytest_job() { eval "\"\$PYTHON\" -m pytest -q -p no:cacheprovider --tb=short $1"; }
 
 sanitizer_job() {
-  eval "compute-sanitizer --tool ${1%% *} --error-exitcode 9 --print-limit 5 \
+  eval "compute-sanitizer --tool ${1%% *} --error-exitcode 9 --print-limit 5 --kernel-name-exclude kernel_substring=fmha_cutlass \
     \"\$PYTHON\" -m pytest -q -p no:cacheprovider --tb=short --maxfail 3 ${1#* }"
 }
 

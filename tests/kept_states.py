@@ -4,19 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from spec_lab.models.delta_caches import ReplayedUpdates, StateCheckpoints, StateEachRowSlots
 
 JUNK = 1e4
 KEPT: dict[str, Any] = {"checkpoints": StateCheckpoints, "replay": ReplayedUpdates}
 """The caches by the value of `recurrent.rollback`."""
-
-
-def tensors_of(cache: Any) -> list[torch.Tensor]:
-    """Every tensor of a cache; the first dimension is the slots."""
-    own = [value for value in vars(cache).values() if isinstance(value, torch.Tensor)]
-    return [*own, cache.windows.inputs]
 
 
 def spoil_unread(cache: Any, slot: int, row: int, history: int = 3) -> None:

@@ -39,7 +39,7 @@ class Simulation:
         """`rates`: of the requests that follow each other in every slot."""
         self.costs, self.rates, self.batch = costs, rates, batch
         self._draw = random.Random(0)
-        self.plan = CostPlan(batch, ChainPositions(K))
+        self.plan = CostPlan(batch, ChainPositions(K), reads_confidences=True)
         self.plan.costs = table(batch, **costs)
 
     def planned(self, num_tokens: int) -> float:

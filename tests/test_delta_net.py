@@ -16,7 +16,7 @@ from spec_lab.core.types import AttentionMetadata
 from spec_lab.engine.states import SlotStates
 from spec_lab.models.delta_net import GatedDeltaNet, build_delta_net
 from spec_lab.models.delta_rule import DeltaRows, delta_in_chunks, delta_row_by_row
-from tests.kept_states import JUNK, KEPT, tensors_of
+from tests.kept_states import JUNK, KEPT
 from tests.tiny_checkpoints import randomize
 
 HIDDEN = 24
@@ -69,7 +69,8 @@ class Lane:
         dtype: torch.dtype = torch.float32,
     ) -> Lane:
         cache = KEPT[rollback](sizes, NUM_SLOTS, num_rows, dtype, torch.device("cpu"))
-        for tensor in tensors_of(cache):
+        own = [value for value in vars(cache).values() if isinstance(value, torch.Tensor)]
+        for tensor in (*own, cache.windows.inputs):
             tensor.fill_(JUNK)
         return cls(layer, cache, SlotStates([cache]))
 

@@ -101,17 +101,13 @@ def latent_target(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Refer
 def run_against_slow_chain(
     target: tuple[Path, Reference], folder: Path, head: str, prune: str, window: int | None = None, bucket: int = 1
 ) -> ScriptedRule:
-    tensors = make_latent_eagle3(folder, read_model_config(target[0]), **HEADS[head])
-    options = HEADS[head] | ({"eagle_aux_hidden_state_layer_ids": TAPS[head]} if head in TAPS else {})
-    slow = SlowLatentHead(tensors, {"eagle_aux_hidden_state_layer_ids": default_taps(target[0])} | options, target[1])
+    config = read_model_config(target[0])
+    tensors = make_latent_eagle3(folder, config, **HEADS[head])
+    taps = TAPS.get(head, [2, config.num_layers // 2, config.num_layers - 3])
+    slow = SlowLatentHead(tensors, HEADS[head] | {"eagle_aux_hidden_state_layer_ids": taps}, target[1])
     slow.window = window
     sizes = {"max_new_tokens": 18, "bucket": bucket}
     return compare_drafts(slow, (target[0], folder), "eagle3", 3, prune, options={"window": window}, **sizes)
-
-
-def default_taps(folder: Path) -> list[int]:
-    num_layers = read_model_config(folder).num_layers
-    return [2, num_layers // 2, num_layers - 3]
 
 
 @pytest.mark.parametrize(

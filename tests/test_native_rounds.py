@@ -30,7 +30,7 @@ from spec_lab.engine.parts import Parts
 from spec_lab.models.eagle3 import Eagle3Head
 from spec_lab.models.layer_stack import LayerStack
 from spec_lab.operators.native_forwards import MAX_ROWS, NativeHeadLayer, NativeStack
-from spec_lab.operators.native_set import NATIVE_FUNCTIONS, NativeDecoderLayer, native_set
+from spec_lab.operators.native_set import NATIVE_FUNCTIONS, NativeDecoderLayer, native_chain, native_set
 from tests.native_lane import (
     FULL,
     HIDDEN_SIZE,
@@ -116,7 +116,7 @@ class HeadLane:
 @pytest.mark.parametrize("normed", [False, True])
 def test_a_draft_heads_layer_and_its_input_in_one_call(normed: bool) -> None:
     lanes = [HeadLane(kernels, norm_before_residual=normed) for kernels in (TORCH_FORMS, native_set())]
-    assert isinstance(lanes[1].head._run, NativeHeadLayer)
+    assert isinstance(lanes[1].head.run, NativeHeadLayer)
     live = torch.tensor([1, 7])
     before = Kept(Drop.BEFORE_ATTENTION, live, lanes[0].lane.metadata([21, 18], 1))
     for kept in (None, Kept(Drop.AFTER_LAYER, live), Kept(Drop.AFTER_ATTENTION, live), before):
@@ -131,7 +131,7 @@ def test_a_draft_heads_layer_and_its_input_in_one_call(normed: bool) -> None:
 
 
 def drafter_of(
-    lane: HeadLane, num_draft_tokens: int, prune: PrunePolicy, picker: DraftPicker, kernels: KernelSet = TORCH_FORMS
+    lane: HeadLane, num_draft_tokens: int, prune: PrunePolicy, picker: DraftPicker, kernels: KernelSet
 ) -> RecurrentDrafter:
     return RecurrentDrafter(
         num_draft_tokens=num_draft_tokens,
@@ -164,12 +164,11 @@ def test_a_catch_up_step_up_to_its_first_draft_in_one_call(drop: Drop, normed: b
     that is padding, rows behind the cache's end, and a single request."""
     policy = PrunePolicy(LastPromptRow(), lambda num_requests: drop)
     lanes = [HeadLane(kernels, norm_before_residual=normed) for kernels in (native_set(), native_set(), TORCH_FORMS)]
-    lanes[1].head.chain = None
     at_once, in_parts, by_torch = (
         drafter_of(lane, 3, policy, GreedyPicker(), kernels)
-        for lane, kernels in zip(lanes, (NATIVE, NATIVE, TORCH_FORMS), strict=True)
+        for lane, kernels in zip(lanes, (native_set(), NATIVE, TORCH_FORMS), strict=True)
     )
-    assert lanes[0].head.chain is not None and lanes[2].head.chain is None
+    assert at_once.requirements.drafts_rest and not in_parts.requirements.drafts_rest
     for kv_lens, num_emitted in (([20, 17], [4, 0]), ([MAX_POSITIONS - 2, 24], [2, 1]), ([30], [3])):
         verified = verified_round(lanes[0].lane, kv_lens, num_emitted, 4, 3 * HIDDEN_SIZE)
         got, expected, plain = (drafter.catch_up(verified) for drafter in (at_once, in_parts, by_torch))
@@ -188,12 +187,14 @@ def test_a_catch_up_step_that_is_not_one_call_is_run_in_its_parts() -> None:
     few = verified_round(lane.lane, [20, 17], [4, 1], 4, 3 * HIDDEN_SIZE)
     many = [20] * (MAX_ROWS // 4 + 1)
     of_many = verified_round(lane.lane, many, [1] * len(many), 4, 3 * HIDDEN_SIZE)
-    assert lane.head.chain.start(few, lane.cache, Drop.AFTER_LAYER, 3) is not None
-    assert lane.head.chain.start(of_many, lane.cache, Drop.AFTER_LAYER, 3) is None
+    chain = native_chain(lane.head)
+    assert chain.start(few, lane.cache, Drop.AFTER_LAYER, 3) is not None
+    assert chain.start(of_many, lane.cache, Drop.AFTER_LAYER, 3) is None
     policy = PrunePolicy(LastPromptRow(), lambda num_requests: Drop.AFTER_LAYER)
-    assert drafter_of(lane, 3, policy, GreedyPicker(), NATIVE).catch_up(of_many).tokens.shape == (33,)
-    assert HeadLane(native_set(), norm_output=True).head.chain is None
-    assert HeadLane(native_set(), norm_before_fc=True).head.chain.start(few, lane.cache, Drop.AFTER_LAYER, 3) is None
+    assert drafter_of(lane, 3, policy, GreedyPicker(), native_set()).catch_up(of_many).tokens.shape == (33,)
+    assert native_chain(HeadLane(native_set(), norm_output=True).head) is None
+    normed = native_chain(HeadLane(native_set(), norm_before_fc=True).head)
+    assert normed.start(few, lane.cache, Drop.AFTER_LAYER, 3) is None
 
 
 def test_all_draft_steps_in_one_call() -> None:
@@ -210,7 +211,7 @@ def test_all_draft_steps_in_one_call() -> None:
             backend.advance(live[0])
             hidden[0] = lanes[0].head.forward(expected[-1], hidden[0], Pass(lanes[0].cache, live[0]))
             expected.append(lanes[0].head.greedy(hidden[0]))
-        drafts = lanes[1].head.chain.steps(tokens, hidden[1], lanes[1].cache, live[1], 4)
+        drafts = native_chain(lanes[1].head).steps(tokens, hidden[1], lanes[1].cache, live[1], 4)
         assert torch.equal(drafts, torch.stack(expected, dim=1))
         for name in ("positions", "slot_mapping", "seq_lens"):
             assert torch.equal(getattr(live[0], name), getattr(live[1], name))
@@ -222,7 +223,7 @@ def test_only_greedy_drafts_on_fresh_metadata_are_made_at_once(monkeypatch: pyte
     lane = HeadLane(native_set())
     prune = PrunePolicy(LastPromptRow(), lambda num_requests: Drop.AFTER_LAYER)
     pickers: list[DraftPicker] = [GreedyPicker(), ConfidentGreedyPicker(cast(DraftConfidences, None))]
-    drafters = [drafter_of(lane, 2, prune, picker) for picker in pickers]
+    drafters = [drafter_of(lane, 2, prune, picker, native_set()) for picker in pickers]
     assert [drafter.requirements.drafts_rest for drafter in drafters] == [True, False]
     metadata = lane.lane.metadata([20], 1)
     tokens = torch.tensor([3])

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from spec_lab.acceptance.confidences import DraftConfidences
 from spec_lab.acceptance.rejection import METHODS
-from spec_lab.core.types import AcceptanceInputs
+from spec_lab.core.types import AcceptanceInputs, Request, Sequence
+from spec_lab.engine.cost_plan import CostPlan
+from spec_lab.engine.costs import CostTable
+from spec_lab.engine.judged import ChainPositions
 from spec_lab.engine.offered import DraftOffers
 from tests.acceptance_cases import CPU, RULES, TRUNCATED, emitted, make_inputs, request
 from tests.covering import each_value
@@ -86,7 +90,27 @@ def none_at_all(inputs: AcceptanceInputs) -> torch.Tensor:
     return torch.zeros_like(inputs.slot_ids)
 
 
-CUTS = {cut.__name__: cut for cut in (by_confidence, by_earlier_tokens, none_at_all)}
+def by_costs(inputs: AcceptanceInputs) -> torch.Tensor:
+    """plan=cost, where every other row costs next to nothing: what stands behind a draft must not say if it is
+    offered."""
+    assert inputs.draft_logits is not None
+    num_drafts = inputs.draft_tokens.shape[1]
+    sequence = Sequence(Request("r", "x", (1,), 9), 0, [], 0.0, [1], num_waiting=num_drafts)
+    plan, verified = (
+        CostPlan(1, ChainPositions(num_drafts), reads_confidences=True),
+        np.array([1.0, 1.02, 1.5, 1.52])[: num_drafts + 1],
+    )
+    plan.costs = CostTable(np.tile(verified, (2, 1)), np.ones(2), np.full(2, 0.01), timed={}, missed_size=32)
+    plan.review([sequence])
+    offered = []
+    for survival in torch.softmax(inputs.draft_logits, -1).amax(-1).cumprod(dim=1).tolist():
+        sequence.waiting_confidences = survival
+        offered.append(plan.choose([sequence]).shape.num_offered)
+    assert len(set(offered)) > 1 or num_drafts < 3
+    return torch.tensor(offered)
+
+
+CUTS = {cut.__name__: cut for cut in (by_confidence, by_earlier_tokens, by_costs, none_at_all)}
 
 
 @pytest.mark.parametrize("cut", CUTS)

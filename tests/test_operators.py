@@ -373,17 +373,12 @@ def flat(value: Any) -> list[torch.Tensor]:
     return [found for part in value for found in flat(part)] if isinstance(value, tuple | list) else []
 
 
-def without_junk(result: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """Zero the columns behind those that count."""
-    columns = torch.arange(result[0].shape[1], device=result[0].device) >= result[1].unsqueeze(1)
-    return tuple(part.masked_fill(columns, 0) if part.dim() == 2 else part for part in result)
-
-
 def what_is_left(form: Form, function: Callable[..., Any], given: Given) -> list[torch.Tensor]:
     """What a function returns, and its arguments behind it, junk apart."""
     result = function(*given)
-    if form.emits:
-        result = without_junk(result)
+    if form.emits:  # columns behind those that count are junk
+        columns = torch.arange(result[0].shape[1], device=result[0].device) >= result[1].unsqueeze(1)
+        result = tuple(part.masked_fill(columns, 0) if part.dim() == 2 else part for part in result)
     return flat([result if result is not None else [], list(given)])
 
 

@@ -75,7 +75,7 @@ def test_outputs_with_few_words_or_of_the_same_words_are_left_out(tmp_path: Path
         ids = tokenizer.encode(text) + ([tokenizer.special_id("<|end|>")] if reason == "eos" else [])
         rows.append({"id": name, "category": "x", "prompt_ids": [1], "output_ids": ids, "finish_reason": reason})
     (tmp_path / "requests.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    (tmp_path / "summary.json").write_text('{"config": {"workload": {"name": "pocket"}}}')
+    (tmp_path / "summary.json").write_text('{"status": "finished", "config": {"workload": {"name": "pocket"}}}')
     found = outputs_of(tmp_path, tokenizer)
     assert [(prompt.prompt_id, prompt.text) for prompt in found] == [
         ("a", "What is 2 plus 2?"),

@@ -46,11 +46,6 @@ def assert_runs(done: subprocess.CompletedProcess[str], folder: Path) -> None:
     assert (summary["divergence.requests"], summary["divergence.bugs"]) == (2, 0)
 
 
-def assert_composes(done: subprocess.CompletedProcess[str]) -> None:
-    assert done.returncode == 0, done.stderr
-    assert "catchup: pre_attention" in done.stdout
-
-
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the repository, since building leaves files behind; weights that nothing here reads are empty files."""
@@ -119,7 +114,9 @@ def test_first_command_works_from_the_wheel(installed: Path, tmp_path: Path) -> 
 
 
 def test_raw_checkout_runs_in_its_root(tree: Path) -> None:
-    assert_composes(run(COMPOSED, tree))
+    done = run(COMPOSED, tree)
+    assert done.returncode == 0, done.stderr
+    assert "catchup: pre_attention" in done.stdout
 
 
 def test_every_dependency_is_pinned_once() -> None:

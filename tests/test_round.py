@@ -260,10 +260,6 @@ def test_at_the_maximum_length_positions_are_clamped_and_writes_go_to_scratch(tm
     assert max(positions) == 26 and positions.count(26) > 2
 
 
-def make_slots(num_slots: int = 2) -> SlotState:
-    return SlotState(num_slots, K, PageTable(num_slots, 20, PAGE_SIZE, torch.device("cpu")))
-
-
 def ended(slot: int, kv_len: int, token: int) -> PromptEnds:
     """The end of one prompt, whose rows nobody looks at here."""
     nobody: Any = None
@@ -280,7 +276,7 @@ def test_the_engine_clears_before_it_assigns() -> None:
 
 
 def test_commit_moves_l_by_n_and_leaves_inactive_rows() -> None:
-    slots = make_slots(3)
+    slots = SlotState(3, K, PageTable(3, 20, PAGE_SIZE, torch.device("cpu")))
     for slot, kv_len in ((0, 5), (1, 8), (2, 3)):
         slots.start(ended(slot, kv_len, 9), torch.tensor([[1, 1, 1]]))
     batch = slots.batch(slots.ids([2, 0], padded_size=4), max_kv_len=5)

@@ -227,12 +227,6 @@ def test_the_time_of_a_replay_for_nobody_is_in_the_round_before_it(lab: Lab) -> 
     assert sum(seconds) + result.prefills[0].seconds <= result.seconds
 
 
-def make_stops(request: Request, num_slots: int = 2) -> StopConditions:
-    stops = StopConditions(num_slots, EOS, CPU)
-    stops.admit(1, request)
-    return stops
-
-
 @pytest.mark.parametrize("ignore_eos", [False, True])
 @pytest.mark.parametrize("accepts_unseen", [False, True])
 def test_the_device_ends_a_request_where_the_host_does(ignore_eos: bool, accepts_unseen: bool) -> None:
@@ -246,7 +240,9 @@ def test_the_device_ends_a_request_where_the_host_does(ignore_eos: bool, accepts
         emit_round(sequence, tokens[:num_emitted], "a" * num_emitted, frozenset(EOS), 0.0, 3, num_imposed)
         verification = Verification(torch.tensor([[5] * 4, tokens]), torch.tensor([0, num_emitted]))
         slot_ids, kv_lens = torch.tensor([2, 1]), torch.tensor([0, sequence.kv_len, 0])
-        going_on = make_stops(request).going_on(slot_ids, kv_lens, verification, accepts_unseen)
+        stops = StopConditions(2, EOS, CPU)
+        stops.admit(1, request)
+        going_on = stops.going_on(slot_ids, kv_lens, verification, accepts_unseen)
         assert going_on.tolist() == [2, 1 if sequence.finish_reason is None else 2], (num_emitted, place, room)
         ends.add(sequence.finish_reason)
     assert ends == {None, FinishReason.LENGTH} | (set() if ignore_eos else {FinishReason.EOS})

@@ -24,7 +24,7 @@ from spec_lab.study.frame import labels, load_frame, own, varied
 from spec_lab.study.rounds import LOOKS, format_request, load_request, request_html, rounds_of_request
 from spec_lab.study.run_table import latency_table, tables_of_run
 from spec_lab.study.studies import FIGURES, TABLES, studies_in, study_tables
-from spec_lab.study.tables import Table, table_of
+from spec_lab.study.tables import Table, table_of, written
 from tests.fake_runs import CHOICES, MAIN, UNPRUNED, FakeEngine, make_begun, make_run, measure, record_run
 
 SPEC: dict[str, Any] = {
@@ -214,6 +214,10 @@ def test_columns_that_runs_lack_are_left_out_and_across_spreads_one() -> None:
     rows = pd.DataFrame({"k": [1, 1, 2, 2], "p": list("abab"), "round_ms": [1.0, 2.0, 3.0, 4.0]})
     table = table_of(rows, {"K": "k", "ms": "round_ms", "none": "nothing"}, across="p", shown="round_ms")
     assert table.shown.values.tolist() == [[1, "1.00", "2.00"], [2, "3.00", "4.00"]] or table.shown.shape == (2, 3)
+
+
+def test_the_prompts_of_an_accuracy_are_counted_and_not_in_percent() -> None:
+    assert [written(name, 12) for name in ("accuracy.n", "accuracy_change.lost")] == ["12", "12"]
 
 
 def test_a_request_is_shown_round_by_round(folder: Path) -> None:

@@ -34,11 +34,6 @@ def make_table(page_size: int, num_slots: int = len(LENS)) -> PageTable:
     return table
 
 
-def make_cache(table: PageTable) -> LayerCache:
-    num_pages = 2 + table.pages.numel()
-    return LayerCache(randn(num_pages * table.page_size, 2, 2, 16))
-
-
 def last_rows(
     backend: AttentionBackend, table: PageTable, lens: torch.Tensor, num_queries: int, bound: int
 ) -> AttentionMetadata:
@@ -56,7 +51,7 @@ def test_stale_windows_are_those_of_step_1_and_all_else_is_fresh(page_size: int)
     """With a window of 5 every step sees the five keys up to that of step 1; without one, all up to its own. The steps
     go over page borders, with a padded row among them."""
     table = make_table(page_size)
-    cache = make_cache(table)
+    cache = LayerCache(randn((2 + table.pages.numel()) * page_size, 2, 2, 16))
     lens = padded(LENS[:4])
     for backend in (TritonAttention(page_size, MAX_POSITIONS), TorchAttention(page_size, MAX_POSITIONS)):
         metadata = last_rows(backend, table, lens, 1, MAX_SEQ_LEN)

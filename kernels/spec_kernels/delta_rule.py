@@ -16,9 +16,9 @@ import triton.language as tl
 from spec_kernels.operators import operator
 from spec_kernels.utils import assert_rows_of, launch_on
 
-VALUE_TILE, NUM_WARPS = 16, 1
-"""The most value channels of a program, and the number of its warps. A program has all channels of a key, since
-each row sums over them."""
+VALUE_TILE, NUM_WARPS, LEAST_TILE = 16, 1, 256
+"""The most value channels of a program, the number of its warps, and the least size of a state's tile: two keys of four
+channels a thread. A program has all channels of a key, since each row sums over them."""
 
 
 @triton.jit
@@ -230,7 +230,8 @@ def _launch(
             NUM_VALUE_HEADS=num_value_heads,
             KEY_DIM=key_head_dim,
             VALUE_DIM=value_head_dim,
-            KEY_TILE=triton.next_power_of_2(key_head_dim),
+            # With one key a thread, its product would be fused into the sum over threads, which hold different sums.
+            KEY_TILE=max(triton.next_power_of_2(key_head_dim), LEAST_TILE // value_tile),
             VALUE_TILE=value_tile,
             num_warps=NUM_WARPS,
         )

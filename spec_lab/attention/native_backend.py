@@ -24,7 +24,9 @@ class NativeAttention(TorchAttention):
         build_metadata(
             clamped, slots, lengths, positions.contiguous(), seq_lens, page_table, self.page_size, self.max_positions
         )
-        return AttentionMetadata(clamped, slots, lengths, page_table, positions.shape[1], max_seq_len)
+        return AttentionMetadata(
+            clamped, slots, lengths, page_table, num_queries=positions.shape[1], max_seq_len=max_seq_len
+        )
 
     def advance(self, metadata: AttentionMetadata) -> None:
         if metadata.read_slots is not None or metadata.masks:

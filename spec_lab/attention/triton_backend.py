@@ -11,7 +11,6 @@ from spec_kernels.metadata import advance_metadata, build_metadata
 from spec_kernels.rope_write import write_kv
 from spec_kernels.tree_metadata import place_branches, place_tree
 from spec_lab.attention.long_prompts import AttendPiece, attend_long_chunk, rows_to_plan
-from spec_lab.attention.torch_latent import TorchLatentAttention
 from spec_lab.attention.torch_tree import TorchTreeAttention
 from spec_lab.attention.triton_latent import TritonLatentAttention
 from spec_lab.core.draft_tree import TreeRows
@@ -44,9 +43,7 @@ class TritonAttention:
         self._page_size = page_size
         self._max_positions = max_positions
         self._reference = TorchTreeAttention(page_size, max_positions)
-        self.latent: LatentAttentionBackend | None = TritonLatentAttention(
-            TorchLatentAttention(self._reference), page_size, max_positions
-        )
+        self.latent: LatentAttentionBackend | None = TritonLatentAttention(self._reference, page_size, max_positions)
 
     def build(
         self, positions: torch.Tensor, seq_lens: torch.Tensor, page_table: torch.Tensor, max_seq_len: int
@@ -128,4 +125,6 @@ def _metadata_of(
     """Return metadata for rows of trees, whose kernels made `places`."""
     positions, slots, lens, depths, path_slots = places
     rows = TreeRows(path_slots, depths, num_tail)
-    return AttentionMetadata(positions, slots, lens, page_table, depths.shape[1], max_seq_len, tree=rows)
+    return AttentionMetadata(
+        positions, slots, lens, page_table, num_queries=depths.shape[1], max_seq_len=max_seq_len, tree=rows
+    )

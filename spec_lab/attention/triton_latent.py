@@ -9,31 +9,28 @@ from spec_kernels.attention_tiles import choose_latent_split_keys
 from spec_kernels.head_products import MAX_HEAD_ROWS, absorb_and_write, multiply_heads
 from spec_kernels.latent_attention import latent_attention
 from spec_kernels.latent_rows import turn_queries, write_latents
-from spec_lab.attention.torch_latent import TorchLatentAttention
+from spec_lab.attention.torch_latent import KeyReader, TorchLatentAttention
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.latent_protocols import LatentKernels
 from spec_lab.core.types import AttentionMetadata
 
 
-class TritonLatentAttention:
-    """Latent attention in Triton. In the kernel a row's output does not depend on the other rows in the batch."""
+class TritonLatentAttention(TorchLatentAttention):
+    """Latent attention in Triton. In the kernel a row's output does not depend on the other rows in the batch.
 
-    def __init__(
-        self, reference: TorchLatentAttention, page_size: int, max_positions: int, batch_size: int = 1
-    ) -> None:
-        """`reference` writes rows, and attends rows that are unfolded or belong to a tree.
+    Torch attends rows that are unfolded or belong to a tree.
+    """
 
-        `max_positions` and `batch_size` are the run's maxima. Splits depend on these, and not on the current batch.
-        """
-        self._reference = reference
-        self.kernels: LatentKernels | None = LatentKernels(
-            write_latents, turn_queries, multiply_heads, absorb_and_write, MAX_HEAD_ROWS
+    def __init__(self, keys: KeyReader, page_size: int, max_positions: int, batch_size: int = 1) -> None:
+        """`max_positions` and `batch_size` are the run's maxima. Splits depend on these, and not on the current
+        batch."""
+        super().__init__(keys)
+        self.kernels = LatentKernels(
+            write_latents, turn_queries, multiply_heads, absorb_and_write, max_head_rows=MAX_HEAD_ROWS
         )
         self._page_size = page_size
         self._max_positions = max_positions
         self._batch_size = batch_size
-        self.write = reference.write
-        self.attend_unfolded = reference.attend_unfolded
 
     def expect(self, batch_size: int) -> None:
         self._batch_size = batch_size
@@ -48,7 +45,7 @@ class TritonLatentAttention:
         scale: float,
     ) -> torch.Tensor:
         if metadata.tree is not None:
-            return self._reference.attend(queries, cache, metadata, window, value_width, scale)
+            return super().attend(queries, cache, metadata, window, value_width, scale)
         return latent_attention(
             queries,
             cache.kv,

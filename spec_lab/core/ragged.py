@@ -124,6 +124,8 @@ def whole_prompt(
     last = (lengths - 1).unsqueeze(1)
     live_attention = backend.build(last, lengths.clone(), page_table, span.end + num_draft_tokens)
     live = LiveRows(torch.tensor([span.num_rows - 1], device=device), live_attention)
-    ends = PromptEnds(slot_ids, lengths, token_ids[-1:], live, span.end)
+    ends = PromptEnds(slot_ids, lengths, token_ids[-1:], live, max_kv_len=span.end)
     attention = build_metadata(backend, (span,), page_table)
-    return PromptPack((span,), slot_ids, token_ids[:-1], token_ids[1:], features, attention, ends)
+    return PromptPack(
+        (span,), slot_ids, token_ids[:-1], token_ids[1:], features=features, attention=attention, ends=ends
+    )

@@ -66,4 +66,4 @@ def gather(subject: Subject, loop: LoopRun) -> Evidence | None:
         return None
     forced = TeacherForcedDrafts(subject, rounds)
     in_loop = forced.judged(torch.tensor([loop_round.drafts for loop_round in rounds]))
-    return Evidence(subject, loop.features, forced, in_loop, forced.draft(subject.of_spine.drafter.build))
+    return Evidence(subject, loop.features, forced, in_loop, as_configured=forced.draft(subject.of_spine.drafter.build))

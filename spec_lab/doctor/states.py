@@ -154,7 +154,7 @@ def _worst_difference(subject: Subject, teacher: TeacherForcing, mistake: Mistak
     engine.parts.rule = rule
     if mistake is not None:
         slots = engine.parts.slots
-        states: Any = PlacedStates(slots.states, engine.parts.cache.recurrent, rule, most, mistake)
+        states: Any = PlacedStates(slots.states, engine.parts.cache.recurrent, rule, most, mistake=mistake)
         slots.states = states
     first = subject.requests[0]
     length = min(first.max_new_tokens, NUM_TOKENS)

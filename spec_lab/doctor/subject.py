@@ -109,7 +109,7 @@ def load_subject(typed: Run) -> Subject:
     plain = build_engine(eager, models, limits).generate(requests).requests
     attention: Any = TorchAttention(config.cache.page_size, models.target.num_positions)
     reference = dataclasses.replace(models, backend=attention, heads=Last())
-    subject = Subject(config, models, reference, requests, limits, plain)
+    subject = Subject(config, models, reference, requests, limits=limits, plain=plain)
     teacher = subject.greedy_teacher()
     for record in plain:
         teacher.require_finite([*record.prompt_ids, *record.output_ids[:-1]])

@@ -138,8 +138,10 @@ def _plan_at_once(
     max_len = batch.max_kv_len + first_position + num_rows
     live_max_len = max_len + num_draft_tokens - 1
     return Catchup(
-        AttentionMetadata(positions, slots, lengths, batch.page_table, num_rows, max_len),
-        AttentionMetadata(live_positions, live_slots, live_lengths, batch.page_table, 1, live_max_len),
+        AttentionMetadata(positions, slots, lengths, batch.page_table, num_queries=num_rows, max_seq_len=max_len),
+        AttentionMetadata(
+            live_positions, live_slots, live_lengths, batch.page_table, num_queries=1, max_seq_len=live_max_len
+        ),
         live_rows,
         live_lens,
     )

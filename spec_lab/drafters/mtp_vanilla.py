@@ -166,7 +166,7 @@ class MtpVanillaDrafter:
         """Pick draft 1 from the first module's output `hidden` [batch, hidden_size] at the last of `rows`."""
         tokens = self.picker.pick(self.modules[0], hidden, drafted)
         room = with_room(rows, self.num_draft_tokens - 1)
-        return MtpVanillaState(tokens, room, hidden, last_row, drafted, of_prompts)
+        return MtpVanillaState(tokens, room, hidden, last_row, drafted=drafted, of_prompts=of_prompts)
 
     def _output(self, index: int, rows: MtpRows, last_row: AttentionMetadata, of_prompts: bool) -> torch.Tensor:
         """Run module `index` over `rows`, and return its output [batch, hidden_size] at the last row, `last_row`.

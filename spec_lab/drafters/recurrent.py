@@ -7,12 +7,12 @@ output. EAGLE-3 (arXiv 2503.01840) and TensorRT-LLM's MTP-Eagle work like this, 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from spec_lab.core.kept import PrunePolicy
-from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet
+from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.passes import Pass
@@ -25,7 +25,9 @@ from spec_lab.drafters.catchup import CaughtUp, CaughtUpDrafter, plan_catchup
 from spec_lab.drafters.growth import Branches, TreeShape
 from spec_lab.drafters.picking import DraftedRows, DraftHead, DraftPicker
 from spec_lab.drafters.siblings import SiblingPicker
-from spec_lab.models.draft_parts import ChainAtOnce
+
+if TYPE_CHECKING:
+    from spec_lab.operators.native_forwards import NativeChain
 
 
 class DraftModule(DraftHead, Protocol):
@@ -43,18 +45,17 @@ class DraftModule(DraftHead, Protocol):
 
 
 class RecurrentHead(DraftModule, Protocol):
-    """A draft model of one layer that converts the target's features itself.
-
-    Attributes:
-        chain: does the work of `fuse`, `forward` and `greedy` for all drafts in two calls; None if unavailable.
-    """
-
-    @property
-    def chain(self) -> ChainAtOnce | None: ...
+    """A draft model of one layer that converts the target's features itself."""
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """Turn the target's features [rows, feature_size] into inputs of `forward`, [rows, hidden_size]."""
         ...
+
+
+def no_chain(head: RecurrentHead) -> NativeChain | None:
+    """Return None: in torch a round calls the head for each draft. C does the work of `fuse`, `forward` and `greedy`
+    for all drafts in two calls."""
+    return None
 
 
 @dataclass(kw_only=True, eq=False)
@@ -118,11 +119,12 @@ class RecurrentDrafter(RecurrentCatchup, CaughtUpDrafter[RecurrentState]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._greedy_chain = self.kernels.get(Op.CHAIN_AT_ONCE, no_chain)(self.head)
         self.requirements = replace(self.requirements, step_kinds=self.kinds, drafts_rest=self._chain is not None)
 
     @property
-    def _chain(self) -> ChainAtOnce | None:
-        return self.head.chain if self.picker.takes_likeliest else None
+    def _chain(self) -> NativeChain | None:
+        return self._greedy_chain if self.picker.takes_likeliest else None
 
     def catch_up(self, verified: VerifiedRound) -> RecurrentState:
         return self._started(verified) or super().catch_up(verified)

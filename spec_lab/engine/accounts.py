@@ -179,7 +179,9 @@ class RoundAccounts:
             tokens = result.tokens[index][:num_emitted]
             sequence = settled.sequences[index]
             confidences = None if result.confidences is None else result.confidences[index]
-            emit_round(sequence, tokens, origins, self._eos, now, num_offered, num_imposed, confidences)
+            emit_round(
+                sequence, tokens, origins, self._eos, now, num_offered, num_imposed=num_imposed, confidences=confidences
+            )
             if self.plan is not None and self.tree_rows is not None:
                 path = [] if result.path is None else result.path[index][1:num_emitted]
                 sequence.tree_per_round.append((settled.round.num_verified, path))

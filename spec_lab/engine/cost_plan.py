@@ -28,13 +28,14 @@ class CostPlan(Plan):
     """Chooses the K of most tokens a second over the batch, plain decoding included.
 
     A K that nobody has tried lately is tried if that costs little: a share of the time so far may be lost to trials.
-    Waiting drafts that cost more than they bring are left out.
+    Waiting drafts that cost more than they bring are left out, if the drafter's confidences are known.
     """
 
     needs_costs = resumes = True
 
-    def __init__(self, num_slots: int, drafts: JudgedDrafts) -> None:
+    def __init__(self, num_slots: int, drafts: JudgedDrafts, reads_confidences: bool = False) -> None:
         self._drafts = drafts
+        self._reads_confidences = reads_confidences
         self._most = drafts.num_drafts
         self._rates = AcceptanceRates(num_slots, self._most)
         self._confidences = CalibratedConfidences()
@@ -49,7 +50,6 @@ class CostPlan(Plan):
         self._drift.restart()
         self._allowance = 0.0
         self._k = self._most
-        self._is_calibrated = False
         self._slots: list[int] = []
         self._admitted: list[int] = []
         self._noted_slots: list[int] = []
@@ -72,9 +72,6 @@ class CostPlan(Plan):
         if self._k == 0 or is_behind:
             shape, num_tokens = LaunchShape(0, self._k), float(count)
         elif len(confidences) == count and not self._is_trial and self._is_reviewed(sequences):
-            if not self._is_calibrated:
-                self._confidences.calibrate(self._own_rates)
-                self._is_calibrated = True
             known = self._confidences.survival(_rows_of(confidences))
             shape, num_tokens = self._worth_verifying(known, sequences)
         else:
@@ -138,7 +135,9 @@ class CostPlan(Plan):
         self._k = self._tried(best, worth, seconds, ids, way_back)
         self._is_trial = self._k != best
         self._steady = LaunchShape(self._k, self._k)
-        self._is_calibrated = False
+        if self._reads_confidences:
+            self._confidences.calibrate(self._own_rates)
+            self._least = self._least_worth()
 
     def _tried(self, best: int, worth: Array, seconds: Seconds, ids: Integers, way_back: float) -> int:
         """Return a K that is larger than the best one and unknown, if a trial may cost so much; else the best one."""
@@ -155,20 +154,33 @@ class CostPlan(Plan):
         self._allowance -= loss
         return larger
 
-    def _worth_verifying(self, survival: Array, sequences: List[Sequence]) -> tuple[LaunchShape, float]:
-        """Leave out the waiting drafts that cost more than they bring, by their `survival` [batch, drafts]."""
+    def _least_worth(self) -> Array:
+        """Return how many requests [K] must be expected to accept a draft, by its position, for it to be verified.
+
+        A further row may cost less than the row before it. So a draft is worth the cheapest way on, with the tokens
+        that drafts behind it usually bring.
+        """
         assert self.costs is not None
+        seconds, rates = self.costs.verified[len(self._slots)] * self._ratios, self._own_rates.mean(axis=0)
+        least = []
+        for draft in range(self._most):
+            brought = np.concatenate(((1.0,), rates[draft + 1 :].cumprod())).cumsum()
+            least.append(self._worth * float(((seconds[draft + 1 :] - seconds[draft]) / brought).min()))
+        return np.array(least)
+
+    def _worth_verifying(self, survival: Array, sequences: List[Sequence]) -> tuple[LaunchShape, float]:
+        """Leave out the waiting drafts that cost more than they bring, by their `survival` [batch, drafts].
+
+        A draft is left out by what is known of it and of those before it: the survival behind it depends on its token.
+        """
         waiting = [sequence.num_waiting for sequence in sequences]
         most = max(*waiting, 1)
         survival = survival[:, :most]
         if min(waiting) < most:
             survival = np.where(self._columns[:most] < np.array(waiting)[:, None], survival, 0.0)
-        tokens = np.concatenate(((len(sequences),), len(sequences) + survival.sum(axis=0).cumsum()))
-        seconds = self.costs.verified[len(sequences)] * self._ratios
-        gain = tokens - self._worth * seconds[: most + 1]
-        counts = self._drafts.counts[1:]
-        best = self._best_of(counts[counts <= most], gain)
-        return LaunchShape(best, self._k), float(tokens[best])
+        accepted = survival.sum(axis=0)
+        count = int(np.logical_and.accumulate(accepted > self._least[:most]).sum())
+        return LaunchShape(count, self._k), len(sequences) + float(accepted[:count].sum())
 
     def _best_of(self, counts: Integers, gain: Array) -> int:
         """Return which of `counts` gains most; `gain` is by the number of drafts."""

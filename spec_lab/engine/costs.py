@@ -77,7 +77,7 @@ class CostTable:
         draft = np.maximum(longer, 0.0) / max(most.num_made - few, 1)
         verified = steady - np.outer(draft, np.maximum(counts - few, 0))
         verified[:, 0] = over_sizes(LaunchShape(0, few))
-        return cls(verified, over_sizes(OFF), draft, timed, missed_size)
+        return cls(verified, over_sizes(OFF), draft, timed, missed_size=missed_size)
 
     def catch_up(self, num_requests: int) -> float:
         """Return how much longer a round without drafts takes if the drafter catches up with what it missed."""

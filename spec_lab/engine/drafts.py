@@ -205,13 +205,13 @@ class Tree:
         """Let the rule walk the tree, and arrange the accepted path as a chain of n rows."""
         batch = output.batch
         judged = JudgedRows(
-            output.logits,
-            batch.input_ids,
-            _parents(batch),
-            batch.active,
-            batch.slot_ids,
-            batch.kv_lens,
-            kept_logits,
+            logits=output.logits,
+            tokens=batch.input_ids,
+            parents=_parents(batch),
+            active=batch.active,
+            slot_ids=batch.slot_ids,
+            kv_lens=batch.kv_lens,
+            draft_logits=kept_logits,
         )
         walk = self._rule.walk(judged, self._depth)
         walk.verification.path = walk.path if self._keeps_path else None

@@ -106,13 +106,13 @@ class _GenerationRun:
         self._on_finish = on_finish
         self._eos = engine.parts.target.eos_token_ids
         self._accounts = RoundAccounts(
-            engine.parts,
-            engine.graph,
-            engine.prune.catchup,
-            engine.round.drafts.tree_rows,
-            engine.overlap,
-            self._now,
-            engine.rounds.plan,
+            parts=engine.parts,
+            graph=engine.graph,
+            catchup=engine.prune.catchup,
+            tree_rows=engine.round.drafts.tree_rows,
+            overlap=engine.overlap,
+            now=self._now,
+            plan=engine.rounds.plan,
         )
         self._start = perf_counter()
         self._prefilling: dict[str, _Prefilling] = {}
@@ -244,14 +244,14 @@ class _GenerationRun:
                 result = read_later(verification)
         launch_seconds = self._now() - launched_at
         return Launch(
-            ready,
-            began_at,
-            launch_seconds,
-            decode_round,
-            result,
-            parts.timer.spans,
-            num_looked_up,
-            choice.num_tokens,
+            sequences=ready,
+            began_at=began_at,
+            launch_seconds=launch_seconds,
+            round=decode_round,
+            result=result,
+            spans=parts.timer.spans,
+            num_looked_up=num_looked_up,
+            num_tokens=choice.num_tokens,
         )
 
     def _settle(self, settled: Launch) -> None:

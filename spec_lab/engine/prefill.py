@@ -98,7 +98,13 @@ class PromptPass:
         pack.features = output.features
         num_features = 0 if output.features is None else output.features.shape[0]
         num_rows, num_kept = pack.token_ids.shape[0], output.hidden.shape[0]
-        computed = RowsComputed(num_rows, num_kept, num_features, hidden.shape[0], output.num_shared_rows)
+        computed = RowsComputed(
+            num_rows=num_rows,
+            kept=num_kept,
+            features=num_features,
+            logits=hidden.shape[0],
+            shared=output.num_shared_rows,
+        )
         return parts.drafter.ingest(pack), computed
 
     def _next_chunk(self, sequence: Sequence) -> PromptSpan:
@@ -124,7 +130,7 @@ class PromptPass:
         slot_ids = torch.tensor([span.slot for span in spans], device=device)
         token_ids, next_token_ids = torch.tensor([own, following], device=device).unbind(0)
         attention, ends = self._attention(spans, slot_ids), self._ends(spans, slot_ids)
-        return PromptPack(spans, slot_ids, token_ids, next_token_ids, None, attention, ends)
+        return PromptPack(spans, slot_ids, token_ids, next_token_ids, features=None, attention=attention, ends=ends)
 
     def _attention(self, spans: tuple[PromptSpan, ...], slot_ids: torch.Tensor) -> AttentionMetadata:
         slots = self.round.parts.slots
@@ -152,7 +158,7 @@ class PromptPass:
             max_seq_len=longest + parts.drafter.num_draft_tokens,
         )
         live = LiveRows(rows, attention, self.rounding.is_promised)
-        return PromptEnds(slots, lengths, NOT_SAMPLED, live, longest)
+        return PromptEnds(slots, lengths, NOT_SAMPLED, live, max_kv_len=longest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,9 @@ class TransformersEngine:
             .to(told["device"])
             .eval()
         )
-        self._config = GenerationConfig(eos_token_id=self._model.generation_config.eos_token_id, pad_token_id=0)
+        eos = self._model.generation_config.eos_token_id
+        self._config = GenerationConfig(eos_token_id=eos, pad_token_id=0)
+        self._ends = frozenset([eos] if isinstance(eos, int) else eos or ())
         self._model.generation_config = GenerationConfig()  # whose penalties would be taken otherwise
         k, self._drafting = told["num_draft_tokens"], {}
         if told["method"] == "assistant_model":
@@ -134,7 +136,7 @@ class TransformersEngine:
                 **self._drafting,
             )
         ids = output[0, prompt.shape[1] :].tolist()
-        return answer_of(ids, judged, streamer, limit, ends=_ends(self._config.eos_token_id, request))
+        return answer_of(ids, judged, streamer, limit, frozenset() if request["ignore_eos"] else self._ends)
 
 
 class TokenTimes:
@@ -209,12 +211,6 @@ def answer_of(
         "emitted": emitted,
         "emitted_at": emitted_at,
     }
-
-
-def _ends(eos: int | list[int] | None, request: Asked) -> frozenset[int]:
-    if request["ignore_eos"] or eos is None:
-        return frozenset()
-    return frozenset([eos] if isinstance(eos, int) else eos)
 
 
 ENGINE = TransformersEngine

@@ -90,7 +90,7 @@ def write_layout(layout: str, folder: Path, output: Path, target: Path, num_draf
     config, tensors = _loaded(kind, folder, model)
     kept = {name: as_narrow_as_it_is(tensor) for name, tensor in tensors.items()}
     if isinstance(config, Eagle3Config):
-        write_eagle3_folder(output, config, kept, layout, model.num_layers, num_drafts, target.name)
+        write_eagle3_folder(output, config, kept, layout, model.num_layers, num_drafts=num_drafts, target=target.name)
     else:
         copies = {name: table for name, table in _copies(layout, target, kept).items() if name not in kept}
         save_folder(copies | kept, block_json(config, model.num_layers, known[layout], target.name), output)

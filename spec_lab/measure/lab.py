@@ -81,7 +81,7 @@ def load_lab(typed: Run, world: World = ALONE, last: Last | None = None) -> Load
         engines[MAIN].scheduler.check(request)
     teacher = build_teacher(config, models, limits)
     teacher.require_finite(requests[0].prompt_ids)  # activations that overflow mostly do so from the first tokens
-    return LoadedRun(config, world, models, tokenizer, requests, engines, teacher)
+    return LoadedRun(config, world, models, tokenizer, requests=requests, engines=engines, teacher=teacher)
 
 
 def use_threads(config: Run) -> None:

@@ -72,14 +72,14 @@ class Beside:
             lab = load_lab(plain, last=last)
             target = lab.models.target
             ids = sorted(target.eos_token_ids)
-            found = cls(lab, lab.tokenizer, lab.requests, lab.models.device, lab.models.dtype, ids)
+            found = cls(lab, lab.tokenizer, lab.requests, lab.models.device, dtype=lab.models.dtype, eos_ids=ids)
         else:
             tokenizer, requests = open_workload(plain)
             if long := [request.request_id for request in requests if len(request.turns) > 1]:
                 raise UserError(f"record.audit=false: the lab answers the first turns of {long[0]}; use true")
             device = resolve_device(config.device)
             ends = sorted(read_model_config(config.target.folder).eos_token_ids)
-            found = cls(None, tokenizer, requests, device, resolve_dtype(config.dtype, device), ends)
+            found = cls(None, tokenizer, requests, device, dtype=resolve_dtype(config.dtype, device), eos_ids=ends)
         if foreign := [request.request_id for request in found.requests if request.has_stops]:
             raise UserError(f"engine={config.engine.name} is not told of the stops of {foreign[0]}; leave them out")
         return found

@@ -19,7 +19,7 @@ from spec_lab.build.models import resolve_device
 from spec_lab.config.run import Run
 from spec_lab.core.ranks import ranks
 from spec_lab.core.results import GenerationResult
-from spec_lab.models.collectives import TorchCollectives
+from spec_lab.models.collectives import Collectives
 from spec_lab.models.partition import WHOLE, Partition
 from spec_lab.models.tensor_parallel import TensorParallel
 
@@ -63,7 +63,7 @@ def world_of(config: Run) -> Iterator[World]:
     if is_cuda:
         torch.cuda.set_device(own.local_rank)  # which `device=cuda` then means
     dist.init_process_group("nccl" if is_cuda else "gloo")
-    yield World(TensorParallel(own.rank, own.size, TorchCollectives(own.size)), own.size)
+    yield World(TensorParallel(own.rank, own.size, Collectives(own.size)), own.size)
     # NCCL waits for every graph that captured one of its collectives, and only this frees the run's graphs.
     gc.collect()
     dist.destroy_process_group()  # not after a failure, since it could wait for a process that has ended

@@ -24,16 +24,18 @@ def _gather(parts: torch.Tensor, part: torch.Tensor) -> None:
     _all_gather(parts, part)
 
 
-class TorchCollectives:
-    """The collectives of `models.tensor_parallel`, by torch.distributed."""
+class Collectives:
+    """Communication between `size` processes. Each must make the same calls in the same order."""
 
     def __init__(self, size: int) -> None:
         self._size = size
 
     def add_up(self, terms: torch.Tensor) -> None:
+        """Replace `terms` by their sum over all processes, bit-equal in each."""
         _add_up(terms)
 
     def gather(self, part: torch.Tensor) -> torch.Tensor:
+        """Return the parts of all processes [size, *part.shape]."""
         parts = part.new_empty(self._size * part.shape[0], *part.shape[1:])
         _gather(parts, part)
         return parts.unflatten(0, (self._size, -1))

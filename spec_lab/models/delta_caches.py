@@ -138,7 +138,7 @@ class ReplayedUpdates(OneStateSlots):
             return torch.where(stays.view(*stays.shape, *(1,) * (rows.dim() - 2)), rows, 0.0)
 
         keys = read(self.keys)
-        return DeltaRows(keys, keys, read(self.values), read(self.log_decay), read(self.strength))
+        return DeltaRows(keys, keys, read(self.values), read(self.log_decay), strength=read(self.strength))
 
 
 CacheMaker = Callable[[DeltaNetSizes, int, int, torch.dtype, torch.device], DeltaCache[Any]]

@@ -9,10 +9,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from spec_lab.core.kept import Drop
-from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.passes import Pass
-from spec_lab.core.types import AttentionMetadata, StartedDraft, VerifiedRound
 from spec_lab.models.layer_stack import Layer
 from spec_lab.models.linear import Linear
 from spec_lab.models.norms import WeightedNorm
@@ -122,40 +119,3 @@ class HeadLayer:
         rows, normed = self.inputs(token_ids, hidden)
         stream = normed if self.residual_is_normed else hidden
         return at.kept.live(self.layer(stream, self.rotary.turning(at), rows))
-
-
-class ChainAtOnce(Protocol):
-    """Drafts a greedy chain in two calls."""
-
-    def start(
-        self, verified: VerifiedRound, cache: LayerCache, drop: Drop, num_draft_tokens: int
-    ) -> StartedDraft | None:
-        """Run the catch-up step over the rows of `verified`, up to the first draft.
-
-        If it has no call for this case, it does nothing and returns None, and the caller uses the head's parts.
-        """
-        ...
-
-    def steps(
-        self,
-        tokens: torch.Tensor,
-        hidden: torch.Tensor,
-        cache: LayerCache,
-        attention: AttentionMetadata,
-        num_draft_tokens: int,
-    ) -> torch.Tensor:
-        """Return all drafts [batch, num_draft_tokens], given the first drafts `tokens` [batch].
-
-        `hidden` [batch, hidden_size] are the outputs from which these were picked. The one-row metadata is advanced in
-        place.
-        """
-        ...
-
-
-def no_chain(fuse: Linear | None, layer: DraftLayers, likeliest: Likeliest) -> ChainAtOnce | None:
-    """Return None: in torch the round calls the head for each draft.
-
-    A kernel may make a chain of `layer`, whose output is fed back, and of `fuse`, the product of the target's features;
-    None if a norm precedes it.
-    """
-    return None

@@ -16,15 +16,7 @@ from spec_lab.checkpoints.eagle3_checkpoint import NUM_TAPS, Eagle3Config
 from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.passes import Pass
-from spec_lab.models.draft_parts import (
-    ChainAtOnce,
-    DraftInput,
-    DraftLayers,
-    GreedyHead,
-    HeadLayer,
-    LikeliestToken,
-    no_chain,
-)
+from spec_lab.models.draft_parts import DraftInput, DraftLayers, GreedyHead, HeadLayer, LikeliestToken
 from spec_lab.models.launching import launching_of
 from spec_lab.models.layer_builder import build_layer
 from spec_lab.models.layer_stack import Layer
@@ -58,7 +50,7 @@ class Eagle3Head(GreedyHead):
         """
         plan, eps = replace(config.layer.only_layer, window=window), config.layer.rms_norm_eps
         self.config = config
-        self._tap_norm = tap_norm(config, tensors)
+        self.tap_norm = tap_norm(config, tensors)
         layer = build_layer(plan, eps, tensors, "midlayer.", backend, kernels=kernels)
         norm, head = RMSNorm(tensors["norm.weight"], eps), make_linear(tensors.get("lm_head.weight", target_head))
         self._norm, self._head = kernels.get(Op.NORM, norm), kernels.get(Op.LINEAR, head)
@@ -71,25 +63,21 @@ class Eagle3Head(GreedyHead):
         )
         likeliest = LikeliestToken(None if config.norm_output else norm, head, self._draft_to_target)
         self._launching = launching_of(kernels, (plan,))
-        self._fc = kernels.get(Op.LINEAR, make_linear(tensors["fc.weight"]))
+        self.fc = kernels.get(Op.LINEAR, make_linear(tensors["fc.weight"]))
         self.layer: Layer = kernels.get(Op.LAYER, replace(layer, norm=None))  # its input is normed already
         self.likeliest = kernels.get(Op.LIKELIEST, likeliest)
         inputs = kernels.get(Op.DRAFT_INPUT, inputs)
         run = HeadLayer(inputs, self.layer, self.rotary, config.norm_before_residual)
-        self._run: DraftLayers = kernels.get(Op.HEAD_LAYER, run)
-        self.chain: ChainAtOnce | None = None
-        if not config.norm_output:
-            fuse = self._fc if self._tap_norm is None else None
-            self.chain = kernels.get(Op.CHAIN_AT_ONCE, no_chain)(fuse, self._run, self.likeliest)
+        self.run: DraftLayers = kernels.get(Op.HEAD_LAYER, run)
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """Fuse tapped features [rows, 3 * target_hidden_size] into [rows, hidden_size]."""
-        return self._fc(features if self._tap_norm is None else self._tap_norm(features))
+        return self.fc(features if self.tap_norm is None else self.tap_norm(features))
 
     def forward(self, token_ids: torch.Tensor, hidden: torch.Tensor, at: Pass) -> torch.Tensor:
         """Run tokens [rows] and features [rows, hidden_size]; return the live rows' output [live rows, hidden_size]."""
         with self._launching(token_ids.shape[0]):
-            out = self._run(token_ids, hidden, at)
+            out = self.run(token_ids, hidden, at)
         return self._norm(out) if self.config.norm_output and not at.kept.is_empty else out
 
     def draft_logits(self, hidden: torch.Tensor) -> torch.Tensor:

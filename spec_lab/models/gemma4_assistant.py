@@ -199,4 +199,4 @@ def build_token_head(
     if config.centroids is None:
         return DenseHead(embedding, kernels)
     centroids = tensors["masked_embedding.centroids.weight"]
-    return CentroidHead(embedding, centroids, tensors[TOKEN_ORDERING], config.centroids.top_k, kernels)
+    return CentroidHead(embedding, centroids, tensors[TOKEN_ORDERING], config.centroids.top_k, kernels=kernels)

@@ -179,5 +179,5 @@ def _rope_and_write(
         return norm_and_turn_queries(Float32Norm(query_weight, eps), plan.num_heads, backend)
     weight = head_weights(query_weight, tensors[f"{prefix}k_norm.weight"], plan.num_heads, plan.num_kv_heads).float()
     if backend.rope_write is None:
-        return NormedRopeAndWrite(plan.num_heads, plan.num_kv_heads, weight, eps, backend)
-    return FusedRopeAndWrite(plan.num_heads, plan.num_kv_heads, backend.rope_write, weight, eps, norms_values=True)
+        return NormedRopeAndWrite(plan.num_heads, plan.num_kv_heads, weight, eps, backend=backend)
+    return FusedRopeAndWrite(plan.num_heads, plan.num_kv_heads, backend.rope_write, weight, eps=eps, norms_values=True)

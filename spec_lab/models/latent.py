@@ -214,18 +214,18 @@ def build_latent_attention(
     kernels = backend.latent.kernels
     make = LatentAttention if kernels is None else partial(FusedLatentAttention, kernels=kernels)
     return make(
-        _query(sizes, num_heads, eps, tensors, prefix),
-        make_linear(
+        query=_query(sizes, num_heads, eps, tensors, prefix),
+        row=make_linear(
             tensors[f"{prefix}kv_a_proj_with_mqa.weight"][row_order],
             None if row_bias is None else row_bias[row_order],
         ),
-        RMSNorm(tensors[f"{prefix}kv_a_layernorm.weight"], eps),
-        key_map.contiguous(),
-        value_map.transpose(1, 2).contiguous(),
-        partition.output(tensors[f"{prefix}o_proj.weight"], tensors.get(f"{prefix}o_proj.bias")),
-        sizes,
-        backend.latent,
-        window,
+        norm=RMSNorm(tensors[f"{prefix}kv_a_layernorm.weight"], eps),
+        key_map=key_map.contiguous(),
+        value_map=value_map.transpose(1, 2).contiguous(),
+        o=partition.output(tensors[f"{prefix}o_proj.weight"], tensors.get(f"{prefix}o_proj.bias")),
+        sizes=sizes,
+        backend=backend.latent,
+        window=window,
     )
 
 

@@ -62,9 +62,9 @@ def build_layer(
         mlp = build_experts(plan.experts, tensors, f"{prefix}mlp.", kernels)
     if plan.norms_outputs:
         first = AddNormedPart(mixer.o, norm("post_attention"))
-        return DecoderLayer(plan, None, mixer, first.close, AddNormedPart(mlp, norm("post_feedforward")))
+        return DecoderLayer(plan, None, mixer, first.close, finish=AddNormedPart(mlp, norm("post_feedforward")))
     close = AddThenNorm(mixer.o, norm("post_attention"))
-    return DecoderLayer(plan, norm("input"), mixer, close, AddPart(mlp))
+    return DecoderLayer(plan, norm("input"), mixer, close, finish=AddPart(mlp))
 
 
 def build_attention(
@@ -116,7 +116,7 @@ def _rope_and_write(
     if backend.rope_write is None:
         norm = None if weight is None else per_head_norm(weight, eps, plan.float32_norms)
         return RopeThenWrite(num_heads, num_kv_heads, backend, norm)
-    return FusedRopeAndWrite(num_heads, num_kv_heads, backend.rope_write, weight, eps)
+    return FusedRopeAndWrite(num_heads, num_kv_heads, backend.rope_write, norm_weight=weight, eps=eps)
 
 
 def _attention_inputs(

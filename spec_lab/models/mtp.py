@@ -15,7 +15,7 @@ from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet, Op
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.passes import Pass
 from spec_lab.core.types import NormSide
-from spec_lab.models.draft_parts import ChainAtOnce, DraftInput, GreedyHead, LikeliestToken
+from spec_lab.models.draft_parts import DraftInput, GreedyHead, LikeliestToken
 from spec_lab.models.launching import launching_of
 from spec_lab.models.layer_builder import build_layer
 from spec_lab.models.linear import Linear, make_linear
@@ -26,8 +26,6 @@ from spec_lab.models.scored_tokens import ScoredTokens
 
 class MtpModule(GreedyHead):
     """Weights and forward of one module; no state between calls."""
-
-    chain: ChainAtOnce | None = None
 
     def __init__(
         self,

@@ -27,4 +27,4 @@ def norm_and_turn_queries(norm: WeightedNorm, num_heads: int, backend: Attention
     if backend.rope_write is None:
         return NormedQueries(norm)
     weight = norm.kernel_weight.expand(num_heads, -1).contiguous()
-    return FusedRopeAndWrite(num_heads, 0, backend.rope_write, weight, norm.eps)
+    return FusedRopeAndWrite(num_heads, 0, backend.rope_write, norm_weight=weight, eps=norm.eps)

@@ -13,7 +13,6 @@ as reading its weight. So each process computes the logits of some tokens only, 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +20,7 @@ import torch.nn.functional as F
 from spec_lab.checkpoints.checkpoint_files import Part
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.core.errors import UserError
+from spec_lab.models.collectives import Collectives
 from spec_lab.models.linear import Linear, make_linear
 from spec_lab.models.partition import Partition
 
@@ -28,18 +28,6 @@ BY_COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 BY_ROWS = ("o_proj", "down_proj")
 """The products that are split by rows. Megatron calls them columns and rows of W in x @ W. Here a weight is stored as
 [out_features, in_features], so its columns are the first dimension, and its rows the second."""
-
-
-class Collectives(Protocol):
-    """Communication between the processes. Each must make the same calls in the same order."""
-
-    def add_up(self, terms: torch.Tensor) -> None:
-        """Replace `terms` by their sum over all processes, bit-equal in each."""
-        ...
-
-    def gather(self, part: torch.Tensor) -> torch.Tensor:
-        """Return the parts of all processes [size, *part.shape]."""
-        ...
 
 
 class SummedLinear:

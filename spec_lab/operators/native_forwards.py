@@ -108,7 +108,7 @@ class NativeChain:
 
     def __init__(self, fuse: NativeProduct | None, layer: NativeHeadLayer, head: native.NativeHead) -> None:
         """`fuse` turns the target's features into the input of `layer`; None if a norm precedes that product, which the
-        C code does not support."""
+        C code does not support. The output of `layer` is fed back."""
         self._fuse = fuse
         self._layer = layer
         self._head = head
@@ -116,6 +116,10 @@ class NativeChain:
     def start(
         self, verified: VerifiedRound, cache: LayerCache, drop: Drop, num_draft_tokens: int
     ) -> StartedDraft | None:
+        """Run the catch-up step over the rows of `verified`, up to the first draft.
+
+        If C has no call for this case, it does nothing and returns None, and the caller uses the head's parts.
+        """
         if self._fuse is None:
             return None
         is_pruned = drop.is_inside
@@ -147,7 +151,7 @@ class NativeChain:
         )
         _, positions, slots, lengths, _, live_lens, tokens = places.split(parts)
         max_len = batch.max_kv_len + num_rows + num_draft_tokens - 1
-        attention = AttentionMetadata(positions, slots, lengths, batch.page_table, 1, max_len)
+        attention = AttentionMetadata(positions, slots, lengths, batch.page_table, num_queries=1, max_seq_len=max_len)
         return StartedDraft(tokens, hiddens[:num_requests], attention, live_lens)
 
     def steps(
@@ -158,6 +162,11 @@ class NativeChain:
         attention: AttentionMetadata,
         num_draft_tokens: int,
     ) -> torch.Tensor:
+        """Return all drafts [batch, num_draft_tokens], given the first drafts `tokens` [batch].
+
+        `hidden` [batch, hidden_size] are the outputs from which these were picked. The one-row metadata is advanced in
+        place.
+        """
         batch_size, hidden_size = hidden.shape
         drafts = tokens.new_empty(num_draft_tokens, batch_size)
         hiddens = hidden.new_empty(num_draft_tokens - 1, batch_size, hidden_size)

@@ -26,10 +26,11 @@ from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.core.kept import Drop
 from spec_lab.core.kernel_set import KernelSet, Op
 from spec_lab.core.passes import Pass
-from spec_lab.models.draft_parts import DraftLayers, HeadLayer, Likeliest
+from spec_lab.models.draft_parts import DraftLayers, HeadLayer
+from spec_lab.models.eagle3 import Eagle3Head
 from spec_lab.models.layer_stack import Layer, LayerStack, Stack
 from spec_lab.models.layers import AddPart, AddThenNorm, Attention, DecoderLayer, RopeThenWrite
-from spec_lab.models.linear import GatedMLP, Linear
+from spec_lab.models.linear import GatedMLP
 from spec_lab.models.norms import WeightedNorm
 from spec_lab.operators.native_forwards import (
     MAX_ROWS,
@@ -124,14 +125,14 @@ class NativeParts:
         rotary_dim = int(plan.head_dim * plan.rope.partial_rotary_factor)
         backend: Any = attention.backend  # native kernels only run with backends of paged keys and values
         native_layer = NativeLayer(
-            own,
-            attention.scale,
-            plan.num_heads,
-            plan.num_kv_heads,
-            plan.head_dim,
-            rotary_dim,
-            backend.page_size,
-            plan.window,
+            parts=own,
+            scale=attention.scale,
+            num_heads=plan.num_heads,
+            num_kv_heads=plan.num_kv_heads,
+            head_dim=plan.head_dim,
+            rotary_dim=rotary_dim,
+            page_size=backend.page_size,
+            window=plan.window,
         )
         native_layer.move(self._memory.take(native_layer.num_bytes))
         # The parts for many rows read the same packed weights, and the library's weights are freed.
@@ -165,12 +166,12 @@ def native_head_layer(head: HeadLayer) -> DraftLayers:
     return NativeHeadLayer(head, head.rotary, NativeDraftLayer(parts))
 
 
-def native_chain(fuse: Linear | None, layer: DraftLayers, likeliest: Likeliest) -> NativeChain | None:
-    """Draft a chain in two calls, if C has the head's layer."""
-    if not isinstance(layer, NativeHeadLayer):
+def native_chain(head: Any) -> NativeChain | None:
+    """Draft a chain in two calls, if C has the layer of an EAGLE-3 head, whose output is fed back without a norm."""
+    if not isinstance(head, Eagle3Head) or not isinstance(head.run, NativeHeadLayer) or head.config.norm_output:
         return None
-    product = None if fuse is None else cast(NativeLinear, fuse).product
-    return NativeChain(product, layer, cast(NativeLikeliest, likeliest).described)
+    fuse = cast(NativeLinear, head.fc).product if head.tap_norm is None else None
+    return NativeChain(fuse, head.run, cast(NativeLikeliest, head.likeliest).described)
 
 
 NATIVE_FUNCTIONS: Mapping[Op, Callable[..., Any]] = {

@@ -88,4 +88,4 @@ def triton_set(dtype: torch.dtype = torch.bfloat16, row_invariant: bool = True) 
     }
     if not row_invariant:
         return KernelSet(functions, parts, invariant_rows=0)
-    return KernelSet(functions, parts, INVARIANT_ROWS, triton_rows_are_invariant, PROMPTS_ALIKE)
+    return KernelSet(functions, parts, INVARIANT_ROWS, triton_rows_are_invariant, prompt_rounding=PROMPTS_ALIKE)

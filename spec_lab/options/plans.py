@@ -39,4 +39,5 @@ class Cost:
 
         sizes = lab.run.sizes
         chain = ChainPositions(lab.run.drafter.num_draft_tokens)
-        return CostPlan(lab.limits.num_slots, chain if sizes is None else TreeRows(sizes.num_rows, sizes.depth))
+        drafts = chain if sizes is None else TreeRows(sizes.num_rows, sizes.depth)
+        return CostPlan(lab.limits.num_slots, drafts, reads_confidences=lab.confidences is not None)

@@ -59,7 +59,7 @@ def metric(name: str, unit: str = "", per: Per = "run", inside: bool = False) ->
     def register(function: Function) -> Function:
         definition = " ".join((inspect.getdoc(function) or "").split("\n\n")[0].split())
         own = name if function.__module__.startswith("spec_lab.") else f"{EXTENSION_PREFIX}{name}"
-        METRICS[own] = Metric(own, unit, definition, per, function, inside)
+        METRICS[own] = Metric(own, unit, definition, per, compute=function, inside=inside)
         return function
 
     return register

@@ -79,12 +79,12 @@ def report_of(runs: Sequence[Found], base: int = 1) -> Report:
     every = {**definitions(), **(finished[-1].run.definitions if finished else {})}
     main = study_parts or beside_lab or [overview]
     return Report(
-        names,
-        described(frame(finished)) if finished else "",
-        sections,
-        main,
-        every,
-        finished[-1].run if finished else None,
+        title=names,
+        under=described(frame(finished)) if finished else "",
+        sections=sections,
+        main_tables=main,
+        definitions=every,
+        newest=finished[-1].run if finished else None,
     )
 
 

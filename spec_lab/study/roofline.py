@@ -106,7 +106,8 @@ def time_against_bytes(frame: pd.DataFrame, roof: Roof = H200) -> Figure:
             axes.plot(size, part["reference_us"], fillstyle="none", alpha=0.8, **style)
             axes.vlines(size, part["kernel_us"], part["reference_us"], color=colour, linewidth=0.6, alpha=0.5)
         ends = np.array([frame["bytes"].min() / 2, frame["bytes"].max() * 2])
-        axes.plot(ends / 1e6, ends / roof.bytes_per_second * 1e6, color="black", label=_roof_label(roof))
+        bandwidth = f"{roof.bytes_per_second / 1e12:g} TB/s"
+        axes.plot(ends / 1e6, ends / roof.bytes_per_second * 1e6, color="black", label=bandwidth)
         axes.plot([], [], "o", fillstyle="none", color="0.4", label="the torch reference")
         axes.set(xscale="log", yscale="log", xlabel="bytes that have to move, MB", ylabel="microseconds")
         axes.set_title(f"Kernels against the bandwidth of an {roof.name}", loc="left")
@@ -141,7 +142,3 @@ def rate_against_intensity(frame: pd.DataFrame, roof: Roof = H200) -> Figure:
         axes.set_title(f"Kernels that multiply, on the roofline of an {roof.name}", loc="left")
         figure.legend(loc="outside right upper", frameon=False)
     return figure
-
-
-def _roof_label(roof: Roof) -> str:
-    return f"{roof.bytes_per_second / 1e12:g} TB/s"

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -52,7 +53,7 @@ def study_tables(spec: Spec, runs: Sequence[Found]) -> list[Table]:
 
 def study_figures(spec: Spec, runs: Sequence[Found]) -> dict[str, figures.Draw]:
     """Return the figures that a study asks for, not drawn yet, by name."""
-    return {name: _drawing(name, runs, spec) for name in spec.get("figures") or ["plot"]}
+    return {name: partial(FIGURES[name], runs, spec) for name in spec.get("figures") or ["plot"]}
 
 
 def knobs_table(runs: Sequence[Found], spec: Spec) -> Table:
@@ -114,16 +115,15 @@ def positions_table(runs: Sequence[Found], spec: Spec) -> Table:
     rates["rate"] = rates["rate"].astype(float)
     wide = rates.pivot_table(index=["label", "kind"], columns="position", values="rate", sort=False).reset_index()
     wide.columns = [f"@{name}" if isinstance(name, int) else str(name) for name in wide.columns]
-    return Table("Drafts accepted by position", wide, _percent(wide))
+    return Table("Drafts accepted by position", wide, _shown(wide, "{:.1%}"))
 
 
 def by_table(runs: Sequence[Found], spec: Spec) -> Table:
     """Return acceptance length by the length of the text, by turn and by phase."""
     found = lengths_by_frame(frame(runs)).assign(place=lambda rows: rows["by"] + " " + rows["of"])
     wide = found.pivot_table(index="label", columns="place", values="acceptance length", sort=False).reset_index()
-    shown = wide.map(lambda value: value if isinstance(value, str) else "-" if pd.isna(value) else f"{value:.2f}")
     note = "context N: rounds that begin at N to 2N - 1 tokens. phase: inside thinking, or in the answer."
-    return Table("Acceptance length by context, turn and phase", wide, shown, note)
+    return Table("Acceptance length by context, turn and phase", wide, _shown(wide, "{:.2f}"), note)
 
 
 def frontier_table(runs: Sequence[Found], spec: Spec) -> Table:
@@ -191,11 +191,5 @@ FIGURES: dict[str, Callable[[Sequence[Found], Spec], Figure]] = {
 }
 
 
-def _drawing(name: str, runs: Sequence[Found], spec: Spec) -> figures.Draw:
-    return lambda: FIGURES[name](runs, spec)
-
-
-def _percent(table: pd.DataFrame) -> pd.DataFrame:
-    return table.map(
-        lambda value: value if isinstance(value, str) else "-" if pd.isna(value) else f"{100 * value:.1f}%"
-    )
+def _shown(table: pd.DataFrame, form: str) -> pd.DataFrame:
+    return table.map(lambda value: value if isinstance(value, str) else "-" if pd.isna(value) else form.format(value))

@@ -128,7 +128,7 @@ def table_of(
         keys = [key for key in known if known[key] not in (shown, across)]
         raw, cells = (_unstacked(each[[*keys, head]], keys, head, rows[across]) for each in (raw, cells))
         origin = pd.DataFrame()
-    return Table(title, raw, cells, note, origin)
+    return Table(title, raw, cells, note, origin=origin)
 
 
 def cell(row: Mapping[str, Any], name: str) -> str:
@@ -163,13 +163,11 @@ def written(name: str, value: Any) -> str:
 
 def unit_of(name: str) -> str:
     """Return the unit of a number by its dotted name."""
+    if name.endswith((".n", ".cut", ".lost", ".gained")):  # of accuracy and its change: prompts
+        return ""
     while name:
         if name in METRICS:
-            return (
-                ""
-                if name.endswith(("accuracy", "accuracy_change")) is False and _is_count(name)
-                else METRICS[name].unit
-            )
+            return METRICS[name].unit
         name = name.rpartition(".")[0]
     return ""
 
@@ -188,10 +186,6 @@ def format_definitions() -> str:
 def paragraph(text: str, width: int = WIDEST_TEXT) -> str:
     """Break a text into lines."""
     return textwrap.fill(text, min(width, WIDEST_TEXT), break_on_hyphens=False)
-
-
-def _is_count(name: str) -> bool:
-    return name.endswith((".n", ".cut", ".lost", ".gained", ".reached"))
 
 
 def _bound(row: Any, name: str, end: str) -> str | None:

@@ -105,11 +105,11 @@ def read_trace_file(folder: Path) -> list[TraceEvent]:
         rows = json.loads(file.read())["traceEvents"]
     return [
         TraceEvent(
-            row["name"],
-            row["ts"],
-            row["ts"] + row["dur"],
-            row["cat"] in ON_DEVICE,
-            row["name"].startswith(STAGE_PREFIX),
+            name=row["name"],
+            start_us=row["ts"],
+            end_us=row["ts"] + row["dur"],
+            on_device=row["cat"] in ON_DEVICE,
+            is_span=row["name"].startswith(STAGE_PREFIX),
         )
         for row in rows
         if row.get("ph") == "X" and row.get("cat") in (*ON_HOST, *ON_DEVICE)

@@ -148,7 +148,9 @@ class AnchoredAttention:
 
     def build(self, positions: Tensor, seq_lens: Tensor, page_table: Tensor, max_seq_len: int) -> AttentionMetadata:
         none = positions.new_zeros(0)
-        return AttentionMetadata(positions.flatten(), none, none, none, positions.shape[1], max_seq_len)
+        return AttentionMetadata(
+            positions.flatten(), none, none, none, num_queries=positions.shape[1], max_seq_len=max_seq_len
+        )
 
     def advance(self, metadata: AttentionMetadata) -> None:  # pragma: no cover
         raise AssertionError("blocks have no draft loop")

@@ -81,7 +81,7 @@ def read_run(folder: Path) -> Recorded:
         own = first.setdefault(begun, np.array(row.prompt_ids, dtype=np.int32).tobytes())
         ids = np.array([*row.prompt_ids, *row.output_ids], dtype=np.int32)
         texts.append(Text(ids, len(row.prompt_ids), row.category, own))
-    return Recorded(folder, origin, run.config["workload"]["name"], run.sampling, texts)
+    return Recorded(folder, origin, run.config["workload"]["name"], run.sampling, texts=texts)
 
 
 def read_runs(pattern: str, target: TextsOrigin, are_learnt: bool = True) -> list[Recorded]:

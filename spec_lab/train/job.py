@@ -62,7 +62,7 @@ def train_head(config: TrainConfig, folder: Path) -> None:
         dtype = torch.bfloat16 if (device.type == "cuda" and config.dtype == "auto") else config.dtype
         dtype = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype.replace("auto", "float32"))
         target = FrozenTarget.load(path, device, dtype, config.row_length)
-        job = HeadJob(config, folder, path, target, learnt, measured, group)
+        job = HeadJob(config, folder, path, target, learnt=learnt, held_out=measured, group=group)
         if config.plan:
             print(job.plan())
         elif group.rank:
@@ -203,7 +203,9 @@ class HeadJob:
         def export(folder: Path) -> object:
             return self.export(prover, module, folder)
 
-        return Truth(head.name, serving, requests, export, forced, self.folder / "work" / "best", record)
+        return Truth(
+            head.name, serving, requests, export, forced=forced, folder=self.folder / "work" / "best", log=record
+        )
 
     def plan(self) -> str:
         """Take a few steps, and return an estimate of the whole training."""

@@ -101,8 +101,8 @@ class Training:
             return kind.inputs(module, target, PackedRows(*batch[:4]), *batch[4:])
 
         loss_of = kind.compiled(loss) if target.device.type == "cuda" else loss
-        step = Step(loss, inputs_of, loss_of, knobs, group, target.in_16_bits)
-        return cls(loss, step, batch_of, knobs, target.device, group, curve=[])
+        step = Step(loss, inputs_of, loss_of, knobs, group=group, in_16_bits=target.in_16_bits)
+        return cls(loss, step, batch_of, knobs, device=target.device, group=group, curve=[])
 
     def run(self, checkpoint: Path, settings: str, watch: Watch | None) -> list[tuple[int, float]]:
         """Train, and return the loss curve. `checkpoint` holds weights, moments and the step, from which an interrupted

@@ -105,7 +105,7 @@ class PackedMetadata(AttentionMetadata):
         """Make the metadata of rows [batch, length]."""
         none = positions.new_zeros(0)
         length = segments.shape[1]
-        return cls(positions.reshape(-1), none, none, none, length, length, segments=segments)
+        return cls(positions.reshape(-1), none, none, none, num_queries=length, max_seq_len=length, segments=segments)
 
     def mask(self, window: int | None) -> Tensor:
         """Return the mask of a window, which all layers that have it share."""

@@ -102,7 +102,7 @@ class Prover:
         serving = Serving.load(path, cpu, num_draft_tokens, longest, *words, of_drafter=head.run_words)
         # A short text is repeated, since its meaning does not matter here.
         text = tokens.long().repeat(-(-sum(TEXT_LENGTHS) // len(tokens)))[: sum(TEXT_LENGTHS)]
-        return cls(path, target, serving, text.split(list(TEXT_LENGTHS)), head)
+        return cls(path, target, serving, text.split(list(TEXT_LENGTHS)), head=head)
 
     def prove(self, folder: Path) -> Proof:
         """Compare an export's training forward with the engine, and raise NotServed if they disagree.

@@ -197,7 +197,7 @@ class Serving:
         longest = Request("longest", "", (0,) * (max_tokens // 2), max_tokens - max_tokens // 2)
         run = with_auto_chosen(admit(spec_lab.compose([*words, "drafter=none"]).config))
         models = load_models(run, max_tokens)
-        return cls(words, models, num_draft_tokens, longest, of_drafter, {"none": run})
+        return cls(words, models, num_draft_tokens, longest, of_drafter=of_drafter, _composed={"none": run})
 
     def engine(self, drafter: str, folder: Path | None = None) -> Engine:
         """Make an engine with the drafter in `folder`; None for a drafter without weights."""

@@ -91,7 +91,7 @@ class Unrolled(HeadRecipe):
 
     def compiled(self, loss: Any) -> Callable[..., Tensor]:
         """Compile the unrolling and the loss of a chunk separately."""
-        loss.unroll, loss.of_chunk = torch.compile(loss.module.unroll), torch.compile(loss.of_chunk)
+        loss.unroll, loss.of_chunk = torch.compile(loss.unroll), torch.compile(loss.of_chunk)
         found: Callable[..., Tensor] = loss
         return found
 
@@ -178,8 +178,6 @@ class UnrolledLoss(nn.Module):
         self._group, self._target, self._row_loss = group, target, LOSSES[knobs.loss]
         weights = torch.tensor([knobs.step_loss_decay**step for step in range(knobs.num_unrolled_steps)])
         self.register_buffer("step_weights", weights / weights.sum(), persistent=False)
-        self.unroll: Callable[..., list[Tensor]] = module.unroll
-        self.of_chunk: Callable[..., Tensor] = self._loss_of_chunk
 
     def forward(
         self,
@@ -206,7 +204,11 @@ class UnrolledLoss(nn.Module):
         each = [recomputed(self.of_chunk, *part, use_reentrant=False, preserve_rng_state=False) for part in parts]
         return torch.stack(each).sum()
 
-    def _loss_of_chunk(self, hidden: Tensor, weights: Tensor, *states: Tensor) -> Tensor:
+    def unroll(self, *inputs: Any) -> list[Tensor]:
+        """Return the module's states of each step."""
+        return self.module.unroll(*inputs)
+
+    def of_chunk(self, hidden: Tensor, weights: Tensor, *states: Tensor) -> Tensor:
         log_p = self._target.log_probabilities(hidden, self.module.draft_token_ids())
         total = torch.zeros((), device=hidden.device)
         for state, weight in zip(states, weights, strict=True):

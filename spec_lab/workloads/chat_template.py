@@ -86,20 +86,17 @@ class ChatTemplate:
     @cached_property
     def _tokenizer(self) -> PreTrainedTokenizerBase | None:
         """The tokenizer that renders the template; None if there is no template."""
-        return _of_file(self._folder) if is_gguf(self._folder) else _of_folder(self._folder)
+        if is_gguf(self._folder):
+            return _of_file(self._folder)
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(self._folder, local_files_only=True, trust_remote_code=False)
+        return tokenizer if tokenizer.chat_template else None
 
     def has_switch(self) -> bool:
         """Return whether `thinking` changes what a template writes."""
         turns = [{"role": "user", "content": "Hi"}]
         return self._tokenizer is not None and self._rendered(turns, True) != self._rendered(turns, False)
-
-
-def _of_folder(folder: Path) -> PreTrainedTokenizerBase | None:
-    """Return the tokenizer that renders a folder's template; None if it has none."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    return tokenizer if tokenizer.chat_template else None
 
 
 def _of_file(path: Path) -> PreTrainedTokenizerBase | None:

@@ -6,10 +6,8 @@ of others for the texts that a head for it is trained on.
 
 from __future__ import annotations
 
-import json
 import random
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from spec_lab.core.errors import UserError
 from spec_lab.core.types import FinishReason, Request
+from spec_lab.record.reading import read_requests, read_run
 from spec_lab.workloads.prompt_files import Prompt
 from spec_lab.workloads.tokenizer import Tokenizer
 
@@ -85,28 +84,22 @@ def outputs_of(folder: Path, tokenizer: Tokenizer) -> list[Prompt]:
     Outputs of `workload=user_turns` are completed by the words that they were begun with, and end where the turn does.
     One that ran into its limit loses its last, unfinished sentence.
     """
-    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    is_begun = summary["config"]["workload"]["name"] == "user_turns"
+    is_begun = read_run(folder).config["workload"]["name"] == "user_turns"
     before, end = around_a_turn(tokenizer) if is_begun else ("", "")
     prompts, seen = [], set()
-    for row in _rows(folder):
-        has_ended = row["finish_reason"] == FinishReason.EOS
-        text = tokenizer.decode(row["output_ids"][: -1 if has_ended else None]).replace(BROKEN_CHARACTER, "")
+    for request in read_requests(folder):
+        has_ended = request.finish_reason == FinishReason.EOS
+        text = tokenizer.decode(request.output_ids[: -1 if has_ended else None]).replace(BROKEN_CHARACTER, "")
         if is_begun:
             text, found, _ = text.partition(end)
-            text = tokenizer.decode(row["prompt_ids"]).removeprefix(before) + text
+            text = tokenizer.decode(request.prompt_ids).removeprefix(before) + text
             text = (text if has_ended or found else whole_sentences(text)).strip()
         words = re.findall(r"\w+", text.lower())
         key = " ".join(words)
         if len(words) >= FEWEST_WORDS and key not in seen:
             seen.add(key)
-            prompts.append(Prompt(row["id"], row["category"], "chat", text, None))
+            prompts.append(Prompt(request.id, request.category, "chat", text, answer=None))
     return prompts
-
-
-def _rows(folder: Path) -> Iterator[dict]:  # type: ignore[type-arg]
-    with (folder / "requests.jsonl").open(encoding="utf-8") as lines:
-        yield from map(json.loads, lines)
 
 
 def whole_sentences(text: str) -> str:

@@ -90,12 +90,12 @@ def _prompt(line: TextLine, file_name: str) -> Prompt:
     answer = row.get("answer") if asked.answer is None else asked.answer
     wanted, stop, stop_ids = row.get("num_draft_tokens"), row.get("stop"), row.get("stop_token_ids")
     return Prompt(
-        str(row.get("id", asked.prompt_id or f"{file_name}-{line.index:04d}")),
-        str(row.get("category", asked.category or file_name)),
-        asked.form,
-        asked.turns[0],
-        None if answer is None else str(answer),
-        tuple(asked.turns[1:]),
+        prompt_id=str(row.get("id", asked.prompt_id or f"{file_name}-{line.index:04d}")),
+        category=str(row.get("category", asked.category or file_name)),
+        form=asked.form,
+        text=asked.turns[0],
+        answer=None if answer is None else str(answer),
+        later_turns=tuple(asked.turns[1:]),
         checker=row.get("checker", asked.checker),
         system=row.get("system", asked.system),
         num_draft_tokens=None if wanted is None else (0 if wanted == "off" else NUM_DRAFTS.index(wanted)),
@@ -110,4 +110,6 @@ def _question(line: TextLine, file_name: str, most_turns: int | None) -> Prompt:
     row = json.loads(line.text)
     first, *later = row["turns"][:most_turns]
     prompt_id = f"{file_name}-{row['question_id']}"
-    return Prompt(prompt_id, str(row["category"]), "chat", first, None, tuple(later), place=line.place)
+    return Prompt(
+        prompt_id, str(row["category"]), "chat", first, answer=None, later_turns=tuple(later), place=line.place
+    )

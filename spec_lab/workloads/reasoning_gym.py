@@ -20,7 +20,7 @@ def made_prompts(tasks: Sequence[str], count: int, seed: int) -> list[Prompt]:
     for task in tasks:
         for number, (question, answer) in enumerate(made_questions(task, count, seed), start=1):
             text, expected = question + ASKS_FOR_A_LINE, None if answer is None else str(answer)
-            prompts.append(Prompt(f"{task}-s{seed}-{number:04d}", task, "chat", text, expected))
+            prompts.append(Prompt(f"{task}-s{seed}-{number:04d}", task, "chat", text, answer=expected))
     return prompts
 
 

@@ -73,11 +73,12 @@ def _pairs_in(template: str) -> list[Pair]:
         found.replace("/", "", 1).replace("END_", "START_").replace("end_", "begin_")
         for found in NAMED.findall(template)
     )
-    return [(begin, end) for begin in dict.fromkeys(begins) for end in _ends_of(begin) if end != begin]
-
-
-def _ends_of(begin: str) -> Sequence[str]:
-    return f"{begin[0]}/{begin[1:]}", begin.replace("START_", "END_"), begin.replace("begin_", "end_")
+    return [
+        (begin, end)
+        for begin in dict.fromkeys(begins)
+        for end in (f"{begin[0]}/{begin[1:]}", begin.replace("START_", "END_"), begin.replace("begin_", "end_"))
+        if end != begin
+    ]
 
 
 def _token_id(tokenizer: Tokenizer, typed: str) -> int | None:

@@ -36,7 +36,9 @@ def pack(weight: torch.Tensor, has_tiles: bool) -> tuple[torch.Tensor, Layout]:
     layout = narrow_layout if is_narrow else Layout.FLOATS
     panels: torch.Tensor | None = None
     for first, block in zip(range(0, len(weight), BLOCK), weight.split(BLOCK), strict=True):
-        laid = (_halves if is_narrow else _floats)(_filled(block))
+        missing = -len(block) % PANEL
+        filled = torch.nn.functional.pad(block, (0, 0, 0, missing)) if missing else block
+        laid = (_halves if is_narrow else _floats)(filled)
         if panels is None:
             panels = laid.new_empty(-(-len(weight) // PANEL), *laid.shape[1:])
         panels[first // PANEL : first // PANEL + len(laid)] = laid
@@ -66,12 +68,6 @@ class PanelMemory:
             self._free = torch.empty(max(num_bytes, RESERVED), dtype=torch.uint8)
         taken, self._free = self._free.split([num_bytes, len(self._free) - num_bytes])
         return taken
-
-
-def _filled(block: torch.Tensor) -> torch.Tensor:
-    """Pad a block with zeros to whole panels."""
-    missing = -len(block) % PANEL
-    return torch.nn.functional.pad(block, (0, 0, 0, missing)) if missing else block
 
 
 def _floats(filled: torch.Tensor) -> torch.Tensor:

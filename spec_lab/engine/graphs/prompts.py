@@ -90,8 +90,8 @@ class CapturedPromptPass(PromptPass):
             (lengths - 1).unsqueeze(1), lengths.clone(), pages, size + parts.drafter.num_draft_tokens
         )
         live = LiveRows(lengths - 1, last, self.rounding.is_promised)
-        ends = PromptEnds(slot_ids, lengths.clone(), NOT_SAMPLED, live, size)
-        return PromptPack((), slot_ids, token_ids, next_token_ids, None, attention, ends)
+        ends = PromptEnds(slot_ids, lengths.clone(), NOT_SAMPLED, live, max_kv_len=size)
+        return PromptPack((), slot_ids, token_ids, next_token_ids, features=None, attention=attention, ends=ends)
 
 
 @dataclass(frozen=True, slots=True)

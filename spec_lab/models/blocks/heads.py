@@ -244,7 +244,7 @@ class SelectorHead(JoinedSlots):
         # A pair's score sums the elementwise product of three vectors: the candidate's, the hidden row's, and the
         # previous token's. The first two are multiplied here, for all slots at once.
         projected = self._project(rows.hidden.flatten(0, 1)).view(*ids.shape[:2], 1, -1)
-        return SlotWalk(rows.hidden, scores, nothing_carried(rows.hidden), ids, successors * projected)
+        return SlotWalk(rows.hidden, scores, nothing_carried(rows.hidden), ids, edges=successors * projected)
 
     def scores(self, walk: SlotWalk, previous: torch.Tensor, column: torch.Tensor) -> SlotScores:
         assert walk.ids is not None and walk.edges is not None

@@ -141,10 +141,10 @@ class LatticeHead(JoinedSlots):
     def _layer(self, name: str, eps: float) -> LatticeLayer:
         tensors = self._tensors
         return LatticeLayer(
-            RMSNorm(tensors[f"{name}.attn_norm.weight"], eps),
-            make_linear(tensors[f"{name}.attn.in_proj_weight"], tensors[f"{name}.attn.in_proj_bias"]),
-            self._parts.linear(f"lilicorr.{name}.attn.out_proj"),
-            RMSNorm(tensors[f"{name}.mlp_norm.weight"], eps),
-            self._mlp(f"{name}.mlp"),
-            self._sizes.num_heads,
+            norm=RMSNorm(tensors[f"{name}.attn_norm.weight"], eps),
+            heads=make_linear(tensors[f"{name}.attn.in_proj_weight"], tensors[f"{name}.attn.in_proj_bias"]),
+            out=self._parts.linear(f"lilicorr.{name}.attn.out_proj"),
+            mlp_norm=RMSNorm(tensors[f"{name}.mlp_norm.weight"], eps),
+            mlp=self._mlp(f"{name}.mlp"),
+            num_heads=self._sizes.num_heads,
         )

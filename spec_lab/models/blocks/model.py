@@ -96,7 +96,7 @@ class BlockModel:
         """`embedding` and `target_head` [vocab, hidden_size] are the target's, used if the checkpoint has none. Of
         `target_head`, only the rows for the tokens of the draft vocabulary are used."""
         self.config = config
-        self.body = BlockBody(config, tensors, embedding, backend, max_positions, kernels)
+        self.body = BlockBody(config, tensors, embedding, backend, max_positions=max_positions, kernels=kernels)
         token_map = draft_to_target_ids(tensors.get("d2t"))
         table = tensors.get("embed_tokens.weight", embedding)
         parts = HeadParts(config, tensors, table, token_map)

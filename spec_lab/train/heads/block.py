@@ -56,7 +56,7 @@ class BlockModule(AnchoredModule):
         attention: Any = AnchoredAttention(rows)
         longest = rows.tokens.shape[1] + config.block_size
         rotary = self.rotary(config.body.layers[0], longest)
-        body = BlockBody(config, self.tensors(), self.embedding, attention, longest, rotary=rotary)
+        body = BlockBody(config, self.tensors(), self.embedding, attention, max_positions=longest, rotary=rotary)
         lengths, none = rows.lengths(), rows.anchors[:0]
         context = body.write(tapped.flatten(0, 1), cache, attention.build(rows.positions, none, none, longest))
         place = BlockPlace(lengths, none, longest)

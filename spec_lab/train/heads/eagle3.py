@@ -187,7 +187,9 @@ class Eagle3(LayerSizes, Unrolled):
     def save(self, module: Eagle3Module, target: FrozenTarget, folder: Path) -> None:
         config, tensors = target.config, in_bfloat16(module.state_dict())
         head = module.shape.config(config.max_position_embeddings, config.num_layers)
-        write_eagle3_folder(folder, head, tensors, "hf", config.num_layers, self.num_unrolled_steps, "target")
+        write_eagle3_folder(
+            folder, head, tensors, "hf", config.num_layers, num_drafts=self.num_unrolled_steps, target="target"
+        )
 
     def load(self, folder: Path, target: FrozenTarget) -> Eagle3Module:
         tensors, config = load_drafter(folder)

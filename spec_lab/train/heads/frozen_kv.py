@@ -42,7 +42,7 @@ class KVSource:
     @classmethod
     def of(cls, layer: int, plan: LayerPlan) -> KVSource:
         turning = plan.rope.partial_rotary_factor if plan.rope.scaling == "proportional" else 1.0
-        return cls(layer, plan.num_kv_heads, plan.head_dim, plan.rope.theta, turning)
+        return cls(layer, plan.num_kv_heads, plan.head_dim, plan.rope.theta, turning_pairs=turning)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,14 +239,14 @@ class FrozenKv(Unrolled):
         scale = target.config.embedding_scale
         module = FrozenKvModule(
             FrozenKvShape(
-                its.hidden_size,
-                self.hidden_size,
-                self.intermediate_size,
-                self.num_heads or kv_heads * -(-4 // kv_heads),
-                its.vocab_size,
-                sources,
-                its.rms_norm_eps,
-                scale,
+                backbone_hidden_size=its.hidden_size,
+                hidden_size=self.hidden_size,
+                intermediate_size=self.intermediate_size,
+                num_heads=self.num_heads or kv_heads * -(-4 // kv_heads),
+                vocab_size=its.vocab_size,
+                sources=sources,
+                rms_norm_eps=its.rms_norm_eps,
+                embedding_scale=scale,
             )
         ).requires_grad_(False)
         embedding = target.embed(torch.arange(its.vocab_size, device=target.device)).float().cpu()
@@ -274,14 +274,14 @@ class FrozenKv(Unrolled):
         text = config["text_config"]
         layers = target.config.layers
         shape = FrozenKvShape(
-            config["backbone_hidden_size"],
-            text["hidden_size"],
-            text["intermediate_size"],
-            text["num_attention_heads"],
-            text["vocab_size"],
-            tuple(KVSource.of(layer, layers[layer]) for layer in config["kv_source_layers"]),
-            text["rms_norm_eps"],
-            target.config.embedding_scale,
+            backbone_hidden_size=config["backbone_hidden_size"],
+            hidden_size=text["hidden_size"],
+            intermediate_size=text["intermediate_size"],
+            num_heads=text["num_attention_heads"],
+            vocab_size=text["vocab_size"],
+            sources=tuple(KVSource.of(layer, layers[layer]) for layer in config["kv_source_layers"]),
+            rms_norm_eps=text["rms_norm_eps"],
+            embedding_scale=target.config.embedding_scale,
         )
         module = FrozenKvModule(shape)
         module.load_state_dict(tensors)

@@ -186,7 +186,9 @@ class PEagle(Anchored):
 
     def save(self, module: PEagleModule, target: FrozenTarget, folder: Path) -> None:
         tensors, num_layers = in_bfloat16(module.tensors()), target.config.num_layers
-        write_eagle3_folder(folder, module.config, tensors, "speculators", num_layers, module.num_slots, "target")
+        write_eagle3_folder(
+            folder, module.config, tensors, "speculators", num_layers, num_drafts=module.num_slots, target="target"
+        )
 
     def load(self, folder: Path, target: FrozenTarget) -> PEagleModule:
         config, tensors = load_eagle3(folder, target.config, torch.float32, "cpu", "peagle")
