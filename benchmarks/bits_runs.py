@@ -64,7 +64,7 @@ drafter=frozen_kv graph=round prune=prefill
 drafter=eagle3 graph=eager prune=none acceptance=relaxed_thinking
 drafter=mtp_vanilla graph=full_loop prune=catchup
 drafter=eagle3 graph=eager prune=catchup tree=dynamic
-drafter=eagle3 graph=round prune=none tree=dynamic tree.depth=4
+drafter=eagle3 graph=round prune=none tree=dynamic drafter.num_draft_tokens=4
 drafter=eagle3 graph=full_loop prune=post_attention tree=static
 drafter=eagle3 graph=eager prune=catchup tree=static {DRAWN} acceptance.method=traversal
 drafter=mtp_eagle graph=round prune=catchup tree=dynamic acceptance=synthetic acceptance.mean_length=2
@@ -105,7 +105,7 @@ drafter=eagle3 graph=eager prune=none {IDS}=33 batch_size=33 max_new_tokens=4
 TINY = f"{IDS}=1 workload.prompt_tokens=3 max_new_tokens=4 batch_size=1"
 TWO = "drafter.num_draft_tokens=2"
 SHORT = "max_new_tokens=2 workload.prompt_tokens=2"
-TREE = "tree=dynamic tree.depth=2 tree.topk=2 tree.num_rows=4"
+TREE = "tree=dynamic drafter.num_draft_tokens=2 tree.topk=2 tree.num_rows=4"
 INTERPRETED = """
 attention=triton drafter=eagle3 graph=eager {TWO} prune=catchup
 attention=torch drafter=eagle3 graph=round {TWO} prune=post_attention {DRAWN}

@@ -5,8 +5,8 @@ As a library:
     import spec_lab
 
     config = spec_lab.compose(["drafter=eagle3", "prune=catchup"])
-    result = spec_lab.run(config)
-    print(result)
+    found = spec_lab.run(config)
+    print(found.run["acceptance_length"])
 
 Neither `import spec_lab` nor `compose` imports torch, unless an extension does.
 """
@@ -21,7 +21,7 @@ from spec_lab.core.version import VERSION
 
 if TYPE_CHECKING:
     from spec_lab.app.compose import Composed
-    from spec_lab.app.run import Result
+    from spec_lab.record.reading import Found
 
 __version__ = VERSION
 
@@ -37,8 +37,8 @@ def compose(overrides: Sequence[str] = ()) -> Composed:
     return compose(overrides)
 
 
-def run(config: Composed) -> Result:
-    """Run a composed run, record it into its own folder, and return the result.
+def run(config: Composed) -> Found:
+    """Run a composed run, record it into its own folder, print its tables, and return the record with the folder.
 
     Raises:
         UserError: the run is refused, or the machine cannot do it; the message has a remedy.

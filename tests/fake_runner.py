@@ -6,6 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from spec_lab.__main__ import main
 from spec_lab.config.run import Run
 from spec_lab.record import models
 from spec_lab.record.names import REQUESTS_FILE, SUMMARY_FILE
@@ -32,6 +35,13 @@ class FakeRunner:
             raise error
         write_run(folder, ended(read_run(folder), "finished", "the fake runner is done"))
         return read_run(folder)
+
+
+def code_of(arguments: list[str]) -> Any:
+    """The exit code of a multirun with jobs that do not finish."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    return ended.value.code
 
 
 def summaries(folder: Path) -> dict[str, dict[str, Any]]:

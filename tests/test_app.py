@@ -23,7 +23,7 @@ from spec_lab.core.errors import UserError
 from spec_lab.measure.company import Company
 from spec_lab.record.reading import read_requests, read_run
 from spec_lab.record.recorder import STILL_RUNNING
-from tests.fake_runner import FakeRunner, summaries
+from tests.fake_runner import FakeRunner, code_of, summaries
 
 CHEAP = ("debug=smoke", "references=[]", "profile_rounds=0", "workload.limit=1", "max_new_tokens=4", "kernels=torch")
 
@@ -87,9 +87,9 @@ def test_how_a_run_ends_is_in_its_record(runner: FakeRunner, empty_folder: Path)
 def test_a_multirun_goes_on_past_its_failures(runner: FakeRunner, empty_folder: Path) -> None:
     runner.errors = {1: UserError("not here"), 3: RuntimeError("a bug")}
     runner.begins = False
-    assert main(["-m", "seed=1,2", "batch_size=0,1"]) == 2
+    assert code_of(["-m", "seed=1,2", "batch_size=0,1"]) == 2
     assert sorted(statuses(empty_folder)) == ["finished", "refused", "refused", "refused"]
-    assert main(["-m", "seed=3,4"]) == 1
+    assert code_of(["-m", "seed=3,4"]) == 1
     assert [config.seed for config, _, _ in runner.calls] == [1, 2, 3, 4]
 
 
@@ -102,14 +102,14 @@ def test_ctrl_c_ends_a_multirun(runner: FakeRunner, empty_folder: Path) -> None:
     assert statuses(empty_folder) == ["finished", "finished"]
 
 
-def test_a_continued_multirun_is_judged_by_its_own_jobs(runner: FakeRunner, empty_folder: Path) -> None:
+def test_a_continued_multirun_is_judged_by_all_of_its_folder(runner: FakeRunner, empty_folder: Path) -> None:
     """A job whose files have changed has a new folder, beside its failure."""
     command = ["-m", "seed=1,2", "workload=jsonl", "workload.path=mine.jsonl"]
     runner.errors = {1: RuntimeError("there is no such file")}
-    assert main(command) == 1
+    assert code_of(command) == 1
     (empty_folder / "mine.jsonl").write_text('{"prompt": "a"}\n')
     runner.errors = {}
-    assert main(command) == 0
+    assert code_of(command) == 1
     assert sorted(statuses(empty_folder)) == ["failed", "finished", "finished", "finished"]
 
 
@@ -123,18 +123,11 @@ def test_a_finished_job_is_not_run_again_while_what_it_read_is_unchanged(
     assert len(runner.calls) == 2
     prompts.write_text('{"prompt": "another"}\n')
     assert main(command) == 0 and len(runner.calls) == 4
-    assert main([*command, "fresh=true"]) == 0 and len(runner.calls) == 6
-    assert main(command) == 0 and len(runner.calls) == 6
-    assert len(list((empty_folder / "outputs").iterdir())) == 2, "fresh=true has a folder of its own"
+    assert main([*command, "name=again"]) == 0 and len(runner.calls) == 6
+    assert len(list((empty_folder / "outputs").iterdir())) == 2, "another name has a folder of its own"
     monkeypatch.setattr(names, "sources", lambda extensions=(): "edited code")
     assert main(command) == 0 and len(runner.calls) == 8
     assert len(list((empty_folder / "outputs").iterdir())) == 3, "and so has edited code"
-
-
-def test_folders_of_a_multirun_may_be_typed(runner: FakeRunner, empty_folder: Path) -> None:
-    command = ["-m", "seed=1,2", "hydra.sweep.dir=X", "hydra.sweep.subdir=${hydra.job.num}"]
-    assert main(command) == main(command) == 0
-    assert [place.name for _, _, place in runner.calls] == ["0", "1"]
 
 
 def test_a_knob_that_only_some_options_have_is_left_out_of_the_others(
@@ -249,7 +242,7 @@ def test_a_signal_leaves_a_record_that_says_so(kind: signal.Signals, tmp_path: P
 def test_a_launcher_runs_jobs_elsewhere(empty_folder: Path) -> None:
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     arguments = ["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", *CHEAP]
-    assert main([*arguments, "drafter=mtp_vanilla", "drafter.num_draft_tokens=1,5"]) == 2
+    assert code_of([*arguments, "drafter=mtp_vanilla", "drafter.num_draft_tokens=1,5"]) == 2
     assert sorted(statuses(empty_folder)) == ["finished", "refused"]
 
 

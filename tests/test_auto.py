@@ -9,7 +9,7 @@ import torch
 
 from spec_kernels.native import build
 from spec_lab.app.compose import compose
-from spec_lab.build.auto import why_not_native, with_auto_chosen
+from spec_lab.build.auto import with_auto_chosen
 from spec_lab.config.checks import problems
 from spec_lab.config.run import Run
 from spec_lab.measure.lab import default_num_threads
@@ -58,7 +58,6 @@ def test_a_cpu_has_the_kernels_in_c_where_they_fit(overrides: list[str], kernels
 
 
 def test_a_cpu_without_a_compiler_has_the_reference_of_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And says so, where nothing else is in the way of kernels in C."""
     monkeypatch.setattr(build, "problem", lambda: "there is no C compiler")
     assert taken("device=cpu") == ("torch", "torch", "eager")
 
@@ -68,9 +67,6 @@ def test_registers_for_which_the_library_is_faster_with_many_rows(monkeypatch: p
     for batch_size, kernels in ((8, "native"), (9, "torch")):
         config = chosen("device=cpu", "drafter.num_draft_tokens=3", f"batch_size={batch_size}")
         assert str(config.kernels) == kernels
-    assert str(why_not_native(config)).endswith("(other) torch is faster for 36 rows a round")
-    monkeypatch.setattr(build, "register_file", lambda: "avx2")
-    assert why_not_native(config) is None
 
 
 def test_kernels_in_c_have_one_thread_and_others_what_the_target_or_the_machine_has() -> None:

@@ -40,7 +40,9 @@ def test_every_option_composes_by_the_command_of_its_file(file: Path) -> None:
     assert typed or composed.choices[group] == option or option == "auto"
     if group in GROUPS:
         part = getattr(composed.config, group)
-        values = {key: value for key, value in yaml.safe_load(file.read_text()).items() if key != "defaults"}
+        values = {
+            key: value for key, value in yaml.safe_load(file.read_text()).items() if key not in ("defaults", "depth")
+        }
         assert {key: getattr(part, key) for key in values.keys() - typed} == {
             key: value for key, value in values.items() if key not in typed
         }

@@ -18,6 +18,7 @@ from spec_lab.acceptance.strict import StrictAcceptance
 from spec_lab.app.compose import compose
 from spec_lab.build.auto import with_auto_chosen
 from spec_lab.build.lab import Lab
+from spec_lab.build.models import Last
 from spec_lab.checkpoints.packaged import ZOO
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend
@@ -199,7 +200,7 @@ def with_broken_writes(subject: Subject, place: Callable[[torch.Tensor], torch.T
 
     def build(lab: Lab) -> Drafter[Any]:
         is_loop = lab.backend is subject.models.backend
-        broken = lab.with_backend(backend) if is_loop else lab
+        broken = replace(lab, backend=backend, heads=Last()) if is_loop else lab
         return subject.config.drafter.build(broken)
 
     drafter.build = build  # type: ignore[method-assign]

@@ -17,6 +17,7 @@ from spec_lab.record.reading import find_runs
 from spec_lab.study.figures import svg
 from spec_lab.study.studies import studies_in, study_figures, study_tables
 from tests import recorded_runner
+from tests.fake_runner import code_of
 
 FILES = {path.stem: path for path in sorted((conf_folder() / "experiment").glob("*.yaml")) if path.stem != "search_k"}
 """All but the search, which has a test of its own: it has no grid and no tables."""
@@ -107,9 +108,9 @@ def test_optuna_searches_for_the_objective_and_goes_on_where_it_was(ran: list[An
     """A refused trial ends nothing, and the trials of the first call are not run again."""
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="needs the extra `optuna`")
     space = ["drafter.num_draft_tokens=choice(1,3,40)", "hydra.sweeper.sampler.seed=2"]
-    assert main(["experiment=search_k", "hydra.sweeper.n_trials=3", *space]) == 2
+    assert code_of(["experiment=search_k", "hydra.sweeper.n_trials=3", *space]) == 2
     assert sorted(config.drafter.num_draft_tokens for config in ran) == [1, 3]
-    assert main(["experiment=search_k", "hydra.sweeper.n_trials=4", *space]) == 2
+    assert code_of(["experiment=search_k", "hydra.sweeper.n_trials=4", *space]) == 2
     assert len(ran) == 2
     [folder] = Path("outputs").iterdir()
     best = yaml.safe_load((folder / "optimization_results.yaml").read_text())

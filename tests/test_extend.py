@@ -127,13 +127,6 @@ def test_a_sweep_help_and_the_doctor(capsys: pytest.CaptureFixture[str]) -> None
     assert "drafter=copycat has no weights" in capsys.readouterr().out
 
 
-def test_a_typed_search_path_is_searched_beside_the_extensions(tmp_path: Path) -> None:
-    (tmp_path / "drafter").mkdir()
-    (tmp_path / "drafter" / "mine.yaml").write_text("defaults: [copycat, _self_]\noffset: 2\n")
-    composed = compose([LAB, f"hydra.searchpath=[{tmp_path.as_uri()}]", "drafter=mine"])
-    assert composed.choices["drafter"] == "mine+offset=2"
-
-
 def test_an_installed_package_is_found_by_its_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = tmp_path / "site"  # a new folder: what Python has read of another one may be remembered
     installed = site / "my_lab-0.3.dist-info"

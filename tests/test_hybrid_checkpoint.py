@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
@@ -107,22 +106,15 @@ def test_a_state_is_in_the_way_of_trees_draft_models_and_ranks(tmp_path: Path) -
     assert not owns_kv(plan), "no assistant reads keys where there are none"
 
 
-def test_a_cache_without_room_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slots have a state for each verify row."""
+def test_slots_have_a_state_for_each_verify_row() -> None:
     sizes = {"linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
     target: ModelConfig = read_decoder(FLAT | sizes, "config.json")
     models: Any = type("M", (), {"dtype": torch.float32, "device": CPU, "kernels": TORCH_FORMS})
     limits = Limits(1, 32, 8, 16, 200, 32, num_rows=4)
-    with refused("2147483648 slots with states (recurrent.rollback=checkpoints)", "lower batch_size"):
-        build_cache(target.layers, replace(limits, num_slots=2**31), models, CacheDtype.auto)
     cache = build_cache(target.layers, limits, models, CacheDtype.auto)
     kept: tuple[Any, ...] = cache.recurrent
     assert [tuple(states.states.shape) for states in kept] == [(2, 4, 32, 128, 128)] * 3
     assert {states.windows.inputs.shape[1] for states in kept} == {3 + 3}
-    num_bytes = sum(tensor.nbytes for tensor in (*cache.tensors, *(states.states for states in kept)))
-    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": num_bytes - 1}.__getitem__)
-    with refused("too little memory for a cache of cache.num_pages=200"):
-        build_cache(target.layers, limits, models, CacheDtype.auto)
 
 
 @pytest.mark.parametrize(("name", "billions", "num_nets"), [("qwen3_5_9b", 9, 24), ("qwen3_5_35b_a3b", 35, 30)])

@@ -74,7 +74,7 @@ def test_the_caches_of_one_sequence_hold_the_longest(tmp_path: Path) -> None:
     ("words", "behind"),
     [
         (["drafter=none"], 129),
-        (["tree=dynamic", "tree.topk=16", "tree.depth=16", "tree.num_rows=64"], 16 + 15 * 16),
+        (["tree=dynamic", "tree.topk=16", "drafter.num_draft_tokens=16", "tree.num_rows=64"], 16 + 15 * 16),
     ],
 )
 def test_rotary_tables_reach_as_far_behind_a_sequence_as_a_tree(words: list[str], behind: int) -> None:

@@ -14,7 +14,7 @@ from spec_lab.app.compose import Composed
 from spec_lab.app.run import run
 from spec_lab.checkpoints import checkpoint
 from spec_lab.config.run import Run, SamplingConfig
-from spec_lab.core.errors import Breakdown, UserError
+from spec_lab.core.errors import UserError
 from spec_lab.measure.lab import load_lab
 from tests.lab import make_config
 from tests.tiny_checkpoints import rewrite_tensors
@@ -76,16 +76,16 @@ def first_clean(pair: tuple[Path, Path]) -> str:
     raise AssertionError("the target overflows everywhere")
 
 
-def test_a_run_that_overflows_later_fails_in_a_line(
+def test_a_run_that_overflows_later_ends_in_a_line(
     pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     overflow(pair, threshold=1.5)
     config = run_of(pair, [first_clean(pair), *LETTERS[:8]], references=["plain"])
     capsys.readouterr()
-    with pytest.raises(Breakdown, match="target: its logits become NaN or infinite"):
+    with pytest.raises(UserError, match="target: its logits become NaN or infinite"):
         run(Composed(config, {}), tmp_path / "run")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["status"] == "failed" and "logits become NaN or infinite" in summary["reason"]
+    assert summary["status"] == "refused" and "logits become NaN or infinite" in summary["reason"]
 
 
 @pytest.mark.parametrize("drafter", ["ngram", "random"])

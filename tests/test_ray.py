@@ -20,7 +20,8 @@ CHEAP = ["debug=smoke", "references=[]", "profile_rounds=0", "workload.limit=1",
 
 def test_without_a_gpu_one_job_runs_at_a_time(tmp_path: Path) -> None:
     """In another process than the command. A refused job leaves its record, and the others go on."""
-    command = [sys.executable, "-m", "spec_lab", "-m", "hydra/launcher=ray_local", "device=cpu", *CHEAP]
+    shares = ["hydra.launcher.ray.remote.num_gpus=0", "hydra.launcher.ray.remote.num_cpus=1"]
+    command = [sys.executable, "-m", "spec_lab", "-m", "hydra/launcher=ray_local", *shares, "device=cpu", *CHEAP]
     settings = {"PYTHONDONTWRITEBYTECODE": "", "RAY_USAGE_STATS_ENABLED": "0"}  # Ray's agents must import in 15 s
     done = subprocess.run(
         [*command, "seed=1,2,3", "drafter.num_draft_tokens=2,40"],

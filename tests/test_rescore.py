@@ -14,7 +14,6 @@ from spec_lab.acceptance.lossy import LossyAcceptance, Window
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.acceptance.phase import ThinkingMarkers
 from spec_lab.acceptance.token_laws import OverlapLaw, exact
-from spec_lab.build.lab import RuleFacts
 from spec_lab.config.groups import AcceptanceConfig
 from spec_lab.core.errors import UserError
 from spec_lab.core.results import GenerationResult
@@ -26,7 +25,7 @@ from spec_lab.measure.trajectory import fitting, record_verify_rows
 from spec_lab.options.acceptance.lossless import Strict
 from spec_lab.options.acceptance.lossy import Fly, RelaxedThinking
 from spec_lab.record.recorder import request_row
-from spec_lab.record.verify_rows import load_verify_rows, num_bytes_per_round, save_verify_rows
+from spec_lab.record.verify_rows import RowsOrigin, load_verify_rows, num_bytes_per_round, save_verify_rows
 from spec_lab.study.rescore import rescore, rules_in
 from tests.fake_target import FakeTarget, PaddedGraph, make_fake_engine
 
@@ -73,8 +72,13 @@ def make_engine(options: AcceptanceConfig, num_draft_tokens: int = 3) -> Engine:
         vocab_size=VOCAB,
     )
     engine.parts.target = SpreadTarget(engine.parts.backend, vocab_size=VOCAB)
-    context = RuleFacts(SLOTS, MARKERS, target.eos_token_ids, CHUNK, CPU)
-    engine.parts.rule = options.judge(context)
+    origin = RowsOrigin(
+        request_ids=[str(slot) for slot in range(SLOTS)],
+        markers=(MARKERS.begin, MARKERS.end),
+        eos_token_ids=sorted(target.eos_token_ids),
+        prefill_chunk=CHUNK,
+    )
+    engine.parts.rule = options.judge(origin)
     return engine
 
 

@@ -90,7 +90,7 @@ def test_the_teacher_has_the_logits_of_plain_decoding(lab: LoadedRun) -> None:
 
 
 CHAIN = ("drafter=eagle3",)
-TREE = ("drafter=frozen_kv", "tree=dynamic", "tree.depth=5", "tree.num_rows=16")
+TREE = ("drafter=frozen_kv", "tree=dynamic", "drafter.num_draft_tokens=5", "tree.num_rows=16")
 
 
 @pytest.mark.gpu

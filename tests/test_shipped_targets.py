@@ -12,7 +12,6 @@ from spec_lab.build.auto import with_auto_chosen
 from spec_lab.build.engine import build_engine
 from spec_lab.build.limits import engine_limits
 from spec_lab.build.models import load_models
-from spec_lab.build.workloads import load_requests
 from spec_lab.checkpoints.packaged import ZOO
 from spec_lab.config.checks import admit
 from spec_lab.config.run import Run
@@ -54,7 +53,7 @@ def config_of(target: str, overrides: str) -> Run:
 
 def decode(config: Run) -> dict[str, list[int]]:
     tokenizer = TargetTokenizer(config.target.folder)
-    requests = load_requests(config, tokenizer)
+    requests = list(config.workload.load(config, tokenizer))
     limits = engine_limits(config, requests)
     models = load_models(config, limits.max_seq_len, thinking_markers(tokenizer, config.target))
     engine = build_engine(config, models, limits)
@@ -89,7 +88,7 @@ def test_it_runs_or_is_refused(overrides: str, target: str, refusal: str) -> Non
 @pytest.mark.parametrize("drafter", ["dflash", "dspark", "dflash2", "domino", "lilicorr", "p_eagle"])
 def test_shipped_drafters_of_a_whole_block_leave_plain_tokens_and_draft_well(drafter: str) -> None:
     chosen = config_of("pocket", f"drafter={drafter} max_new_tokens=16")
-    requests = load_requests(chosen, TargetTokenizer(chosen.target.folder))
+    requests = list(chosen.workload.load(chosen, TargetTokenizer(chosen.target.folder)))
     limits = engine_limits(chosen, requests)
     models = load_models(chosen, limits.max_seq_len)
     records = build_engine(chosen, models, limits).generate(requests).requests

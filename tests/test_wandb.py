@@ -246,4 +246,4 @@ def test_online_without_network_is_refused_without_the_key(workplace: Path, monk
     with pytest.raises(ValueError, match=r"logger\.mode=online: W&B cannot start") as caught:
         record_run(Path("run"), [WandbSink("p", mode="online")])
     assert os.environ["WANDB_API_KEY"] not in str(caught.value)
-    assert read_run(Path("run")).status == "failed"
+    assert read_run(Path("run")).status == "refused"

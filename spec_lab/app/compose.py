@@ -16,7 +16,6 @@ import hydra
 import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -30,7 +29,6 @@ from spec_lab.config.run import GROUPS, Run
 from spec_lab.core.errors import UserError
 
 VERSION_BASE = "1.3"
-SEARCH_PATH = "hydra.searchpath"
 ONLY_SET_KEYS = ("experiment", "line", "debug")
 """Groups of `conf/` that are not parts of a run."""
 UNKNOWN = pattern(
@@ -72,8 +70,7 @@ def compose(overrides: Sequence[str] = ()) -> Composed:
     Raises:
         UserError: it does not compose, or is several runs.
     """
-    callers = GlobalHydra.instance().hydra  # Hydra's state exists once in a process
-    GlobalHydra.instance().clear()
+    GlobalHydra.instance().clear()  # Hydra's state exists once in a process
     try:
         with hydra.initialize_config_dir(str(conf_folder()), job_name="spec_lab", version_base=VERSION_BASE):
             composed = hydra.compose("config", prepared(overrides), return_hydra_config=True)
@@ -85,8 +82,6 @@ def compose(overrides: Sequence[str] = ()) -> Composed:
             return to_composed(composed, settings)
     except (HydraException, OmegaConfBaseException) as error:
         raise explained(error) from error
-    finally:
-        GlobalHydra.instance().hydra = callers
 
 
 def prepared(arguments: Sequence[str], *more: str) -> list[str]:
@@ -97,7 +92,7 @@ def prepared(arguments: Sequence[str], *more: str) -> list[str]:
     acceptance.epsilon=0.1`; `to_composed` leaves it out of the other jobs.
     """
     folders = conf_folders(load_options(extensions_in(arguments)))
-    register_resolvers([*_typed(SEARCH_PATH, arguments), *(folder.as_uri() for folder in folders)])
+    register_resolvers(folders)
     _store("schema", "run", Run)
     for group in GROUPS:
         for name, option in options(group).items():
@@ -105,23 +100,17 @@ def prepared(arguments: Sequence[str], *more: str) -> list[str]:
     _store_lines(arguments, [conf_folder(), *folders])
     overrides = [word for word in arguments if not word.startswith("-") and ("=" in word or word.startswith("~"))]
     flags = [word for word in arguments if word not in overrides]
-    words = [word for word in overrides if not word.startswith(f"{SEARCH_PATH}=")]  # conf/config.yaml has it
-    parts = [word.partition("=") for word in words]
+    parts = [word.partition("=") for word in overrides]
     swept = {key for key, _, value in parts if key in GROUPS and ("," in value or "(" in value)}
     forced = {key for key in keys().keys() - keys(own=False).keys() if key.partition(".")[0] in swept}
-    words = [f"++{word}" if key in forced else word for word, (key, _, _) in zip(words, parts, strict=True)]
+    words = [f"++{word}" if key in forced else word for word, (key, _, _) in zip(overrides, parts, strict=True)]
     return [*words, *more, *flags]
 
 
 def extensions_in(arguments: Sequence[str]) -> tuple[str, ...]:
     """Return the modules that `extensions=[...]` names, which must be loaded before anything is composed."""
-    return _typed("extensions", arguments)
-
-
-def _typed(key: str, arguments: Sequence[str]) -> tuple[str, ...]:
-    """Return the names in the list that `key` is set to."""
-    typed = OverridesParser.create().parse_overrides([word for word in arguments if word.startswith(f"{key}=")])
-    return tuple(str(name) for override in typed for name in override.value())  # type: ignore[union-attr]
+    typed = [word.partition("=")[2] for word in arguments if word.startswith("extensions=")]
+    return tuple(name for names in typed for name in yaml.safe_load(names))
 
 
 @cache
@@ -172,25 +161,14 @@ def to_composed(cfg: DictConfig, settings: Any) -> Composed:
             print(f"{prefix}{name} is left out, since {prefix[:-1]}={part.name} does not have it")
     choices = settings.runtime.choices
     chosen = {group: choices[group] for group in (*GROUPS, *ONLY_SET_KEYS) if choices.get(group) is not None}
-    return Composed(_with_k(config), chosen, settings.job.override_dirname)
-
-
-def _with_k(run: Run) -> Run:
-    """Return the run with the depth of its tree as K, if K has its default. A typed K that differs is refused."""
-    drafter, sizes = run.drafter, run.sizes
-    if sizes is None or not drafter.drafts or drafter.num_draft_tokens != type(drafter)().num_draft_tokens:
-        return run
-    return dataclasses.replace(run, drafter=dataclasses.replace(drafter, num_draft_tokens=sizes.depth))
+    return Composed(config, chosen, settings.job.override_dirname)
 
 
 def explained(error: Exception) -> UserError:
-    """Return what Hydra or OmegaConf says as a refusal; for a key that does not exist, a line with the nearest one."""
+    """Return what Hydra or OmegaConf says as a refusal; for a key that nothing reads, a line with the nearest one."""
     text = "\n".join(str(one) for one in (error, error.__cause__) if one is not None)
     if (found := UNKNOWN.search(text)) is None:
         return UserError(text)
-    key, known = found["override"] or found["full"], keys()
-    if key in known:
-        return UserError(f"{key} is not read by the chosen options; leave it out, or choose one that has it")
-    names = {name.rpartition(".")[2]: name for name in known} | {name: name for name in known}
-    near = [names[name] for name in get_close_matches(key, names, n=1)]
-    return UserError(f"there is no key {key}; {f'did you mean {near[0]}?' if near else 'see --help'}")
+    key = found["override"] or found["full"]
+    near = get_close_matches(key, keys().keys() - {key}, n=1, cutoff=0.5)
+    return UserError(f"no chosen option has a key {key}; {f'did you mean {near[0]}?' if near else 'see --help'}")

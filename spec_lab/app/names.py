@@ -16,33 +16,33 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields
 from functools import cache
-from importlib.util import find_spec
 from operator import mul
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+import spec_kernels
+import spec_lab
 from spec_lab.config.extensions import load_options
 from spec_lab.config.option import default_of
 from spec_lab.config.run import GROUPS, Run
-from spec_lab.core.errors import KERNELS, UserError
+from spec_lab.core.errors import UserError
 from spec_lab.core.file_stamps import file_stamps
 
 MAX_LENGTH = 120
-NOT_READ = ("name", "output_dir", "fresh", "logger", "objective", "study", "size")
+NOT_READ = ("name", "output_dir", "logger", "objective", "study", "size")
 """Keys of a configuration that do not change a run's results."""
 SOURCES = (".py", ".yaml", ".jsonl", ".c", ".h")
 
 
-def register_resolvers(searchpath: Sequence[str]) -> None:
-    """Make what stands in `conf/` as `${NAME:}` known to OmegaConf. `searchpath` is Hydra's."""
-    OmegaConf.register_new_resolver("searchpath", lambda: list(searchpath), replace=True)
+def register_resolvers(folders: Sequence[Path]) -> None:
+    """Make what stands in `conf/` as `${NAME:}` known to OmegaConf. Hydra searches `folders` too."""
+    OmegaConf.register_new_resolver("searchpath", lambda: [folder.as_uri() for folder in folders], replace=True)
     OmegaConf.register_new_resolver("run_name", run_name, replace=True)
     OmegaConf.register_new_resolver("free", lambda place: str(free(Path(place))), replace=True)
     # Hydra gives each job the names that were cached when the sweep began.
     OmegaConf.register_new_resolver("sweep_name", sweep_name, replace=True, use_cache=True)
-    OmegaConf.register_new_resolver("share_of_a_job", share_of_a_job, replace=True)
     OmegaConf.register_new_resolver("by_size", by_size, replace=True)
     OmegaConf.register_new_resolver("times", mul, replace=True)
 
@@ -80,24 +80,10 @@ def digest_of(run: Run) -> str:
     return digest(sources(tuple(run.extensions)), values, file_stamps(files), run.engine.lasting or time.time_ns())
 
 
-def sweep_name(output_dir: str, name: str, overrides: Sequence[str], params: Any, fresh: bool) -> str:
-    """Return the folder of a sweep: the newest one of the same command and sources, or with `fresh` a new one."""
+def sweep_name(output_dir: str, name: str, overrides: Sequence[str], params: Any) -> str:
+    """Return the folder of a sweep: that of the same command and sources, which so goes on where it was."""
     typed = sorted(word for word in overrides if word.lstrip("+").partition("=")[0] not in NOT_READ)
-    swept = OmegaConf.to_container(params, resolve=False) if isinstance(params, DictConfig) else None
-    base = Path(output_dir) / f"{name}-sweep-{digest(sources(), typed, swept)}"
-    taken = [] if fresh else sorted(base.parent.glob(f"{base.name}*"), key=lambda folder: folder.stat().st_ctime_ns)
-    return str(taken[-1] if taken else free(base))
-
-
-def share_of_a_job(device: str) -> dict[str, int]:
-    """Return what a job asks Ray for: a GPU, or one of the CPUs of which each machine has one for Ray.
-
-    If its process dies, it is not started again, since its record would then be of another process.
-    """
-    import torch
-
-    on_gpu = torch.cuda.is_available() if device == "auto" else device.startswith("cuda")
-    return {"num_gpus": int(on_gpu), "num_cpus": int(not on_gpu), "max_retries": 0}
+    return str(Path(output_dir) / f"{name}-sweep-{digest(sources(), typed, str(params))}")
 
 
 def by_size(small: Any, full: Any, *, _root_: Any) -> Any:
@@ -119,10 +105,9 @@ def digest(*values: Any) -> str:
 @cache
 def sources(extensions: tuple[str, ...] = ()) -> str:
     """Return a digest of the source files of spec_lab, its kernels and the extensions, as the process began with."""
-    package, kernels = Path(__file__).parents[1], find_spec(KERNELS)
-    files = [package / "__init__.py", *([] if kernels is None else [Path(kernels.origin or "")])]
-    files += [Path(module.__file__ or "") for module in load_options(extensions)]
-    places = [file.parent if file.name == "__init__.py" else file for file in files] + [package.parent / "conf"]
+    modules = [spec_lab, spec_kernels, *load_options(extensions)]
+    places = [Path(place) for module in modules for place in getattr(module, "__path__", [module.__file__])]
+    places.append(places[0].parent / "conf")
     found = hashlib.sha256()
     for place in places:
         for file in sorted(place.rglob("*")) if place.is_dir() else [place]:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from dataclasses import asdict
 from functools import cache
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +19,7 @@ from spec_lab.config.checks import admit
 from spec_lab.config.extensions import load_options
 from spec_lab.config.option import get
 from spec_lab.core.ending import print_error
-from spec_lab.core.errors import Breakdown, UserError
+from spec_lab.core.errors import UserError
 from spec_lab.core.ranks import ranks
 from spec_lab.record.models import Run
 from spec_lab.record.names import SUMMARY_FILE
@@ -31,10 +29,7 @@ from spec_lab.record.recorder import STILL_RUNNING, begun, ended, ending, write_
 from spec_lab.study.run_table import format_run
 
 if TYPE_CHECKING:
-    from spec_lab.build.models import LastModels
-
-READ_FILE = "read.txt"
-"""The file in a run's folder with the digest of what the run read."""
+    from spec_lab.build.models import Last
 
 
 def job(cfg: DictConfig) -> float | None:
@@ -53,7 +48,7 @@ def job(cfg: DictConfig) -> float | None:
         config.logger = get("logger", "jsonl")()
     if in_sweep:
         config.logger.join_sweep(folder.parent.name)
-    done = finished(folder.parent, digest_of(config)) if in_sweep and not config.fresh else None
+    done = finished(folder.parent, digest_of(config)) if in_sweep else None
     try:
         done = done or run(composed, folder)
     except Exception as error:
@@ -61,21 +56,20 @@ def job(cfg: DictConfig) -> float | None:
             raise
         print_error(error)
         return None
-    print(f"{format_run(done)}\n{os.path.relpath(folder)}")
     return done.scalars().get(config.objective)
 
 
 def finished(sweep: Path, read: str) -> Run | None:
-    """Return the finished run in the folder of a sweep that read the same; None if there is none."""
-    for file in sorted(sweep.glob(f"*/{READ_FILE}")):
-        if file.read_text() == read and (before := read_run(file.parent)).status == "finished":
+    """Return the finished run in the folder of a sweep that read the same, by its name; None if there is none."""
+    for file in sorted(sweep.glob(f"*-{read}/{SUMMARY_FILE}")):
+        if (before := read_run(file.parent)).status == "finished":
             print(f"finished before: {os.path.relpath(file.parent)}")
             return before
     return None
 
 
 def run(composed: Composed, folder: Path) -> Run:
-    """Check a run, run it in `folder`, and return its record.
+    """Check a run, run it in `folder`, print its tables, and return its record.
 
     Raises:
         UserError: the run is refused, or the machine cannot do it.
@@ -83,41 +77,36 @@ def run(composed: Composed, folder: Path) -> Run:
     config = composed.config
     machine = machine_of(extensions=origins(load_options(config.extensions)))
     write_run(folder, begun(asdict(config), composed.choices, machine=machine))
-    (folder / READ_FILE).write_text(digest_of(config))
     try:
         admit(config)
-        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # silences the profiler; torch reads it when it loads
         if config.engine.name == "lab":
             from spec_lab.measure.runner import record_run as record
         else:
             from spec_lab.measure.other_engine import record_engine_run as record
-        return record(config, composed.choices, folder, last_models())
+        done = record(config, composed.choices, folder, last_models())
     except BaseException as error:
-        refused, so_far = isinstance(error, UserError), read_run(folder)
-        if so_far.reason == STILL_RUNNING:
-            write_run(folder, ended(so_far, *(("refused", str(error)) if refused else ending(error))))
-        elif refused:  # the run had begun
-            raise Breakdown(str(error)) from error
+        if (so_far := read_run(folder)).reason == STILL_RUNNING:
+            write_run(folder, ended(so_far, *ending(error)))
         raise
+    if ranks().rank == 0:
+        print(f"{format_run(done)}\n{os.path.relpath(folder)}")
+    return done
 
 
 @cache
-def last_models() -> LastModels:
-    """Return the models of this process' last run: jobs in a row that use the same files read them once."""
-    from spec_lab.build.models import LastModels
+def last_models() -> Last:
+    """Return what keeps the models of this process' last run for the next one."""
+    from spec_lab.build.models import Last
 
-    return LastModels()
+    return Last()
 
 
 class Multirun(Callback):
     """What Hydra calls when all jobs of a multirun are through: `hydra.callbacks` of conf/config.yaml.
 
-    It prints a line for each run in the folder, and ends the command with the code of the worst that was recorded since
-    it began. Jobs may have run in other processes, so their records are read.
+    It prints a line for each run in the folder, and ends the command with the code of the worst. Jobs may have run in
+    other processes, so their records are read.
     """
-
-    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        self._began = time.time()
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         from spec_lab.study.report import sweep_text
@@ -125,28 +114,13 @@ class Multirun(Callback):
         folder = os.path.relpath(config.hydra.sweep.dir)
         runs = find_runs(folder)
         print(f"{sweep_text(runs)}\n\nmore: python -m spec_lab.report {folder}\n{folder}")
-        written = (found for found in runs if (found.folder / SUMMARY_FILE).stat().st_mtime >= self._began)
-        statuses = {found.run.status for found in written}
+        statuses = {found.run.status for found in runs}
         if statuses - {"finished"}:
             sys.exit(2 if statuses <= {"finished", "refused"} else 1)
 
 
-class Result(Found):
-    """A finished run and its folder. `print` shows its tables and its verdict, and so does a notebook.
-
-    `run` is as in `summary.json`; `python -m spec_lab.report` prints the definition of every number. Of `requests`,
-    `spec_lab.study.frame.requests_frame` makes a frame.
-    """
-
-    def __str__(self) -> str:
-        return format_run(self.run)
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}\n{escape(str(self.folder))}</pre>"
-
-
-def run_anew(composed: Composed) -> Result:
+def run_anew(composed: Composed) -> Found:
     """Run in a new folder below its `output_dir`, as other programs and notebooks do; one at a time is possible."""
     config = composed.config
     folder = free(Path(config.output_dir).absolute() / folder_name(config, composed.typed))
-    return Result(folder, run(composed, folder))
+    return Found(folder, run(composed, folder))

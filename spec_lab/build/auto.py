@@ -33,51 +33,37 @@ def with_auto_chosen(run: Run) -> Run:
     """Return the run with an option in place of each auto, a number in place of each null in `cache.prefill_*`, and
     true or false in place of null in `graph.prompts`."""
     on_cuda = resolve_device(run.device).type == "cuda"
-    typed = {"attention": run.attention.name, "kernels": run.kernels, "graph": run.graph.name}
-    asked = [knob for knob, value in typed.items() if value == "auto"]
-    for knob in asked:
-        run = _take(run, knob, {"attention": "torch", "kernels": "torch", "graph": "eager"}[knob])
-    has_triton = find_spec("triton") is not None and not os.environ.get("TRITON_INTERPRET")
-    for knob in asked:
-        if on_cuda and (knob == "graph" or has_triton):
-            faster = _take(run, knob, "round" if knob == "graph" else "triton")
-            run = run if _new_problems(run, faster) else faster
-        elif knob == "kernels" and not on_cuda and why_not_native(run) is None:
-            run = _take(run, knob, "native")
+    has_triton = on_cuda and find_spec("triton") is not None and not os.environ.get("TRITON_INTERPRET")
+    if run.attention.name == "auto":
+        run = _faster(run, "attention", get("attention", "torch")(), get("attention", "triton")(), has_triton)
+    if run.kernels == KernelsChoice.auto:
+        fast = KernelsChoice.triton if on_cuda else KernelsChoice.native
+        run = _faster(run, "kernels", KernelsChoice.torch, fast, has_triton if on_cuda else _can_be_native(run))
+    if run.graph.name == "auto":
+        run = _faster(run, "graph", get("graph", "eager")(), get("graph", "round")(), on_cuda)
     graph: Any = run.graph
     if getattr(graph, "prompts", False) is None:
-        captured, not_captured = (replace(run, graph=replace(graph, prompts=prompts)) for prompts in (True, False))
         can_be = on_cuda and not read_model_config(run.target.folder).keeps_states
-        run = captured if can_be and not _new_problems(not_captured, captured) else not_captured
+        run = _faster(run, "graph", replace(graph, prompts=False), replace(graph, prompts=True), can_be)
     return replace(run, cache=_with_prompt_sizes(run, on_cuda))
 
 
-def _new_problems(run: Run, other: Run) -> list[str]:
-    """Return what speaks against another run but not against this one."""
-    before = set(problems(run))
-    return [problem for problem in problems(other) if problem not in before]
+def _faster(run: Run, knob: str, usual: Any, fast: Any, is_there: bool) -> Run:
+    """Return the run with the fast value of a knob if it is there, and nothing speaks against it but not against the
+    usual one; else with the usual value."""
+    slow, faster = (replace(run, **{knob: value}) for value in (usual, fast))
+    return faster if is_there and set(problems(faster)) <= set(problems(slow)) else slow
 
 
-def why_not_native(run: Run) -> str | None:
-    """Return why a run on a CPU cannot take kernels=native; None if it can."""
-    if refused := _new_problems(run, _take(run, "kernels", "native")):
-        return refused[0].partition(";")[0]
+def _can_be_native(run: Run) -> bool:
+    """Return whether C supports all layers of a run's target, can be compiled, and is the faster for its rounds."""
     target = read_model_config(run.target.folder)
     if target.gemma4 is not None or not all(map(native_takes, target.layers)):
-        return "not all of the target's layers are plain attention and MLPs of whole vectors"
+        return False
     from spec_kernels.native import build
 
-    if (problem := build.problem()) is not None:
-        return problem
-    registers, num_rows = build.register_file(), run.batch_size * (run.drafter.num_draft_tokens + 1)
-    if num_rows <= NATIVE_ROWS[registers]:
-        return None
-    return f"with this processor's registers ({registers}) torch is faster for {num_rows} rows a round"
-
-
-def _take(run: Run, knob: str, name: str) -> Run:
-    taken: Any = KernelsChoice(name) if knob == "kernels" else get(knob, name)()
-    return replace(run, **{knob: taken})
+    num_rows = run.batch_size * (run.drafter.num_draft_tokens + 1)
+    return build.problem() is None and num_rows <= NATIVE_ROWS[build.register_file()]
 
 
 def _with_prompt_sizes(run: Run, on_cuda: bool) -> CacheConfig:

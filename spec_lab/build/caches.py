@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from math import prod
 
 from spec_lab.build.limits import Limits
 from spec_lab.build.models import Models
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.config.choices import CacheDtype, Rollback
-from spec_lab.core.errors import UserError, enough_memory
+from spec_lab.core.errors import UserError
 from spec_lab.core.kernel_set import KernelSet, Op
 from spec_lab.core.kv_cache import CacheRow, PagedKVCache
 from spec_lab.core.types import AttentionKind
@@ -40,45 +38,26 @@ def build_cache(plans: Sequence[LayerPlan], limits: Limits, models: Models, kept
     `kept_in` is the type of keys and values.
 
     Raises:
-        UserError: the device has no room for it, or latent rows were to be narrow.
+        UserError: latent rows were to be narrow.
     """
     is_narrow = kept_in is CacheDtype.fp8
     if is_narrow and any(plan.latent is not None for plan in plans):
         raise UserError("cache.dtype=fp8 is for keys and values, not latent attention (MLA); use cache.dtype=auto")
     make = cache_maker(models.kernels, limits.rollback)
-    problem = (
-        f"{models.device} has too little memory for a cache of cache.num_pages={limits.num_pages} pages of "
-        f"{limits.page_size} tokens, and of {limits.num_slots} slots with states (recurrent.rollback="
-        f"{limits.rollback}); use cache.num_pages=null and cache.page_size=16, or lower batch_size or max_new_tokens"
+    recurrent = {
+        index: make(plan.delta_net, limits.num_slots, limits.num_rows, models.dtype, models.device)
+        for index, plan in enumerate(plans)
+        if plan.delta_net is not None
+    }
+    return PagedKVCache(
+        [cache_row(plan) for plan in plans],
+        limits.num_pages,
+        page_size=limits.page_size,
+        dtype=models.dtype,
+        device=models.device,
+        recurrent=recurrent,
+        is_narrow=is_narrow,
     )
-    if models.device.type == "cpu":  # Linux gives a process more memory than there is, and kills it when it is used
-        num_bytes = _least_bytes(plans, limits, 1 if is_narrow else models.dtype.itemsize)
-        if num_bytes > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
-            raise UserError(problem)
-    with enough_memory(problem):
-        recurrent = {
-            index: make(plan.delta_net, limits.num_slots, limits.num_rows, models.dtype, models.device)
-            for index, plan in enumerate(plans)
-            if plan.delta_net is not None
-        }
-        return PagedKVCache(
-            [cache_row(plan) for plan in plans],
-            limits.num_pages,
-            page_size=limits.page_size,
-            dtype=models.dtype,
-            device=models.device,
-            recurrent=recurrent,
-            is_narrow=is_narrow,
-        )
-
-
-def _least_bytes(plans: Sequence[LayerPlan], limits: Limits, item_size: int) -> int:
-    """Return the bytes of rows in pages and of float32 states in slots, which are nearly all of a cache's."""
-    rows = [row for plan in plans if (row := cache_row(plan)) is not None and row.owner is None]
-    of_token = item_size * sum(prod(row.shape) for row in rows)
-    of_state = 4 * sum(prod(plan.delta_net.state_shape) for plan in plans if plan.delta_net is not None)
-    num_states = (limits.num_slots + 1) * (limits.num_rows if limits.rollback == Rollback.checkpoints else 1)
-    return limits.num_pages * limits.page_size * of_token + num_states * of_state
 
 
 def cache_maker(kernels: KernelSet, rollback: Rollback) -> CacheMaker:

@@ -53,17 +53,18 @@ def build_engine(run: Run, models: Models, limits: Limits, make_drafter: Drafter
     `make_drafter` makes another drafter than the run's, such as one that reads its checkpoint otherwise.
     """
     sizes = run.sizes
-    seeds = SlotSeeds(limits.num_slots, run.seed, models.device)
     limits = dataclasses.replace(limits, num_rows=run.drafter.num_draft_tokens + 1, rollback=run.recurrent.rollback)
+    if models.backend.latent is not None:
+        models.backend.latent.expect(run.batch_size)
     cache = build_cache(models.target.layer_plans, limits, models, run.cache.dtype)
     timer = make_timer(models.device)
-    notes = run.record.confidences and run.drafter.notes_confidence and run.sizes is None
+    notes = run.record.confidences and run.drafter.notes_confidence and sizes is None
     confidences = DraftConfidences(limits.num_slots, run.drafter.num_draft_tokens, models.device, models.kernels)
     lab = Lab.of(
         models,
         run=run,
         limits=limits,
-        seeds=seeds,
+        seeds=SlotSeeds(limits.num_slots, run.seed, models.device),
         target_cache=cache,
         confidences=confidences if notes else None,
         span=timer.span,
@@ -71,7 +72,7 @@ def build_engine(run: Run, models: Models, limits: Limits, make_drafter: Drafter
     kept, rule = lab.kept, run.acceptance.build(lab)
     drafter = (make_drafter or run.drafter.build)(lab)
     assert limits.margin >= 2 * drafter.num_draft_tokens
-    num_rows = drafter.num_draft_tokens + 1 if sizes is None else sizes.num_rows
+    num_drafts = drafter.num_draft_tokens if sizes is None else sizes.num_rows - 1
     table = PageTable(limits.num_slots, limits.max_seq_len + limits.margin, limits.page_size, models.device)
     is_stale = getattr(run.graph, "metadata", None) == DraftMetadata.stale
     parts = Parts(
@@ -81,7 +82,7 @@ def build_engine(run: Run, models: Models, limits: Limits, make_drafter: Drafter
         backend=models.backend,
         mover=StaleMover(models.backend) if is_stale else models.backend,
         cache=cache,
-        slots=SlotState(limits.num_slots, num_rows - 1, table, SlotStates(cache.recurrent), models.kernels),
+        slots=SlotState(limits.num_slots, num_drafts, table, SlotStates(cache.recurrent), models.kernels),
         timer=timer,
         experts_read=models.experts_read,
     )
@@ -110,7 +111,13 @@ def build_rounds(lab: Lab, parts: Parts, is_captured: bool) -> Rounds:
     plan = get("drafter.plan", lab.run.drafter.plan)().build(lab)
     offered = DraftOffers(lab.limits.num_slots, most, lab.device, lab.kernels)
     counts = None if plan is None and finder is None else offered
-    missed = None if plan is None or not plan.resumes else _missed_rows(lab, parts)
+    missed = None
+    if plan is not None and plan.resumes:
+        num_states = len(needs.features.layer_inputs) + (needs.features.final_hidden is not None)
+        # A module for each draft runs over its own window, which is that of a round.
+        size = most + 1 if needs.distinct_steps else max(most + 1, MISSED_ROUNDS)
+        width = num_states * lab.target.config.hidden_size
+        missed = MissedRows(lab.limits.num_slots, size, width, lab.dtype, lab.device)
     tree = None
     if sizes is not None:
         tree = Tree(parts, sizes.num_rows, lab.limits.page_size, lab.kernels, keeps_path=plan is not None)
@@ -135,15 +142,6 @@ def build_rounds(lab: Lab, parts: Parts, is_captured: bool) -> Rounds:
         makes_all=needs.distinct_steps or tree is not None,
         is_captured=is_captured,
     )
-
-
-def _missed_rows(lab: Lab, parts: Parts) -> MissedRows:
-    needs, target = parts.drafter.requirements, lab.target
-    num_states = len(needs.features.layer_inputs) + (needs.features.final_hidden is not None)
-    # A module for each draft runs over its own window, which is that of a round.
-    least = parts.drafter.num_draft_tokens + 1
-    size = least if needs.distinct_steps else max(least, MISSED_ROUNDS)
-    return MissedRows(lab.limits.num_slots, size, num_states * target.config.hidden_size, lab.dtype, lab.device)
 
 
 def build_teacher(run: Run, models: Models, limits: Limits) -> TeacherForcing:

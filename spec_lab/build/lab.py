@@ -7,23 +7,19 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from spec_lab.acceptance.confidences import DraftConfidences
 from spec_lab.acceptance.distribution import SamplingParams
 from spec_lab.acceptance.draft_sampling import DraftLogits
 from spec_lab.acceptance.noise import SlotSeeds
-from spec_lab.acceptance.phase import ThinkingMarkers
 from spec_lab.build.caches import build_cache
 from spec_lab.build.limits import Limits
 from spec_lab.build.models import Models
 from spec_lab.checkpoints.plan import LayerPlan
-from spec_lab.config.choices import DraftSampling, KernelsChoice
+from spec_lab.config.choices import DraftSampling
 from spec_lab.config.option import get
 from spec_lab.config.run import Run
 from spec_lab.core.draft_paths import DraftPaths
 from spec_lab.core.kept import PrunePolicy
-from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.drafters.confidence import ConfidentGreedyPicker, ConfidentPicker
 from spec_lab.drafters.growth import TreeShape
@@ -35,24 +31,6 @@ from spec_lab.engine.tape import TapeRecorder
 
 if TYPE_CHECKING:
     from spec_lab.options.drafters.weights import WeightsConfig
-
-
-@dataclass(frozen=True, slots=True)
-class RuleFacts:
-    """The facts of a run that a rule needs to judge drafts without drawing. A record has all of them.
-
-    Attributes:
-        markers: markers of the thinking phase; None if the tokenizer has none.
-        prefill_chunk: the most rows of one prompt in a forward.
-        kernels: the kernels that judge drafts; not used for a recorded run, which has the results already.
-    """
-
-    num_slots: int
-    markers: ThinkingMarkers | None
-    eos_token_ids: frozenset[int]
-    prefill_chunk: int
-    device: torch.device
-    kernels: KernelSet = TORCH_FORMS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,24 +62,6 @@ class Lab(Models):
         """Which rows go on after their KV is written (`prune`)."""
         prune = self.run.prune
         return PrunePolicy(get("prune.prefill", prune.prefill)().build(), get("prune.catchup", prune.catchup)().build())
-
-    @property
-    def draft_model_kernels(self) -> KernelSet:
-        """Return the kernels of a small model that drafts. With kernels=triton, torch computes its parts."""
-        is_native = self.run.kernels == KernelsChoice.native
-        return self.kernels if is_native else self.kernels.without_parts()
-
-    @property
-    def rule_facts(self) -> RuleFacts:
-        """What a rule that draws nothing is made from."""
-        return RuleFacts(
-            self.limits.num_slots,
-            self.markers,
-            eos_token_ids=self.target.eos_token_ids,
-            prefill_chunk=self.run.cache.chunk_size,
-            device=self.device,
-            kernels=self.kernels,
-        )
 
     @property
     def sampling(self) -> SamplingParams:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Self, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 
@@ -14,13 +14,12 @@ from spec_lab.build.kernels import make_kernels
 from spec_lab.build.limits import rows_behind
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families import read_model_config
-from spec_lab.checkpoints.keep_narrow import FP8, INT4, MXFP4, NarrowForm, problem_of_narrow
+from spec_lab.checkpoints.keep_narrow import FORMS, problem_of_narrow
 from spec_lab.config.choices import WeightDtype, Weights
 from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
 from spec_lab.core.file_stamps import file_stamps
 from spec_lab.core.kernel_set import KernelSet
-from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.prompts import NO_ROUNDING, PromptRounding
 from spec_lab.core.tree_protocols import TreeAttentionBackend
 from spec_lab.engine.experts_read import ExpertsRead
@@ -29,22 +28,13 @@ from spec_lab.models.partition import WHOLE, Partition
 from spec_lab.models.target_loader import WeightSource, load_target
 
 Part = TypeVar("Part")
-KEPT_IN: Mapping[WeightDtype, NarrowForm | torch.dtype | None] = {
-    WeightDtype.auto: None,
-    WeightDtype.fp8: FP8,
-    WeightDtype.int4: INT4,
-    WeightDtype.mxfp4: MXFP4,
-    WeightDtype.bfloat16: torch.bfloat16,
-}
-"""What weights are rounded to, by `target.weight_dtype`, as `WeightSource` takes it."""
-
 POSITIONS_BEHIND = 2 * 64 + 1
 """Least number of positions past the longest sequence in rotary tables, if the target has so many: up to 64 drafts and
 the pending token of a verify pass, then a block of up to 64 rows."""
 
 
 class Last:
-    """What was made last, which is freed before anything else is made."""
+    """What was made last, such as the models of a run, which is freed before anything else is made."""
 
     def __init__(self) -> None:
         self._key: Hashable = None
@@ -70,7 +60,7 @@ class Models:
         experts_read: counters for the layers with experts, of the target and the drafter.
         markers: markers of the thinking phase; None if none are given.
         warnings: what the record must say of this run, in sentences; `build` of an option may add to it.
-        heads: the head that engines share.
+        heads: the head that engines share, which belongs to this backend.
     """
 
     target: Decoder
@@ -82,12 +72,6 @@ class Models:
     markers: ThinkingMarkers | None = None
     warnings: list[str] = field(default_factory=list)
     heads: Last = field(default_factory=Last)
-
-    @property
-    def row_invariant(self) -> bool:
-        """Return whether a target forward of several rows, up to `invariant_rows`, gives each row the bits that it
-        would have alone."""
-        return self.invariant_rows > 1
 
     @property
     def invariant_rows(self) -> int:
@@ -104,15 +88,7 @@ class Models:
     def prompt_rounding(self) -> PromptRounding:
         """Return how prompt rows are computed. If verify rows are invariant, prompt rows round the same in every
         pack."""
-        return self.target.kernels.prompt_rounding if self.row_invariant else NO_ROUNDING
-
-    def with_backend(self, backend: AttentionBackend) -> Self:
-        """Return the same target for drafters that attend with another backend; nothing made for them is shared."""
-        return replace(self, backend=cast(TreeAttentionBackend, backend), heads=Last())
-
-    def once(self, key: Hashable, make: Callable[[], Part]) -> Part:
-        """Return what `make` made when this was called first with `key`, such as a head that several engines use."""
-        return self.heads.once(key, make)
+        return self.target.kernels.prompt_rounding if self.invariant_rows > 1 else NO_ROUNDING
 
     def beside_target(self, model: Callable[..., Part], config: object, tensors: Mapping[str, torch.Tensor]) -> Part:
         """Make a model from its checkpoint's tensors, with the target's embedding, head and number of positions."""
@@ -146,14 +122,28 @@ def load_models(
     max_seq_len: int,
     markers: ThinkingMarkers | None = None,
     partition: Partition = WHOLE,
+    last: Last | None = None,
 ) -> Models:
-    """Load the part of the target that `partition` keeps.
+    """Load the part of the target that `partition` keeps, unless `last` has the same from the run before.
 
-    The rotary tables extend past the longest sequence, but not past the target's last position.
+    So jobs in a row that use the same files read them once. Others are read when these are freed.
 
     Raises:
         UserError: the checkpoint is wrong, cannot be split, or needs what the run's tree, attention or device lacks.
     """
+    key = (
+        run.seed if run.target.weights == Weights.random else None,
+        *(repr(run.target), file_stamps([run.target.folder]), repr(run.attention)),
+        *(run.kernels, run.device, run.dtype, run.row_invariant),
+        *(run.cache.page_size, run.sizes is None, max_seq_len, _behind(run), partition),
+    )
+    models = (last or Last()).once(key, lambda: _load(run, max_seq_len, partition))
+    models.target.num_tokens = models.target.vocab_size  # a draft model lowers it to the ids that it has
+    return replace(models, markers=markers, warnings=[])
+
+
+def _load(run: Run, max_seq_len: int, partition: Partition) -> Models:
+    """Load models. The rotary tables extend past the longest sequence, but not past the target's last position."""
     device = resolve_device(run.device)
     dtype = resolve_dtype(run.dtype, device)
     if device.type == "cuda":
@@ -169,42 +159,13 @@ def load_models(
     experts_read = ExpertsRead(device)
     made = make_kernels(run.kernels, device, dtype, run.row_invariant)
     kernels = replace(made, watch_experts=experts_read.watch)
-    backend = run.attention.build(run, kernels, max_positions)
-    if backend.latent is not None:
-        backend.latent.expect(run.batch_size)
+    backend: Any = run.attention.build(run, kernels, max_positions)
     checkpoint = None if run.target.weights == Weights.random else run.target.folder
-    source = WeightSource(
-        checkpoint, dtype, device=device, partition=partition, seed=run.seed, kept_in=KEPT_IN[run.target.weight_dtype]
-    )
+    kept_in = FORMS.get(run.target.weight_dtype)
+    source = WeightSource(checkpoint, dtype, device=device, partition=partition, seed=run.seed, kept_in=kept_in)
     own = kernels if partition is WHOLE else kernels.without_parts()
     target = load_target(model_config, source, backend, max_positions, own)
-    return Models(
-        target,
-        cast(TreeAttentionBackend, backend),
-        kernels=kernels,
-        device=device,
-        dtype=dtype,
-        experts_read=experts_read,
-        markers=markers,
-    )
-
-
-class LastModels(Last):
-    """The models of the last run in this process, so that jobs in a row that use the same files read them once."""
-
-    def load(self, run: Run, max_seq_len: int, markers: ThinkingMarkers | None, partition: Partition) -> Models:
-        """Return the models of the last run if `load_models` would make the same; else free them, and load others."""
-        key = (
-            run.seed if run.target.weights == Weights.random else None,
-            *(repr(run.target), file_stamps([run.target.folder]), repr(run.attention)),
-            *(run.kernels, run.device, run.dtype, run.row_invariant),
-            *(run.cache.page_size, run.sizes is None, max_seq_len, _behind(run), partition),
-        )
-        models = self.once(key, lambda: load_models(run, max_seq_len, markers, partition))
-        if models.backend.latent is not None:
-            models.backend.latent.expect(run.batch_size)
-        models.target.num_tokens = models.target.vocab_size  # a draft model lowers it to the ids that it has
-        return replace(models, markers=markers, warnings=[])
+    return Models(target, backend, kernels=kernels, device=device, dtype=dtype, experts_read=experts_read)
 
 
 def _behind(run: Run) -> int:
@@ -219,6 +180,6 @@ def _refuse_target(run: Run, target: ModelConfig) -> None:
             f"({run.target.folder}); use tree=none"
         )
     narrow = run.target.weight_dtype
-    kind = problem_of_narrow(target, KEPT_IN[narrow])
+    kind = problem_of_narrow(target, FORMS.get(narrow))
     if narrow != WeightDtype.auto and kind is not None:
         raise UserError(f"target.weight_dtype={narrow}: the target has {kind}; use target.weight_dtype=auto")

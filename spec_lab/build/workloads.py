@@ -33,7 +33,7 @@ def open_workload(run: Run) -> tuple[Tokenizer, list[Request]]:
     folder = run.target.folder
     target = read_model_config(folder)
     tokenizer = _tokenizer(run, folder, target.vocab_size)
-    requests = load_requests(run, tokenizer)
+    requests = list(run.workload.load(run, tokenizer))
     if run.workload.by_category:
         requests.sort(key=lambda request: request.category)
     if run.workload.unusable == Unusable.skip:
@@ -50,28 +50,21 @@ def _tokenizer(run: Run, folder: Path, vocab_size: int) -> Tokenizer:
     return IdsAlone(vocab_size) if needs_none and not has_one else TargetTokenizer(folder, run.workload.thinking)
 
 
-def load_requests(run: Run, tokenizer: Tokenizer) -> list[Request]:
-    """Return the requests of the workload; UserError if an answer is one that its checker never reads."""
-    requests = list(run.workload.load(run, tokenizer))
-    for request in requests:
-        checker = get("workload.checker", request.checker or run.workload.checker)
-        if request.answer is not None and not checker.expects(request.answer):
-            raise UserError(
-                f"workload: the answer {request.answer!r} of prompt {request.request_id} is not one that "
-                f"workload.checker={request.checker or run.workload.checker} reads; choose another checker"
-            )
-    return requests
-
-
 def check_requests(run: Run, requests: Sequence[Request], target: ModelConfig) -> None:
-    """Raise UserError for a token that is not in the target's vocabulary, an id that two requests have, a K that is
-    above the run's, or no request at all."""
+    """Raise UserError for an id that two requests have, an answer that its checker never reads, a token that is not in
+    the target's vocabulary, a K that is above the run's, or no request at all."""
     if not requests:
         raise UserError(f"workload={run.workload.name} is empty; check workload.limit and workload.categories")
     name, count = Counter(request.request_id for request in requests).most_common(1)[0]
     if count > 1:
         raise UserError(f"workload: {count} prompts have the id {name}; ids must differ")
     for request in requests:
+        checker = request.checker or run.workload.checker
+        if request.answer is not None and not get("workload.checker", checker).expects(request.answer):
+            raise UserError(
+                f"workload: the answer {request.answer!r} of prompt {request.request_id} is not one that "
+                f"workload.checker={checker} reads; choose another checker"
+            )
         if request.prompt_ids and max(request.prompt_ids) >= target.vocab_size:
             raise UserError(
                 f"workload: token {max(request.prompt_ids)} of prompt {request.request_id} is outside the target's "

@@ -105,7 +105,7 @@ def _trees(run: Run) -> Iterator[str]:
     if run.drafter.num_draft_tokens != sizes.depth:
         yield (
             f"drafter.num_draft_tokens={run.drafter.num_draft_tokens} is not the depth of tree={tree}, {sizes.depth}, "
-            "which sets it; leave out drafter.num_draft_tokens"
+            f"which is K; use drafter.num_draft_tokens={sizes.depth}"
         )
 
 

@@ -18,7 +18,7 @@ from spec_lab.core.errors import UserError
 
 if TYPE_CHECKING:
     from spec_lab.acceptance.deterministic import DraftJudge
-    from spec_lab.build.lab import Lab, RuleFacts
+    from spec_lab.build.lab import Lab
     from spec_lab.config.run import Run
     from spec_lab.core.kernel_set import KernelSet
     from spec_lab.core.layer_protocols import AttentionBackend
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from spec_lab.drafters.growth import TreeShape
     from spec_lab.engine.graphs.mode import GraphMode
     from spec_lab.record.recorder import Sink
+    from spec_lab.record.verify_rows import RowsOrigin
     from spec_lab.workloads.tokenizer import Tokenizer
 
 MAX_DRAFT_TOKENS = 16
@@ -128,8 +129,8 @@ class AcceptanceConfig(Part):
         """Make the rule of one engine."""
         raise NotImplementedError
 
-    def judge(self, facts: RuleFacts) -> DraftJudge:
-        """Make a rule that judges recorded rows without drawing, as the built one does at temperature 0.
+    def judge(self, origin: RowsOrigin) -> DraftJudge:
+        """Make a rule that judges recorded rows of this origin without drawing, as the built one does at temperature 0.
 
         Raises:
             UserError: the rule draws, or has no such method.

@@ -175,7 +175,6 @@ class Run:
     )
     extensions: list[str] = knob([], "modules outside this package that add options: docs/extend.md")
     output_dir: str = knob("outputs", "folder in which runs and sweeps make their folders")
-    fresh: bool = knob(False, "run all jobs of a multirun again, in a new folder")
     objective: str = knob("summary.speedup", "the number that a job returns to a sweeper that searches")
 
     @property

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -23,31 +21,8 @@ class Breakdown(ArithmeticError):
     """
 
 
-KERNELS = "spec_kernels"
 QUOTED_PATH = re.compile(r"(?P<before>['\"])/[^'\"\n]*/(?P<name>[^'\"/\n]+)(?=['\"])")
 BARE_PATH = re.compile(r"(?P<before>(?<![\w./:~-]))/(?:[^\s/'\",:;()\[\]]+/)+(?P<name>[^\s/'\",:;()\[\]]*)")
-OUT_OF_MEMORY = (
-    *("not enough memory", "can't allocate memory", "cannot allocate memory"),
-    *("out of memory", "failed to allocate"),
-)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an allocation failed, on the host or on a GPU. torch raises a RuntimeError for both."""
-    if isinstance(error, MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in OUT_OF_MEMORY)
-
-
-@contextmanager
-def enough_memory(problem: str) -> Iterator[None]:
-    """Raise UserError with the message `problem` if an allocation inside fails."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise UserError(problem) from error
 
 
 def describe_error(error: BaseException) -> str:

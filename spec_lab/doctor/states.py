@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from spec_lab.acceptance.strict import StrictAcceptance
-from spec_lab.build.references import eager_config
 from spec_lab.config.option import get
 from spec_lab.core.recurrent_cache import RecurrentRows
 from spec_lab.core.types import AcceptanceInputs, Verification
@@ -146,7 +145,8 @@ def check_states(subject: Subject) -> Finding:
 def _worst_difference(subject: Subject, teacher: TeacherForcing, mistake: Mistake | None = None) -> tuple[float, int]:
     """Decode one request, with `mistake` hidden. Return the largest difference, and the number of rounds."""
     drafter = get("drafter", "random")(num_draft_tokens=subject.num_draft_tokens)
-    engine = subject.engine(dataclasses.replace(eager_config(subject.config), drafter=drafter))
+    eager = get("graph", "eager")()
+    engine = subject.engine(dataclasses.replace(subject.config, graph=eager, drafter=drafter))
     most = subject.num_draft_tokens
     # With a mistake and K > 1, no round accepts all drafts: the row after the last one is outside the cache.
     script = (most, 0, 1, most, most - 1) if mistake is None else (most - 1, 0, 1, most - 1)

@@ -14,8 +14,7 @@ from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.build.auto import with_auto_chosen
 from spec_lab.build.engine import DrafterMaker, build_engine, build_teacher
 from spec_lab.build.limits import Limits, engine_limits
-from spec_lab.build.models import Models, load_models
-from spec_lab.build.references import eager_config, plain_config
+from spec_lab.build.models import Last, Models, load_models
 from spec_lab.build.workloads import open_workload
 from spec_lab.config.choices import DraftSampling
 from spec_lab.config.groups import TreeConfig
@@ -26,6 +25,7 @@ from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.teacher import TeacherForcing
+from spec_lab.measure.lab import plain_config
 from spec_lab.workloads.thinking import thinking_markers
 
 # This gives enough rounds to tell a relevant difference from chance, in a short time.
@@ -105,8 +105,10 @@ def load_subject(typed: Run) -> Subject:
     limits = engine_limits(config, requests)
     models = load_models(config, limits.max_seq_len, thinking_markers(tokenizer, config.target))
     # The text is decoded with graph=eager, so that faults of a graph mode do not affect the text that judges it.
-    plain = build_engine(eager_config(plain_config(config)), models, limits).generate(requests).requests
-    reference = models.with_backend(TorchAttention(config.cache.page_size, models.target.num_positions))
+    eager = dataclasses.replace(plain_config(config), graph=get("graph", "eager")())
+    plain = build_engine(eager, models, limits).generate(requests).requests
+    attention: Any = TorchAttention(config.cache.page_size, models.target.num_positions)
+    reference = dataclasses.replace(models, backend=attention, heads=Last())
     subject = Subject(config, models, reference, requests, limits=limits, plain=plain)
     teacher = subject.greedy_teacher()
     for record in plain:

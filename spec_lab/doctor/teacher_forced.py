@@ -9,7 +9,7 @@ is not empty, but each round overwrites everything that it reads there.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.build.caches import build_cache
 from spec_lab.build.engine import DrafterMaker
 from spec_lab.build.lab import Lab
-from spec_lab.build.references import unpruned_config
+from spec_lab.config.run import PruneConfig
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, PagedKVCache
 from spec_lab.core.passes import Pass
 from spec_lab.core.protocols import Drafter
@@ -140,7 +140,7 @@ class TeacherForcedDrafts:
     def lab(self, text: int) -> Lab:
         """Return what a drafter for all rounds of a text is made from, with a cache of its own and no pruning."""
         subject = self._subject
-        run = unpruned_config(subject.of_spine)
+        run = replace(subject.of_spine, prune=PruneConfig())
         seeds = SlotSeeds(1, run.seed, self._device)
         cache = self._texts[text].cache
         return Lab.of(subject.reference, run=run, limits=self._limits, seeds=seeds, target_cache=cache)

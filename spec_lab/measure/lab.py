@@ -5,18 +5,19 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from spec_lab.build.auto import why_not_native, with_auto_chosen
+from spec_lab.build.auto import with_auto_chosen
 from spec_lab.build.engine import build_engine, build_teacher
 from spec_lab.build.limits import Limits, engine_limits, longest_sequence
-from spec_lab.build.models import LastModels, Models
-from spec_lab.build.references import eager_config, fixed_config, plain_config, unpruned_config
+from spec_lab.build.models import Last, Models, load_models
 from spec_lab.build.workloads import check_requests, open_workload
 from spec_lab.config.choices import KernelsChoice
-from spec_lab.config.run import PruneConfig, Run
+from spec_lab.config.groups import TreeConfig
+from spec_lab.config.option import get
+from spec_lab.config.run import PruneConfig, RecurrentConfig, Run
 from spec_lab.core.errors import UserError
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
@@ -49,7 +50,7 @@ class LoadedRun:
     teacher: TeacherForcing
 
 
-def load_lab(typed: Run, world: World = ALONE, last: LastModels | None = None) -> LoadedRun:
+def load_lab(typed: Run, world: World = ALONE, last: Last | None = None) -> LoadedRun:
     """Load prompts, target and drafter, and make the engines. `last` has the models of the run before."""
     config = with_auto_chosen(typed)
     gc.collect()  # frees what an earlier job may have left: engines and their graphs refer to each other
@@ -59,18 +60,20 @@ def load_lab(typed: Run, world: World = ALONE, last: LastModels | None = None) -
     limits = engine_limits(config, first_turns)
     longest = min(longest_conversation(first_turns, tokenizer), longest_sequence(config))
     max_seq_len, markers = max(limits.max_seq_len, longest), thinking_markers(tokenizer, config.target)
-    models = (last or LastModels()).load(config, max_seq_len, markers, world.partition)
+    models = load_models(config, max_seq_len, markers, world.partition, last)
     requests = _with_later_turns(config, models, tokenizer, first_turns)
     limits = engine_limits(config, requests)
     engines = {MAIN: build_engine(config, models, limits)}
     if "plain" in config.references and config.drafter.num_draft_tokens > 0:
         engines["plain"] = plain_engine(config, models, limits)
-    for fixed in (fixed_config(config, count) for count in config.fixed_k):
-        engines[f"k{fixed.drafter.num_draft_tokens}"] = build_engine(fixed, models, engine_limits(fixed, requests))
+    for count in config.fixed_k:  # so many drafts in every round
+        drafter = replace(config.drafter, plan="none", num_draft_tokens=count)
+        fixed = replace(config, drafter=drafter, record=replace(config.record, confidences=False))
+        engines[f"k{count}"] = build_engine(fixed, models, engine_limits(fixed, requests))
     if "unpruned" in config.references and _prunes(config.prune, engines[MAIN]):
-        engines["unpruned"] = build_engine(unpruned_config(config), models, limits)
+        engines["unpruned"] = build_engine(replace(config, prune=PruneConfig()), models, limits)
     if "eager" in config.references and config.graph.captures:
-        engines["eager"] = build_engine(eager_config(config), models, limits)
+        engines["eager"] = build_engine(replace(config, graph=get("graph", "eager")()), models, limits)
     note_kernels(typed, config, models)
     for warning in models.warnings:
         print(warning, file=sys.stderr)
@@ -120,16 +123,30 @@ def _with_later_turns(config: Run, models: Models, tokenizer: Tokenizer, first_t
     return requests
 
 
+def plain_config(run: Run) -> Run:
+    """Return the same run, but with plain decoding and a lossless rule, for references=[plain] and other plain passes.
+
+    After the last KV write, its prompt pass computes only the last row, and logits for it alone, as in serving engines.
+    """
+    return replace(
+        run,
+        drafter=get("drafter", "none")(),
+        acceptance=get("acceptance", "rejection" if run.sampling.temperature > 0 else "strict")(),
+        prune=get("prune", "prefill")(),
+        tree=TreeConfig(),
+        recurrent=RecurrentConfig(),
+    )
+
+
 def plain_engine(config: Run, models: Models, limits: Limits) -> Engine:
     """Make the engine of plain decoding, with the config of `plain_config`."""
     return build_engine(plain_config(config), models, limits)
 
 
 def note_kernels(typed: Run, config: Run, models: Models) -> None:
-    """Log which kernels `auto` chose on a CPU and why, and how many layers `kernels=native` does not replace."""
+    """Log which kernels `auto` chose on a CPU, and how many layers `kernels=native` does not replace."""
     if typed.kernels == KernelsChoice.auto and models.device.type == "cpu" and config.target.num_threads is None:
-        against = None if config.kernels == KernelsChoice.native else why_not_native(config)
-        print(f"kernels={config.kernels}{'' if against is None else f', not native: {against}'}", file=sys.stderr)
+        print(f"kernels={config.kernels}", file=sys.stderr)
     if config.kernels != KernelsChoice.native:
         return
     layers = models.target.layers

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 
-from spec_lab.build.models import LastModels, resolve_device, resolve_dtype
-from spec_lab.build.references import plain_config
+from spec_lab.build.models import Last, resolve_device, resolve_dtype
 from spec_lab.build.workloads import open_workload
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.config.groups import EngineConfig
@@ -29,7 +28,7 @@ from spec_lab.engines.plan import EnginePlan, plain_settings
 from spec_lab.engines.process import EngineProcess
 from spec_lab.measure.audit import audit
 from spec_lab.measure.engine_pass import EnginePass, timed_pass
-from spec_lab.measure.lab import MAIN, LoadedRun, default_num_threads, load_lab
+from spec_lab.measure.lab import MAIN, LoadedRun, default_num_threads, load_lab, plain_config
 from spec_lab.measure.runner import identity, in_turns, offered_requests, request_rows, warmup_requests
 from spec_lab.options.engines import OtherEngine, engine_file
 from spec_lab.record import models
@@ -62,7 +61,7 @@ class Beside:
     eos_ids: list[int]
 
     @classmethod
-    def load(cls, config: Run, last: LastModels | None) -> Beside:
+    def load(cls, config: Run, last: Last | None) -> Beside:
         """Read the prompts, and load the target unless record.audit=false.
 
         Raises:
@@ -92,7 +91,7 @@ class Beside:
         return [request_row(record, text=self.tokenizer.decode(record.output_ids)) for record in records]
 
 
-def record_engine_run(config: Run, choices: dict[str, str], folder: Path, last: LastModels | None = None) -> models.Run:
+def record_engine_run(config: Run, choices: dict[str, str], folder: Path, last: Last | None = None) -> models.Run:
     """Run another engine and record into `folder`, as `runner.record_run` does for the lab.
 
     Raises:

@@ -16,7 +16,7 @@ from tqdm.auto import tqdm
 from spec_kernels.native.build import register_file
 from spec_lab.acceptance.phase import thinking_mask
 from spec_lab.build.limits import engine_limits
-from spec_lab.build.models import LastModels
+from spec_lab.build.models import Last
 from spec_lab.checkpoints.digest import target_digest
 from spec_lab.checkpoints.quantised import OF_GPT_OSS, stored_types
 from spec_lab.config.choices import KernelsChoice, WeightDtype, Weights
@@ -52,7 +52,7 @@ WARMUP_TOKENS = 32
 SHARED = "its times mean nothing, since another process was on its device"
 
 
-def record_run(config: Run, choices: dict[str, str], folder: Path, last: LastModels | None = None) -> models.Run:
+def record_run(config: Run, choices: dict[str, str], folder: Path, last: Last | None = None) -> models.Run:
     """Run and record into `folder`. `last` has the models of the run before, which are used again if they are the same.
 
     Raises:
@@ -70,7 +70,7 @@ def _record_in(
     choices: dict[str, str],
     folder: Path,
     memory: MemoryWatch,
-    last: LastModels | None,
+    last: Last | None,
 ) -> models.Run:
     """Run and record. What is loaded here can be freed when this returns, before the process group is closed."""
     print("loading prompts and weights ...", file=sys.stderr, flush=True)
@@ -127,7 +127,7 @@ def _measure(lab: LoadedRun, info: models.Run, recorder: Recorder, memory: Memor
         costs=_costs(lab),
         acceptance_imposed=traits.imposed,
         acceptance_lossless=traits.lossless,
-        row_invariant=lab.models.row_invariant,
+        row_invariant=lab.models.invariant_rows > 1,
         notes=[*info.notes, *([SHARED] if company is not None and company.seen() else [])],
     )
 

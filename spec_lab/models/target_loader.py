@@ -15,7 +15,6 @@ from spec_lab.checkpoints.keep_narrow import NarrowForm, with_narrow_products, w
 from spec_lab.checkpoints.random_weights import random_tensors
 from spec_lab.checkpoints.target_tensors import counts_from_one, target_tensors
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
-from spec_lab.core.errors import enough_memory
 from spec_lab.core.kernel_set import TORCH_FORMS, KernelSet
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.models.decoder import Decoder, DecoderTarget
@@ -97,21 +96,9 @@ def load_target(
     """Make a target, and replace each part by that of `products` as soon as it is made.
 
     Raises:
-        UserError: the checkpoint does not match its config, `source.partition` cannot split it, or the device has no
-            room for the weights.
+        UserError: the checkpoint does not match its config, or `source.partition` cannot split it.
     """
     for plan in config.layers:
         source.partition.share(plan)  # refuse what cannot be split before reading it
     target = DecoderTarget if config.gemma4 is None else Gemma4Target
-    with enough_memory(_without_room(config, source)):
-        return target(config, read_target(config, source), backend, max_positions, source.partition, kernels)
-
-
-def _without_room(config: ModelConfig, source: WeightSource) -> str:
-    smaller = ["a smaller model"]
-    if source.dtype.itemsize > 2:
-        smaller.append("dtype=bfloat16")
-    if source.device.type == "cuda" and source.kept_in is None:
-        smaller.append("target.weight_dtype=int4")
-    weights = f"the weights of {config.family if source.folder is None else source.folder}"
-    return f"{source.device} has too little memory for {weights}; use {' or '.join(smaller)}"
+    return target(config, read_target(config, source), backend, max_positions, source.partition, kernels)

@@ -32,7 +32,7 @@ class DynamicTreeConfig(TreeConfig):
     """Each round chooses which drafts are in the tree, as in EAGLE-2."""
 
     topk: int = knob(4, "number of branches in a level, and of candidates below each", least=1, most=MAX_TOPK)
-    depth: int = knob(3, "number of levels, which is also drafter.num_draft_tokens", least=1, most=MAX_DEPTH)
+    depth: int = knob(3, "number of levels: drafter.num_draft_tokens, which is typed", least=1, most=MAX_DEPTH)
     num_rows: int = knob(16, "verify rows of a request, including the pending token", least=2, most=MAX_ROWS)
 
     @property

@@ -18,7 +18,11 @@ Row = TypeVar("Row", bound=Model)
 
 
 class Found(NamedTuple):
-    """A recorded run and its folder."""
+    """A recorded run and its folder.
+
+    `run` is as in `summary.json`; `python -m spec_lab.report` prints the definition of every number. Of `requests`,
+    `spec_lab.study.frame.requests_frame` makes a frame.
+    """
 
     folder: Path
     run: Run

@@ -9,7 +9,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
-from spec_lab.core.errors import describe_error
+from spec_lab.core.errors import UserError, describe_error
 from spec_lab.record.names import CONFIG_FILE, REQUESTS_FILE, ROUNDS_FILE, SUMMARY_FILE, Status
 
 if TYPE_CHECKING:
@@ -52,7 +52,8 @@ class Recorder:
     def open(cls, folder: Path, run: Run, sinks: Sequence[Sink] = ()) -> Iterator[Recorder]:
         """Record a run of which `run` is known before it decodes.
 
-        An exception makes the record `failed`, and Ctrl-C `interrupted`, each with a reason; both are raised again.
+        An exception makes the record `failed`, a `UserError` `refused`, and Ctrl-C `interrupted`, each with a reason.
+        All are raised again.
         """
         recorder = cls(folder, run)
         try:
@@ -118,6 +119,8 @@ def ending(error: BaseException) -> tuple[Status, str]:
     """Return how a run ended by this error, and why."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", "KeyboardInterrupt"
+    if isinstance(error, UserError):
+        return "refused", str(error)
     return "failed", describe_error(error)
 
 

@@ -24,7 +24,7 @@ from spec_lab.record.reading import Found, find_runs, read_requests
 from spec_lab.record.statistics import Interval
 
 BESIDE_THE_RUN = (
-    *("output_dir", "dry_run", "fresh", "leave_out", "shared_device", "auto", "extensions", "references", "fixed_k"),
+    *("output_dir", "dry_run", "leave_out", "shared_device", "auto", "extensions", "references", "fixed_k"),
     *("logger", "name", "record", "profile_rounds", "study", "size", "objective"),
 )
 """Keys that say how a run is started, and what it records. They do not change what it decodes."""

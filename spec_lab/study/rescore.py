@@ -17,9 +17,7 @@ import pandas as pd
 import torch
 
 from spec_lab.acceptance.emit import leading
-from spec_lab.acceptance.phase import ThinkingMarkers
 from spec_lab.acceptance.standing import DraftStanding
-from spec_lab.build.lab import RuleFacts
 from spec_lab.config.groups import AcceptanceConfig
 from spec_lab.core.errors import UserError
 from spec_lab.core.types import Request
@@ -96,14 +94,7 @@ def rescore_rows(
     """Judge rows as `rescore` does. Each request has a slot. Step i judges round i of every request that has one."""
     _check_topk(rows, options)
     origin = rows.origin
-    context = RuleFacts(
-        num_slots=len(origin.request_ids),
-        markers=None if origin.markers is None else ThinkingMarkers(*origin.markers),
-        eos_token_ids=frozenset(origin.eos_token_ids),
-        prefill_chunk=origin.prefill_chunk,
-        device=torch.device("cpu"),
-    )
-    rule = options.judge(context)
+    rule = options.judge(origin)
     for slot, request_id in enumerate(origin.request_ids):
         rule.admit(slot, Request(request_id, "", tuple(prompts[request_id]), max_new_tokens=1))
     first = torch.from_numpy(rows.first_ids).long()

@@ -22,7 +22,7 @@ import spec_lab
 from spec_lab.build.auto import with_auto_chosen
 from spec_lab.build.engine import build_engine
 from spec_lab.build.limits import Limits, engine_limits
-from spec_lab.build.models import Models, load_models
+from spec_lab.build.models import Last, Models, load_models
 from spec_lab.checkpoints.digest import target_digest
 from spec_lab.config.checks import admit
 from spec_lab.config.run import Run
@@ -226,7 +226,7 @@ class Serving:
         if folder is not None:
             option: Any = run.drafter
             run = dataclasses.replace(run, drafter=dataclasses.replace(option, path=str(folder)))
-            models = models.with_backend(models.backend)  # its weights are others each time, and are not kept
+            models = dataclasses.replace(models, heads=Last())  # its weights are others each time, and are not kept
         limits = engine_limits(run, [self.longest] * run.batch_size)
         return run, models, limits
 

@@ -12,8 +12,9 @@ from spec_lab.config.run import Run
 
 if TYPE_CHECKING:
     from spec_lab.acceptance.strict import StrictAcceptance
-    from spec_lab.build.lab import Lab, RuleFacts
+    from spec_lab.build.lab import Lab
     from spec_lab.core.protocols import AcceptanceRule
+    from spec_lab.record.verify_rows import RowsOrigin
 
 
 @option("acceptance", "strict")
@@ -27,14 +28,15 @@ class Strict(AcceptanceConfig):
     keeps_the_law = True
 
     def build(self, lab: Lab) -> AcceptanceRule:
+        from spec_lab.acceptance.strict import StrictAcceptance
         from spec_lab.acceptance.tree import StrictTreeAcceptance
 
-        return self.judge(lab.rule_facts) if lab.run.sizes is None else StrictTreeAcceptance(lab.kernels)
+        return (StrictAcceptance if lab.run.sizes is None else StrictTreeAcceptance)(lab.kernels)
 
-    def judge(self, facts: RuleFacts) -> StrictAcceptance:
+    def judge(self, origin: RowsOrigin) -> StrictAcceptance:
         from spec_lab.acceptance.strict import StrictAcceptance
 
-        return StrictAcceptance(facts.kernels)
+        return StrictAcceptance()
 
 
 class RejectionMethodChoice(Choice):

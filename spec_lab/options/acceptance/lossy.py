@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from spec_lab.config.choices import Choice, RelaxedPhase
@@ -12,13 +12,16 @@ from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
 
 if TYPE_CHECKING:
+    import torch
+
     from spec_lab.acceptance.deterministic import DraftJudge
     from spec_lab.acceptance.lossy import Window
-    from spec_lab.acceptance.phase import RelaxationPhase
+    from spec_lab.acceptance.phase import RelaxationPhase, ThinkingMarkers
     from spec_lab.acceptance.relaxed import RelaxedForm, RelaxedThinkingAcceptance
     from spec_lab.acceptance.token_laws import TokenLaw
-    from spec_lab.build.lab import Lab, RuleFacts
+    from spec_lab.build.lab import Lab
     from spec_lab.core.protocols import AcceptanceRule
+    from spec_lab.record.verify_rows import RowsOrigin
 
 
 class LossyConfig(AcceptanceConfig):
@@ -156,7 +159,7 @@ class Fly(LossyConfig):
 
         return Window(self.window, self.entropy, self.topk)
 
-    def judge(self, facts: RuleFacts) -> DraftJudge:
+    def judge(self, origin: RowsOrigin) -> DraftJudge:
         from spec_lab.acceptance.forgiving import ForgivingJudge
 
         return ForgivingJudge(self.window_of_law())
@@ -184,25 +187,40 @@ class RelaxedThinking(AcceptanceConfig):
     phase: RelaxedPhase = knob(RelaxedPhase.token, "when it relaxes")
 
     def build(self, lab: Lab) -> AcceptanceRule:
+        from spec_lab.acceptance.relaxed import RelaxedThinkingAcceptance
         from spec_lab.acceptance.relaxed_tree import RelaxedThinkingTreeAcceptance
 
+        form, phase = self._relaxation(
+            lab.limits.num_slots, lab.markers, lab.target.eos_token_ids, lab.run.cache.chunk_size, lab.device
+        )
         if lab.run.sizes is None:
-            return self.judge(lab.rule_facts)
-        form, phase = self._relaxation(lab.rule_facts)
+            return RelaxedThinkingAcceptance(form, self.topk, phase, lab.kernels)
         return RelaxedThinkingTreeAcceptance(form, self.topk, phase)
 
-    def judge(self, facts: RuleFacts) -> RelaxedThinkingAcceptance:
+    def judge(self, origin: RowsOrigin) -> RelaxedThinkingAcceptance:
+        import torch
+
+        from spec_lab.acceptance.phase import ThinkingMarkers
         from spec_lab.acceptance.relaxed import RelaxedThinkingAcceptance
 
-        form, phase = self._relaxation(facts)
-        return RelaxedThinkingAcceptance(form, self.topk, phase, facts.kernels)
+        markers = None if origin.markers is None else ThinkingMarkers(*origin.markers)
+        form, phase = self._relaxation(
+            len(origin.request_ids), markers, origin.eos_token_ids, origin.prefill_chunk, torch.device("cpu")
+        )
+        return RelaxedThinkingAcceptance(form, self.topk, phase)
 
-    def _relaxation(self, facts: RuleFacts) -> tuple[RelaxedForm, RelaxationPhase]:
+    def _relaxation(
+        self,
+        num_slots: int,
+        markers: ThinkingMarkers | None,
+        eos_token_ids: Collection[int],
+        prefill_chunk: int,
+        device: torch.device,
+    ) -> tuple[RelaxedForm, RelaxationPhase]:
         """Make the required closeness of a draft, and the phase of the text in which it applies."""
         from spec_lab.acceptance.phase import RoundPhase, TokenPhase
         from spec_lab.acceptance.relaxed import DeltaForm, RatioForm
 
-        markers = facts.markers
         if markers is None:
             raise UserError(
                 "acceptance=relaxed_thinking: this target has no known thinking markers; set target.thinking_begin and "
@@ -210,5 +228,5 @@ class RelaxedThinking(AcceptanceConfig):
             )
         form: RelaxedForm = DeltaForm(self.delta) if self.form == RelaxedFormChoice.delta else RatioForm(self.ratio)
         if self.phase == RelaxedPhase.token:
-            return form, TokenPhase(facts.num_slots, markers, facts.eos_token_ids, facts.device)
-        return form, RoundPhase(facts.num_slots, markers, facts.prefill_chunk, facts.device)
+            return form, TokenPhase(num_slots, markers, eos_token_ids, device)
+        return form, RoundPhase(num_slots, markers, prefill_chunk, device)

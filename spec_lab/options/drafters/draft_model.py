@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from spec_lab.config.choices import KernelsChoice
 from spec_lab.config.option import option
 from spec_lab.core.errors import UserError
 from spec_lab.options.drafters.weights import WeightsConfig
@@ -78,4 +79,6 @@ class DraftModel(WeightsConfig):
         from spec_lab.models.target_loader import WeightSource, load_target
 
         source = WeightSource(self.folder(lab.run), lab.dtype, lab.device)
-        return load_target(config, source, lab.backend, lab.target.num_positions, lab.draft_model_kernels), tensors
+        # With kernels=triton, torch computes the parts of so small a model.
+        kernels = lab.kernels if lab.run.kernels == KernelsChoice.native else lab.kernels.without_parts()
+        return load_target(config, source, lab.backend, lab.target.num_positions, kernels), tensors

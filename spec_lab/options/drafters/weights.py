@@ -58,7 +58,7 @@ class WeightsConfig(DrafterConfig):
         return folder
 
     def build(self, lab: Lab) -> Drafter[Any]:
-        return self.drafter(lab, lab.once(self.key(lab.run), lambda: self.model(lab, *self.read(lab))))
+        return self.drafter(lab, lab.heads.once(self.key(lab.run), lambda: self.model(lab, *self.read(lab))))
 
     def read(self, lab: Lab) -> tuple[Any, Any]:
         """Read config and tensors, or make random ones; UserError if they do not fit the target."""
