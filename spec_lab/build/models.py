@@ -14,7 +14,7 @@ from spec_lab.build.kernels import make_kernels
 from spec_lab.build.limits import rows_behind
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families import read_model_config
-from spec_lab.checkpoints.keep_narrow import FORMS, problem_of_narrow
+from spec_lab.checkpoints.keep_narrow import problem_of_narrow
 from spec_lab.config.choices import WeightDtype, Weights
 from spec_lab.config.run import Run
 from spec_lab.core.errors import UserError
@@ -25,7 +25,7 @@ from spec_lab.core.tree_protocols import TreeAttentionBackend
 from spec_lab.engine.experts_read import ExpertsRead
 from spec_lab.models.decoder import Decoder
 from spec_lab.models.partition import WHOLE, Partition
-from spec_lab.models.target_loader import WeightSource, load_target
+from spec_lab.models.target_loader import KEPT_IN, WeightSource, load_target
 
 Part = TypeVar("Part")
 POSITIONS_BEHIND = 2 * 64 + 1
@@ -161,7 +161,7 @@ def _load(run: Run, max_seq_len: int, partition: Partition) -> Models:
     kernels = replace(made, watch_experts=experts_read.watch)
     backend: Any = run.attention.build(run, kernels, max_positions)
     checkpoint = None if run.target.weights == Weights.random else run.target.folder
-    kept_in = FORMS.get(run.target.weight_dtype)
+    kept_in = KEPT_IN.get(run.target.weight_dtype)
     source = WeightSource(checkpoint, dtype, device=device, partition=partition, seed=run.seed, kept_in=kept_in)
     own = kernels if partition is WHOLE else kernels.without_parts()
     target = load_target(model_config, source, backend, max_positions, own)
@@ -180,6 +180,6 @@ def _refuse_target(run: Run, target: ModelConfig) -> None:
             f"({run.target.folder}); use tree=none"
         )
     narrow = run.target.weight_dtype
-    kind = problem_of_narrow(target, FORMS.get(narrow))
+    kind = problem_of_narrow(target, KEPT_IN.get(narrow))
     if narrow != WeightDtype.auto and kind is not None:
         raise UserError(f"target.weight_dtype={narrow}: the target has {kind}; use target.weight_dtype=auto")

@@ -122,13 +122,6 @@ def _in_groups(weight: torch.Tensor, size: int) -> torch.Tensor:
 FP8 = NarrowForm(torch.float8_e4m3fn, narrowed_to_fp8, widened_from_fp8)
 INT4 = NarrowForm(torch.uint8, narrowed_to_int4, four_bits_widened)
 MXFP4 = NarrowForm(torch.uint8, narrowed_to_mxfp4, four_bits_widened)
-FORMS: Mapping[str, NarrowForm | torch.dtype] = {
-    "fp8": FP8,
-    "int4": INT4,
-    "mxfp4": MXFP4,
-    "bfloat16": torch.bfloat16,
-}
-"""What weights are rounded to, by `target.weight_dtype`."""
 
 
 def with_narrow_products(tensors: Mapping[str, torch.Tensor], form: NarrowForm) -> Mapping[str, torch.Tensor]:

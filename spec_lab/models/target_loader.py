@@ -11,7 +11,7 @@ import torch
 from spec_lab.checkpoints.checkpoint import OwnTensors, open_tensors
 from spec_lab.checkpoints.checkpoint_files import LazyTensors
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.keep_narrow import NarrowForm, with_narrow_products, with_wide_products
+from spec_lab.checkpoints.keep_narrow import FP8, INT4, MXFP4, NarrowForm, with_narrow_products, with_wide_products
 from spec_lab.checkpoints.random_weights import random_tensors
 from spec_lab.checkpoints.target_tensors import counts_from_one, target_tensors
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
@@ -23,6 +23,13 @@ from spec_lab.models.partition import WHOLE, Partition
 
 Shapes = Mapping[str, tuple[int, ...]]
 Tensors = Mapping[str, torch.Tensor]
+KEPT_IN: Mapping[str, NarrowForm | torch.dtype] = {
+    "fp8": FP8,
+    "int4": INT4,
+    "mxfp4": MXFP4,
+    "bfloat16": torch.bfloat16,
+}
+"""What weights are rounded to, by `target.weight_dtype`."""
 
 
 @dataclass(frozen=True, slots=True)

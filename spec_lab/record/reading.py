@@ -27,6 +27,10 @@ class Found(NamedTuple):
     folder: Path
     run: Run
 
+    def __repr__(self) -> str:
+        """Return where it is: a notebook shows what its last line returns, and a record is long."""
+        return f"Found({str(self.folder)!r})"
+
     @property
     def requests(self) -> list[Request]:
         """Read its requests."""
