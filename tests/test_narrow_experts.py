@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file
 
 from spec_kernels.four_bits_reference import widen_reference
-from spec_lab.checkpoints import keep_narrow
 from spec_lab.checkpoints.families import read_model_config
 from spec_lab.checkpoints.keep_narrow import INT4, MXFP4, SCALES_SUFFIX, NarrowForm, problem_of_narrow
 from spec_lab.checkpoints.target_tensors import target_tensors
@@ -175,6 +174,6 @@ def test_triton_gives_the_tokens_of_torch(
 def test_what_keeps_no_experts_says_so(tmp_path: Path) -> None:
     make_tiny_experts(tmp_path, "qwen3_moe")
     config = read_model_config(tmp_path)
-    problems = {name: problem_of_narrow(config, form) for name, form in keep_narrow.FORMS.items()}
+    problems = {name: problem_of_narrow(config, form) for name, form in target_loader.KEPT_IN.items()}
     assert problems["int4"] is problems["mxfp4"] is None
     assert problems["fp8"] == problems["bfloat16"] == "layers of experts"
