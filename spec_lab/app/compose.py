@@ -9,7 +9,6 @@ from difflib import get_close_matches
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from re import compile as pattern
 from typing import Any
 
 import hydra
@@ -19,7 +18,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from spec_lab.app.names import choice_name, register_resolvers
 from spec_lab.config.extensions import conf_folders, load_options
@@ -31,10 +30,6 @@ from spec_lab.core.errors import UserError
 VERSION_BASE = "1.3"
 ONLY_SET_KEYS = ("experiment", "line", "debug")
 """Groups of `conf/` that are not parts of a run."""
-UNKNOWN = pattern(
-    r"Could not override '(?P<override>[^'@]+)'|Key '[^']+' (is )?not in (.*\n)*? *full_key: (?P<full>\S+)"
-)
-"""How Hydra and OmegaConf name a key that does not exist."""
 
 
 @dataclass(slots=True)
@@ -166,9 +161,11 @@ def to_composed(cfg: DictConfig, settings: Any) -> Composed:
 
 def explained(error: Exception) -> UserError:
     """Return what Hydra or OmegaConf says as a refusal; for a key that nothing reads, a line with the nearest one."""
-    text = "\n".join(str(one) for one in (error, error.__cause__) if one is not None)
-    if (found := UNKNOWN.search(text)) is None:
-        return UserError(text)
-    key = found["override"] or found["full"]
-    near = get_close_matches(key, keys().keys() - {key}, n=1, cutoff=0.5)
-    return UserError(f"no chosen option has a key {key}; {f'did you mean {near[0]}?' if near else 'see --help'}")
+    unknown = [one for one in (error, error.__cause__) if isinstance(one, (ConfigAttributeError, ConfigKeyError))]
+    if not unknown:
+        return UserError("\n".join(str(one) for one in (error, error.__cause__) if one is not None))
+    key, known = str(unknown[0].full_key), keys()
+    names = {name.rpartition(".")[2]: name for name in known} | {name: name for name in known}
+    near = [] if key in known else get_close_matches(key, names, n=1)
+    remedy = f"did you mean {names[near[0]]}?" if near else "leave it out, or see --help"
+    return UserError(f"no chosen option has a key {key}; {remedy}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import asdict
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,9 +105,12 @@ def last_models() -> Last:
 class Multirun(Callback):
     """What Hydra calls when all jobs of a multirun are through: `hydra.callbacks` of conf/config.yaml.
 
-    It prints a line for each run in the folder, and ends the command with the code of the worst. Jobs may have run in
-    other processes, so their records are read.
+    It prints a line for each run in the folder, and ends the command with the code of the worst that began with it.
+    Jobs may have run in other processes, so their records are read.
     """
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        self._began = datetime.now(UTC).isoformat(timespec="microseconds")
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         from spec_lab.study.report import sweep_text
@@ -114,7 +118,7 @@ class Multirun(Callback):
         folder = os.path.relpath(config.hydra.sweep.dir)
         runs = find_runs(folder)
         print(f"{sweep_text(runs)}\n\nmore: python -m spec_lab.report {folder}\n{folder}")
-        statuses = {found.run.status for found in runs}
+        statuses = {found.run.status for found in runs if found.run.started_at >= self._began}
         if statuses - {"finished"}:
             sys.exit(2 if statuses <= {"finished", "refused"} else 1)
 
