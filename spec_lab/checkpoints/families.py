@@ -20,7 +20,7 @@ from spec_lab.checkpoints.plan import DeltaNetSizes, ExpertSizes, LatentSizes, L
 from spec_lab.checkpoints.rope_config import num_positions, read_rope, score_factor
 
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
-INDEXED = "indexed_attention"  # full attention up to `max_dense_positions`
+INDEXED = "indexed_attention", "deepseek_sparse_attention"  # new and old; full up to `max_dense_positions`
 LATENT_KEYS = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 DELTA_KEYS = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
 SILU: Mapping[str, Collection[Any]] = {"hidden_act": ("silu",)}
@@ -173,7 +173,7 @@ def _layer(config: Any, family: Family, index: int, types: list[str], source: st
     """Return the plan of one layer. Each of the last `num_kv_shared_layers` layers reads the KV of the last earlier
     layer of its type that writes its own (Gemma 4)."""
     kind, first_shared = types[index], len(types) - get(config, "num_kv_shared_layers", 0)
-    refuse_values(source, {"layer_types": kind}, {"layer_types": (FULL, SLIDING, LINEAR, INDEXED)})
+    refuse_values(source, {"layer_types": kind}, {"layer_types": (FULL, SLIDING, LINEAR, *INDEXED)})
     window = config.sliding_window if kind == SLIDING else None
     if kind == SLIDING and window is None:
         refuse_values(source, {"use_sliding_window": False}, {"use_sliding_window": (True,)})
