@@ -89,7 +89,9 @@ def rejection_sample(
     `slot_seeds` is [num_slots + 1], and `temperature` is as in `law_of`. The other tensors are those of
     `AcceptanceInputs`.
     """
-    inputs = AcceptanceInputs(logits, draft_tokens, active, slot_ids, kv_lens, draft_logits, num_drafts)
+    inputs = AcceptanceInputs(
+        logits, draft_tokens, active, slot_ids, kv_lens=kv_lens, draft_logits=draft_logits, num_drafts=num_drafts
+    )
     seeds = slot_seeds.index_select(0, slot_ids)
     p, q = law_of(logits, temperature), offered_proposal(method, inputs)
     decision = method.decide(p, q, draft_tokens)

@@ -8,6 +8,7 @@ compiled. The folder of a run is named by what was typed; the record says what w
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
@@ -35,24 +36,24 @@ def with_auto_chosen(run: Run) -> Run:
     on_cuda = resolve_device(run.device).type == "cuda"
     has_triton = on_cuda and find_spec("triton") is not None and not os.environ.get("TRITON_INTERPRET")
     if run.attention.name == "auto":
-        run = _faster(run, "attention", get("attention", "torch")(), get("attention", "triton")(), has_triton)
+        run = _faster(run, "attention", get("attention", "torch")(), get("attention", "triton")(), lambda: has_triton)
     if run.kernels == KernelsChoice.auto:
         fast = KernelsChoice.triton if on_cuda else KernelsChoice.native
-        run = _faster(run, "kernels", KernelsChoice.torch, fast, has_triton if on_cuda else _can_be_native(run))
+        run = _faster(run, "kernels", KernelsChoice.torch, fast, lambda: has_triton if on_cuda else _can_be_native(run))
     if run.graph.name == "auto":
-        run = _faster(run, "graph", get("graph", "eager")(), get("graph", "round")(), on_cuda)
+        run = _faster(run, "graph", get("graph", "eager")(), get("graph", "round")(), lambda: on_cuda)
     graph: Any = run.graph
     if getattr(graph, "prompts", False) is None:
         can_be = on_cuda and not read_model_config(run.target.folder).keeps_states
-        run = _faster(run, "graph", replace(graph, prompts=False), replace(graph, prompts=True), can_be)
+        run = _faster(run, "graph", replace(graph, prompts=False), replace(graph, prompts=True), lambda: can_be)
     return replace(run, cache=_with_prompt_sizes(run, on_cuda))
 
 
-def _faster(run: Run, knob: str, usual: Any, fast: Any, is_there: bool) -> Run:
+def _faster(run: Run, knob: str, usual: Any, fast: Any, is_there: Callable[[], bool]) -> Run:
     """Return the run with the fast value of a knob if it is there, and nothing speaks against it but not against the
     usual one; else with the usual value."""
     slow, faster = (replace(run, **{knob: value}) for value in (usual, fast))
-    return faster if is_there and set(problems(faster)) <= set(problems(slow)) else slow
+    return faster if set(problems(faster)) <= set(problems(slow)) and is_there() else slow
 
 
 def _can_be_native(run: Run) -> bool:

@@ -82,7 +82,7 @@ def build_engine(run: Run, models: Models, limits: Limits, make_drafter: Drafter
         backend=models.backend,
         mover=StaleMover(models.backend) if is_stale else models.backend,
         cache=cache,
-        slots=SlotState(limits.num_slots, num_drafts, table, SlotStates(cache.recurrent), models.kernels),
+        slots=SlotState(limits.num_slots, num_drafts, table, SlotStates(cache.recurrent), kernels=models.kernels),
         timer=timer,
         experts_read=models.experts_read,
     )
@@ -101,7 +101,7 @@ def build_engine(run: Run, models: Models, limits: Limits, make_drafter: Drafter
     if captures_prompts and models.target.config.keeps_states:
         raise UserError("graph.prompts=true captures no prompt of a target that keeps states; use graph.prompts=false")
     prompt_pass = CapturedPromptPass(*of_prompts, lab.recorder()) if captures_prompts else PromptPass(*of_prompts)
-    return Engine(rounds, kept, graph, scheduler, prompt_pass, overlap=run.graph.overlap)
+    return Engine(rounds, kept, graph, scheduler, prompt_pass=prompt_pass, overlap=run.graph.overlap)
 
 
 def build_rounds(lab: Lab, parts: Parts, is_captured: bool) -> Rounds:
@@ -117,7 +117,7 @@ def build_rounds(lab: Lab, parts: Parts, is_captured: bool) -> Rounds:
         # A module for each draft runs over its own window, which is that of a round.
         size = most + 1 if needs.distinct_steps else max(most + 1, MISSED_ROUNDS)
         width = num_states * lab.target.config.hidden_size
-        missed = MissedRows(lab.limits.num_slots, size, width, lab.dtype, lab.device)
+        missed = MissedRows(lab.limits.num_slots, size, width, lab.dtype, device=lab.device)
     tree = None
     if sizes is not None:
         tree = Tree(parts, sizes.num_rows, lab.limits.page_size, lab.kernels, keeps_path=plan is not None)
@@ -126,10 +126,10 @@ def build_rounds(lab: Lab, parts: Parts, is_captured: bool) -> Rounds:
     def make(shape: LaunchShape) -> DecodeRound:
         if plan is not None and finder is None and shape.num_offered == 0:
             num_made = most if tree is not None and shape.num_made else shape.num_made
-            return PlainRound(parts, root, offered, missed, num_made, kept)
+            return PlainRound(parts, root, offered, missed, num_made=num_made, confidences=kept)
         if tree is not None:
             return DecodeRound(parts, tree.of_first(shape.num_offered + 1), Offers(most, most))
-        return DecodeRound(parts, chain, Offers(shape.num_offered, shape.num_made, counts, kept, shape.is_full))
+        return DecodeRound(parts, chain, Offers(shape.num_offered, shape.num_made, counts, kept, is_full=shape.is_full))
 
     num_drafts = most if sizes is None else sizes.num_rows - 1
     return Rounds(
@@ -137,7 +137,7 @@ def build_rounds(lab: Lab, parts: Parts, is_captured: bool) -> Rounds:
         LaunchShape(num_drafts, num_drafts if finder is None else finder.num_on_device),
         plan,
         missed,
-        offered if tree is None else None,
+        offered=offered if tree is None else None,
         host=None if finder is None else HostDrafts(finder, parts.slots, offered),
         makes_all=needs.distinct_steps or tree is not None,
         is_captured=is_captured,

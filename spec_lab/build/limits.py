@@ -54,13 +54,13 @@ def engine_limits(run: Run, requests: list[Request]) -> Limits:
     max_seq_len = run.cache.max_seq_len or num_tokens(longest)
     # Unless the device ends requests itself, a round runs past an end that the host has not read yet.
     is_late = run.graph.overlap and run.graph.rounds_per_replay == 1
-    num_late_rows = run.drafter.num_draft_tokens + 1 if is_late else 0
-    margin = rows_behind(run) + num_late_rows
+    num_late = run.drafter.num_draft_tokens + 1 if is_late else 0
+    margin = rows_behind(run) + num_late
     page_size = run.cache.page_size
     num_slots = min(run.batch_size, len(requests))
     pages_each = _num_pages(max_seq_len + margin, page_size)
     num_pages = run.cache.num_pages or pages_each * num_slots + NUM_RESERVED_PAGES
-    return Limits(num_slots, max_seq_len, margin, page_size, num_pages, max_seq_len + num_late_rows)
+    return Limits(num_slots, max_seq_len, margin, page_size, num_pages=num_pages, max_kv_len=max_seq_len + num_late)
 
 
 def longest_sequence(run: Run) -> int:

@@ -212,7 +212,9 @@ class _GenerationRun:
         request = sequence.request
         done = self._prefilling.pop(request.request_id)
         prompt_len = len(request.prompt_ids)
-        self._prefills.append(PrefillRecord(request.request_id, prompt_len, done.num_chunks, done.seconds, done.rows))
+        self._prefills.append(
+            PrefillRecord(request.request_id, prompt_len, done.num_chunks, done.seconds, rows=done.rows)
+        )
         sequence.num_waiting = self._engine.rounds.most.num_made
         emit_first(sequence, self._eos, self._now())
         self._retire_if_finished(sequence)

@@ -46,7 +46,14 @@ class PEagleHead:
         # No output is fed back, so whether it would be normed does not matter.
         first = replace(config, norm_output=False)
         self._first = Eagle3Head(
-            first, tensors, embedding, target_head, backend, max_positions, kernels=kernels, rotary=rotary
+            first,
+            tensors,
+            embedding,
+            target_head,
+            backend=backend,
+            max_positions=max_positions,
+            kernels=kernels,
+            rotary=rotary,
         )
         eps = config.layer.rms_norm_eps
         self._layers = [

@@ -161,7 +161,11 @@ def native_head_layer(head: HeadLayer) -> DraftLayers:
         return head
     assert isinstance(inputs, NativeDraftInput)
     parts = DraftLayerParts(
-        layer.layer, inputs.embedding_norm, inputs.hidden_norm, inputs.embedding, head.residual_is_normed
+        layer.layer,
+        inputs.embedding_norm,
+        inputs.hidden_norm,
+        inputs.embedding,
+        residual_is_normed=head.residual_is_normed,
     )
     return NativeHeadLayer(head, head.rotary, NativeDraftLayer(parts))
 

@@ -107,7 +107,13 @@ class CapturedMode(ABC):
         """Return the bucket's segment of that name; if it is new, it captures `function`."""
         if name not in bucket.segments:
             bucket.segments[name] = Segment(
-                name, stage or name, function, self.recorder, decode_round.parts, self.counts, bucket.fixed
+                name,
+                stage or name,
+                function,
+                self.recorder,
+                parts=decode_round.parts,
+                counts=self.counts,
+                fixed=bucket.fixed,
             )
         return bucket.segments[name]
 

@@ -78,7 +78,9 @@ class LatticeHead(JoinedSlots):
 
     def begin(self, rows: BlockRows) -> SlotWalk:
         log_probs, ids = self._parts.candidates(torch.log_softmax(rows.logits.float(), dim=-1), self._sizes.topk)
-        return SlotWalk(rows.hidden, log_probs, nothing_carried(rows.hidden), ids, self._edges(rows, log_probs, ids))
+        return SlotWalk(
+            rows.hidden, log_probs, nothing_carried(rows.hidden), ids, edges=self._edges(rows, log_probs, ids)
+        )
 
     def scores(self, walk: SlotWalk, previous: torch.Tensor, column: torch.Tensor) -> SlotScores:
         assert walk.ids is not None and walk.edges is not None

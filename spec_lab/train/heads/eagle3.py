@@ -49,7 +49,9 @@ class Eagle3Shape:
 
     def config(self, max_position_embeddings: int, num_target_layers: int) -> Eagle3Config:
         """Return the config of the head as others read it."""
-        plan = LayerPlan(self.num_heads, self.num_kv_heads, self.head_dim, self.rope, self.intermediate_size)
+        plan = LayerPlan(
+            self.num_heads, self.num_kv_heads, self.head_dim, self.rope, intermediate_size=self.intermediate_size
+        )
         layer = ModelConfig(
             family="llama",
             vocab_size=self.vocab_size,
@@ -79,7 +81,7 @@ class Eagle3Layer(nn.Module):
     def __init__(self, shape: Eagle3Shape) -> None:
         super().__init__()
         size, eps = shape.hidden_size, shape.rms_norm_eps
-        attention = AttentionShape(2 * size, size, shape.num_heads, shape.num_kv_heads, shape.head_dim)
+        attention = AttentionShape(2 * size, size, shape.num_heads, shape.num_kv_heads, head_dim=shape.head_dim)
         self.input_layernorm, self.hidden_norm = TrainableRMSNorm(size, eps), TrainableRMSNorm(size, eps)
         self.self_attn = SelfAttention(attention)
         self.post_attention_layernorm = TrainableRMSNorm(size, eps)

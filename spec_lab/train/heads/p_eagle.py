@@ -118,7 +118,13 @@ class PEagleModule(AnchoredModule):
         backend: Any = attention
         rotary = self.rotary(self.config.layer.only_layer, longest)
         head = PEagleHead(
-            self.config, self.tensors(), self.embedding, self.target_head, backend, longest, rotary=rotary
+            self.config,
+            self.tensors(),
+            self.embedding,
+            self.target_head,
+            backend=backend,
+            max_positions=longest,
+            rotary=rotary,
         )
         num_blocks = rows.anchors.numel()
         masks = rows.tokens.new_full((num_blocks * num_masks,), head.mask_token_id)
